@@ -1,9 +1,9 @@
-"""The errors of probingd, one tree. Each says what happened; ``hint`` is for people, ``code`` for programs.
+"""The errors of probingd, one tree. Each says what happened; ``hint`` says what to do; programs read ``code``.
 
 ::
 
     ProbingError
-    ├── UsageError            the command line or a request makes no sense (exit 2)
+    ├── UsageError            the command line or a request is invalid (exit 2)
     ├── ConfigError           the configuration file
     ├── PrivilegeError        a right or a kernel feature is missing
     │   └── Unauthenticated   the token is missing or wrong
@@ -70,12 +70,11 @@ __all__ = (
 )
 
 
-# Codes of errors whose class alone does not say what a program does. Errors of older peers have none.
-# The node did not answer in time: it may answer later.
+# Codes for errors whose class does not tell a program what to do. LATE: the node may still answer later.
 LATE = "late"
-# The connection broke during the call: another call may succeed.
+# The connection broke during the call; another call may succeed.
 BROKEN = "broken"
-# The answer is larger than its caller takes.
+# The answer is larger than the caller accepts.
 TOO_LARGE = "too_large"
 # The node is of a version without this call.
 UNKNOWN_CALL = "unknown_call"
@@ -84,9 +83,10 @@ WORKER_ENDED = "worker_ended"
 
 
 class ProbingError(Exception):
-    """The root. ``message`` is one line; ``hint`` one line that says what to do, or empty; ``code`` as above, or empty.
+    """The base class of all errors. ``message`` is one line; ``hint`` is one line that says what to do, or empty;
+    ``code`` is a code such as LATE, or empty.
 
-    ``reason``: the message without the address of the node, which lists of nodes show beside it.
+    ``reason``: the message without the address of the node, for lists that show the address in another column.
     """
 
     exit_code = 1
@@ -101,7 +101,7 @@ class ProbingError(Exception):
 
     @property
     def kind(self) -> str:
-        """The name under which the error crosses a process boundary."""
+        """The name by which another process recognizes the class of the error."""
         return type(self).__name__
 
     def to_dict(self) -> dict[str, str]:
@@ -222,5 +222,5 @@ def _tree(cls: type[ProbingError]) -> dict[str, type[ProbingError]]:
 
 
 def error_from(kind: str, message: str, hint: str = "", code: str = "", reason: str = "") -> ProbingError:
-    """Returns the error that crossed a process boundary as these texts."""
+    """Returns the error whose texts came from another process."""
     return _tree(ProbingError).get(kind, InternalError)(message, hint=hint, code=code, reason=reason)

@@ -1,4 +1,7 @@
-"""Keeps numpy out of a process that may not need it: pyarrow imports it where it finds it, which takes 60 ms."""
+"""Keeps numpy out of a process that does not need it: pyarrow imports it where it finds it.
+
+That takes 11 MB of each SQL worker, and 65 ms of each command, of which `ps` may take 250.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ __all__ = ("allow_numpy", "hide_numpy")
 
 
 def hide_numpy() -> None:
-    """Makes importing numpy fail, unless it is imported. A pyarrow that is imported meanwhile does without for good."""
+    """Makes imports of numpy fail until ``allow_numpy`` is called. A pyarrow that is imported meanwhile never uses
+    numpy.
+    """
     sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
 
 

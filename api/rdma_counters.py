@@ -1,4 +1,4 @@
-"""Names of the counters of RDMA ports, without what tables import: a reader starts light.
+"""Names of the counters of RDMA ports. They are apart from the tables, so that readers need not import those.
 
 Counters: Documentation/ABI/stable/sysfs-class-infiniband of the kernel; hw_counters: what the drivers add (mlx5:
 NVIDIA, "Understanding mlx5 Linux Counters and Status Parameters").

@@ -1,4 +1,4 @@
-"""Texts of figures, times, sets of numbers, jobs, foreign text and SQL: one spelling for daemon, rules and clients."""
+"""Formats numbers, times, sets of numbers, jobs, foreign text and SQL in the same way for daemon, rules and clients."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P")
 _MOST_SPANS = 12
 _MOST_LISTED = 8
-# The spaces of Unicode, which Python calls unprintable and which do no harm.
+# Unicode's spaces, which Python counts as unprintable although they are harmless.
 _SPACES = frozenset("\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000")
 _OWNER = re.compile(r" \(uid [0-9]{1,10}\)$")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def escape(text: bytes | str, limit: int | None = None) -> str:
-    r"""Returns foreign ``text`` on one line of at most ``limit`` characters, the last one ``…`` where it was cut.
+    r"""Returns foreign ``text`` on one line of at most ``limit`` characters; if it was cut, the last one is ``…``.
 
-    Characters that a terminal acts on, that reorder a line or are invisible, and bytes that are no UTF-8 become
-    ``\n``, ``\x1b`` or ``\u202e``.
+    Characters that control a terminal, reorder a line or are invisible, and bytes that are not UTF-8, become ``\n``,
+    ``\x1b`` or ``\u202e``.
     """
     if isinstance(text, bytes):
         # A character takes at most 4 bytes; one more byte shows that the text is longer.
@@ -61,7 +61,7 @@ def escape(text: bytes | str, limit: int | None = None) -> str:
 
 
 def escape_json(text: str) -> str:
-    """Returns JSON ``text`` with the same characters as escapes of JSON, its line ends unchanged."""
+    """Returns JSON ``text`` with the characters that ``escape`` replaces as escapes of JSON; its line ends stay."""
     if text.isascii() and "\x7f" not in text:
         return text
     return "".join(_escaped_json(c) if c != "\n" and _unsafe(c) else c for c in text)
@@ -88,7 +88,9 @@ def _escaped_json(char: str) -> str:
 
 
 def size(number: float | None, total: float | None = None) -> str:
-    """Returns bytes in powers of 1024: ``512 B``, ``4.19 MiB``, ``80 GiB``; of ``total``: ``46.1/80 GiB``."""
+    """Returns a number of bytes in powers of 1024: ``512 B``, ``4.19 MiB``, ``80 GiB``; with ``total``: ``46.1/80
+    GiB``.
+    """
     if number is None:
         return "-"
     if total is None:
@@ -98,12 +100,12 @@ def size(number: float | None, total: float | None = None) -> str:
 
 
 def bandwidth(gbps: float | None) -> str:
-    """Returns 1e9 bytes/s in powers of 1000, as NCCL and makers of hardware count: ``12.3 GB/s``."""
+    """Returns a rate in 1e9 bytes/s as text in powers of 1000, as NCCL and makers of hardware do: ``12.3 GB/s``."""
     return "-" if gbps is None else f"{_scaled(gbps * 1e9, 1000, _DECIMAL)}B/s"
 
 
 def bits(gbps: float | None) -> str:
-    """Returns 1e9 bits/s as ``100 Gb/s``, ``17 b/s``."""
+    """Returns a rate in 1e9 bits/s as text: ``100 Gb/s``, ``17 b/s``."""
     return "-" if gbps is None else f"{_scaled(gbps * 1e9, 1000, _DECIMAL)}b/s"
 
 
@@ -116,7 +118,7 @@ def _scaled(value: float, base: int, units: Sequence[str]) -> str:
 
 
 def _digits(value: float) -> str:
-    """Returns ``value`` with three digits, and a whole number without a fraction."""
+    """Returns ``value`` with three digits; a whole number has no fraction."""
     magnitude = abs(value)
     if magnitude == int(magnitude) or magnitude >= 99.95:
         return f"{value:.0f}"
@@ -124,36 +126,36 @@ def _digits(value: float) -> str:
 
 
 def count(number: float | None) -> str:
-    """Returns a number with thousands separators; fractions to three digits."""
+    """Returns a number with separators of thousands; a fraction with three digits."""
     if number is None:
         return "-"
     return f"{number:,}" if isinstance(number, int) else _digits(number)
 
 
 def plural(number: int, what: str) -> str:
-    """Returns ``1 sample``, ``1,234 samples``."""
+    """Returns a number with its noun: ``1 sample``, ``1,234 samples``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    """Returns a number of per cent as ``97%``; ``-`` for None and what is not finite."""
+    """Returns a number of per cent as ``97%``; ``-`` for None and values that are not finite."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}%"
 
 
 def share_text(share: float | None, digits: int = 0) -> str:
-    """Returns a part of 1 as ``97%``."""
+    """Returns a part of 1 in per cent, such as ``97%``."""
     return percent(None if share is None else 100 * share, digits)
 
 
 def age(ns: float | None) -> str:
-    """Returns a measured time with three digits: ``812 us``, ``4.31 s``, ``5m07s``, ``3h12m``, ``2d04h``."""
+    """Returns a measured duration with three digits: ``812 us``, ``4.31 s``, ``5m07s``, ``3h12m``, ``2d04h``."""
     if ns is None:
         return "-"
     if ns < 0:
         return "-" + age(-ns)
     for unit, scale in (("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)):
         value = ns / scale
-        # 999.5 would be printed as 1000.
+        # From 999.5 on the number would be printed as 1000, so the next unit is used.
         if value < (999.5 if unit != "s" else 59.95):
             return f"{_digits(value)} {unit}"
     seconds = round(ns / 1e9)
@@ -164,7 +166,7 @@ def age(ns: float | None) -> str:
 
 
 def time_text(ns: float | None) -> str:
-    """Returns a time as sentences have it, with two digits: ``1.3 ms``, ``39 s``, ``5 min``, ``2.5 h``."""
+    """Returns a duration for use in sentences, with two digits: ``1.3 ms``, ``39 s``, ``5 min``, ``2.5 h``."""
     if ns is None:
         return "an unknown time"
     if ns < 999.5e6:
@@ -180,7 +182,9 @@ def _two_digits(value: float) -> str:
 
 
 def utc(ns: int) -> str:
-    """Returns CLOCK_REALTIME ns as ``2026-11-21T08:19:20.123456789Z``, or as the number beyond the calendar."""
+    """Returns CLOCK_REALTIME ns as ``2026-11-21T08:19:20.123456789Z``; a time beyond the calendar as the
+    number itself.
+    """
     try:
         year, month, day, hour, minute, second, *_ = time.gmtime(ns // _SECOND_NS)
     except (OverflowError, OSError):
@@ -191,12 +195,14 @@ def utc(ns: int) -> str:
 
 
 def utc_second(ns: int) -> str:
-    """Returns CLOCK_REALTIME ns to the second, for people: ``2026-11-21 08:19:20Z``."""
+    """Returns CLOCK_REALTIME ns to the second, in the form ``2026-11-21 08:19:20Z``."""
     return f"{utc(ns)[:19].replace('T', ' ')}Z"
 
 
 def numbers_text(numbers: Iterable[int | None], most: int | None = None) -> str:
-    """Returns a set as ``0-3,7``, None in it as ``?``; of more than ``most`` spans the first ones and ``…``."""
+    """Returns a set of numbers as ``0-3,7``, with ``?`` for None; if it has more than ``most`` spans, the first ones
+    and ``…``.
+    """
     distinct = set(numbers)
     spans: list[list[int]] = []
     for number in sorted(number for number in distinct if number is not None):
@@ -211,13 +217,13 @@ def numbers_text(numbers: Iterable[int | None], most: int | None = None) -> str:
 
 
 def ranks_of(ranks: Iterable[int | None], most: int | None = _MOST_SPANS) -> str:
-    """Returns ``rank 2`` or ``ranks 0-3,7``; of more than ``most`` spans the first ones."""
+    """Returns ``rank 2`` or ``ranks 0-3,7``; if there are more than ``most`` spans, only the first ones."""
     distinct = set(ranks)
     return f"rank{'' if len(distinct) == 1 else 's'} {numbers_text(distinct, most)}"
 
 
 def listed(texts: Iterable[str]) -> str:
-    """Returns ``a, b and c``; of many texts the first ones and the number of the others."""
+    """Returns ``a, b and c``; if there are many texts, the first ones and the number of the others."""
     parts = list(texts)
     if len(parts) > _MOST_LISTED:
         parts = [*parts[: _MOST_LISTED - 1], f"{len(parts) - _MOST_LISTED + 1} more"]
@@ -225,30 +231,34 @@ def listed(texts: Iterable[str]) -> str:
 
 
 def with_owner(job: str, owner: int) -> str:
-    """Returns the name of the job of ``owner``, a uid, where another user has a job ``job``: ``4711 (uid 1002)``."""
+    """Returns the name of a job of the user ``owner`` (a uid) if another user also has a job named ``job``: ``4711 (uid
+    1002)``.
+    """
     return f"{job} (uid {owner})"
 
 
 def names_owner(job: str) -> bool:
-    """Returns whether a name of a job says whose it is."""
+    """Returns whether the name of a job contains its owner."""
     return _OWNER.search(job) is not None
 
 
 def sql_text(value: str) -> str:
-    """Returns ``value`` as a string literal of SQL; DuckDB takes no NUL in one."""
+    """Returns ``value`` as a string literal of SQL, without NUL, which DuckDB does not accept."""
     return "'" + value.replace("\0", "").replace("'", "''") + "'"
 
 
 def sql_name(name: str) -> str:
-    """Returns ``name`` as one identifier of SQL."""
+    """Returns ``name`` as a single identifier of SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def sql_table(name: str) -> str:
-    """Returns ``schema.table``, or a name without schema, as identifiers of SQL."""
+    """Returns ``schema.table``, or a name without a schema, as SQL identifiers."""
     return ".".join(map(sql_name, name.split(".")))
 
 
 def pause_text(node: str, reason: str) -> str:
-    """Returns the line about a node whose probes are paused. ``reason``: of its status, as ``paused since …``."""
+    """Returns the line about a node whose probes are paused. ``reason``: the reason in its status, such as ``paused
+    since …``.
+    """
     return f"PAUSED on {node}{reason.removeprefix('paused')}: nothing newer is seen"

@@ -1,4 +1,4 @@
-"""What node.proto cannot express: constants of the protocol, tokens, and errors as exceptions."""
+"""The parts of the protocol that node.proto cannot express: constants, tokens, and errors as exceptions."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ __all__ = (
     "shown",
 )
 
-# Trailing metadata of a failed call: a message Error.
+# Trailing metadata of a failed call that contains a message Error.
 ERROR_KEY = "probing-error-bin"
-# Initial metadata of Query: the node's name, before the rows.
+# Initial metadata of Query that contains the node's name, sent before the rows.
 NODE_KEY = "probing-node-bin"
-# Trailing metadata of Flight's DoGet: why rows are missing, a line each.
+# Trailing metadata of Flight's DoGet that says why rows are missing, one reason on each line.
 WARNINGS_KEY = "probing-warnings-bin"
-# Addresses of one QueryManyRequest.
+# Most addresses in one QueryManyRequest.
 MAX_PEERS = 128
-# Statements of one QueryRequest.
+# Most statements in one QueryRequest.
 MAX_STATEMENTS = 16
-# max_bytes of a caller that takes the rows as they come, so that their sum needs no bound.
+# The max_bytes of a caller that processes rows as they come, so that their sum needs no limit.
 UNLIMITED = (1 << 64) - 1
 
 
 def shown(token: str) -> str:
-    """Returns the value of ``authorization`` that shows a token itself."""
+    """Returns the value of ``authorization`` that contains the token itself."""
     return f"Bearer {token}"
 
 
 def bound(token: str, node: str) -> str:
-    """Returns the value of ``authorization`` that proves to the node of that name, which knows the token, that the
-    caller knows it too, and that is worth nothing at another node: HMAC-SHA256 (RFC 2104) of the name by the token."""
+    """Returns the value of ``authorization`` that proves to the node of that name, which has the token, that the caller
+    has it too, and that is useless at any other node: HMAC-SHA256 (RFC 2104) of the name with the token as key."""
     text = b"probingd token 1\n" + node.encode()
     return f"Bound {hmac.new(token.encode(), text, hashlib.sha256).hexdigest()}"
 
@@ -56,7 +56,7 @@ def from_proto(error: pb.Error) -> ProbingError:
 
 
 def reported_error(call: Any) -> ProbingError | None:
-    """Returns the error with which the node itself ended a call that failed (grpc.RpcError); None: it sent none."""
+    """Returns the error with which the node itself ended a failed call (grpc.RpcError); None if the node sent none."""
     from google.protobuf.message import DecodeError
 
     from probing.api.proto.probing.v1 import node_pb2 as pb

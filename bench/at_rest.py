@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 from running import BenchDaemon, arguments, family, job, pss_bytes
 from statistics_of_blocks import table
 
@@ -72,7 +72,6 @@ STATES = {
 }
 RANKS = 8
 ENDED = "ended processes"
-_TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 class Usage(NamedTuple):
@@ -124,11 +123,10 @@ class Tree(NamedTuple):
     def of(cls, root: int) -> Tree:
         names, cpu, ended = {}, {}, 0
         for pid in family(root):
-            with contextlib.suppress(OSError):
-                # utime, stime, cutime and cstime of proc(5).
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                names[pid], cpu[pid] = module_of(pid), sum(map(int, fields[11:13])) * _TICK_NS
-                ended += sum(map(int, fields[13:15])) * _TICK_NS
+            with contextlib.suppress(psutil.Error):
+                spent = psutil.Process(pid).cpu_times()
+                names[pid], cpu[pid] = module_of(pid), round((spent.user + spent.system) * 1e9)
+                ended += round((spent.children_user + spent.children_system) * 1e9)
         return cls(names, cpu, ended)
 
     def since(self, before: Tree) -> dict[str, int]:

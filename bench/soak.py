@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 from overload import CALLER, build, collector_of
 from running import BenchDaemon, arguments, family
 from statistics_of_blocks import table
@@ -56,15 +57,10 @@ def role_of(pid: int) -> str:
     return next((role for role in ROLES if role in module), "supervisor")
 
 
-def fields(pid: int, file: str) -> dict[str, str]:
-    text = Path(f"/proc/{pid}/{file}").read_text()
-    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-
-
 def held_kb(pid: int) -> int:
-    """PSS without clean file pages."""
-    rollup = fields(pid, "smaps_rollup")
-    return sum(int(rollup.get(name, "0 kB").split()[0]) for name in ("Pss_Dirty", "SwapPss"))
+    """PSS without clean file pages, which psutil counts in."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
+    return sum(int(words[1]) for words in lines if words[0] in ("Pss_Dirty:", "SwapPss:"))
 
 
 class CollectorMemory:
@@ -114,12 +110,11 @@ def look(daemon: BenchDaemon) -> Counter[str]:
     found: Counter[str] = Counter()
     for pid in family(daemon.process.pid):
         # A worker may be renewed while it is looked at.
-        with contextlib.suppress(OSError, ValueError):
-            role = role_of(pid)
-            status = fields(pid, "status")
+        with contextlib.suppress(OSError, ValueError, psutil.Error):
+            role, process = role_of(pid), psutil.Process(pid)
             found[f"{role} KB"] += held_kb(pid)
-            found[f"{role} threads"] += int(status["Threads"])
-            found[f"{role} descriptors"] += sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+            found[f"{role} threads"] += process.num_threads()
+            found[f"{role} descriptors"] += process.num_fds()
             found["processes"] += 1
     for path in (daemon.base / "state").rglob("*"):
         with contextlib.suppress(OSError):

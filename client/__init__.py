@@ -11,7 +11,7 @@ __all__ = ("Cluster",)
 
 
 def __getattr__(name: str) -> Any:
-    # gRPC is loaded when it is used: `probingctl --help` does without.
+    # gRPC is imported only when it is used; `probingctl --help` does not need it.
     if name == "Cluster":
         from probing.client.cluster import Cluster
 

@@ -1,4 +1,4 @@
-"""An empty answer says that nothing is there only where all nodes of the command have answered."""
+"""Limits statements that something is absent or well: they hold only if all nodes of the command have answered."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ def silent_of_command(silent: SilentNodes) -> None:
 
 
 def claim(text: str) -> str:
-    """Returns ``text``, a claim that something is absent or well; of the nodes that answered alone, if one did not."""
+    """Returns ``text``, which states that something is absent or well; if a node did not answer, limited to the nodes
+    that did.
+    """
     return f"{text} {_AMONG}" if _silent.get()() else text
 
 
 def require_all() -> None:
-    """Raises PartialAnswer where a node did not answer: an empty answer may be wrong."""
+    """Raises PartialAnswer if a node did not answer, because then an empty answer may be wrong."""
     if _silent.get()():
         raise partial("nothing was found")
 
@@ -34,7 +36,7 @@ def require_all() -> None:
 def partial(message: str, silent: Mapping[str, str] | None = None) -> PartialAnswer:
     """Returns the error for ``message``, which says that something was not found.
 
-    ``silent``: the nodes that did not answer, with the reasons; None: those of the command.
+    ``silent``: the nodes that did not answer, with the reasons; None: the silent nodes of the command.
     """
     nodes = _silent.get()() if silent is None else silent
     named = [f"{node} ({why})" for node, why in list(nodes.items())[:_MOST_NAMED]]
@@ -42,5 +44,5 @@ def partial(message: str, silent: Mapping[str, str] | None = None) -> PartialAns
 
 
 def unless_partial(error: NotFound) -> NotFound | PartialAnswer:
-    """Returns ``error``, or PartialAnswer with its message if a node did not answer, which may have the thing."""
+    """Returns ``error``; if a node did not answer, which may have the thing, PartialAnswer with the same message."""
     return partial(error.message) if _silent.get()() else error

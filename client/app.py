@@ -1,4 +1,6 @@
-"""The command line of ``probingctl``: its commands, and the options that stand before or after any of them."""
+"""The command line of ``probingctl``: its commands, and the global options, which may stand before or after the
+command.
+"""
 
 from __future__ import annotations
 
@@ -75,10 +77,10 @@ CLUSTER_COMMANDS = {
     "nodes": Entry("nodes", "The nodes that the target knows."),
 }
 RANKS_COMMANDS = {"check": Entry("ranks_check", "Whether the ranks of a job are numbered and placed as they must be.")}
-# Commands whose files have formats of their own.
+# Commands that write files in formats of their own.
 _OWN_FILES = ("profile", "flamegraph", "timeline", "export", "bugreport", "diagnose", "why")
 _EPILOG = "The options above may stand before or after the command. `probingctl COMMAND --help` has examples."
-# Help is as wide as the terminal, up to a width that reads well.
+# Help is as wide as the terminal, but at most as wide as is easy to read.
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -92,7 +94,7 @@ def _show_version(wanted: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GlobalOptions:
-    """Options of every command."""
+    """The options that every command has."""
 
     target: Annotated[
         str, typer.Option("-t", "--target", envvar="PROBING_TARGET", metavar="ADDRESS", help="unix:PATH or HOST:PORT.")
@@ -110,9 +112,10 @@ class GlobalOptions:
     token: Annotated[str | None, typer.Option(metavar="TOKEN", help="The token itself; the process list shows it.")] = (
         None
     )
-    tls: Annotated[bool, typer.Option("--tls", help="TLS to HOST:PORT, by the authorities of the system.")] = False
+    tls: Annotated[bool, typer.Option("--tls", help="Use TLS to HOST:PORT, with the system's authorities.")] = False
     tls_ca: Annotated[
-        str | None, typer.Option(envvar="PROBING_TLS_CA", metavar="FILE", help="TLS, by the authorities in this file.")
+        str | None,
+        typer.Option(envvar="PROBING_TLS_CA", metavar="FILE", help="Use TLS, with the authorities in this file."),
     ] = None
     tls_cert: Annotated[
         str | None, typer.Option(envvar="PROBING_TLS_CERT", metavar="FILE", help="Certificate to show to nodes.")
@@ -121,14 +124,14 @@ class GlobalOptions:
     output_format: Annotated[
         str | None,
         typer.Option(
-            "-f", "--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; else by the file's name, or table."
+            "-f", "--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; default: by the file's name, else table."
         ),
     ] = None
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write instead of stdout.")
     ] = None
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File for the nodes that answered or failed, as JSON.")
+        Path | None, typer.Option(metavar="FILE", help="Write which nodes answered or failed to this JSON file.")
     ] = None
     tz: Annotated[
         str | None,
@@ -142,9 +145,9 @@ class GlobalOptions:
     ] = False
 
     def settings(self) -> Settings:
-        """Returns the settings of the command, and shows times in their zone from now on.
+        """Returns the settings of the command, and from now on shows times in their zone.
 
-        Raises UsageError for an unknown format, an empty list of nodes, a wrong length of time or time zone.
+        Raises UsageError for an unknown format, an empty list of nodes, and a length of time or a zone that is invalid.
         """
         use_zone(zone_of(self.tz))
         if self.output_format is not None and self.output_format not in FORMATS:
@@ -172,13 +175,15 @@ class GlobalOptions:
 
 
 class Program(LazyGroup):
-    """``probingctl`` itself."""
+    """The command ``probingctl``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         return super().parse_args(ctx, self.hoisted(args))
 
     def hoisted(self, arguments: Sequence[str]) -> list[str]:
-        """Returns ``arguments`` with the global options first, so that they may stand on either side of the command."""
+        """Returns ``arguments`` with the global options first, so that users may write them before or after the
+        command.
+        """
         options = [option for option in self.params if isinstance(option, TyperOption) and not option.is_eager]
         flags = {name for option in options if option.is_flag for name in option.opts}
         valued = {name for option in options if not option.is_flag for name in option.opts}
@@ -187,7 +192,7 @@ class Program(LazyGroup):
         waiting = iter(arguments)
         for argument in waiting:
             name, equals, _ = argument.partition("=")
-            # Name and value may be one word: --format=json, -fjson.
+            # An option and its value may be one word: --format=json, -fjson.
             short = not argument.startswith("--") and argument[:2] in valued
             if argument == "--":
                 rest += [argument, *waiting]
@@ -199,7 +204,7 @@ class Program(LazyGroup):
 
 
 def program() -> Program:
-    """Returns the command ``probingctl``: call its ``main``."""
+    """Returns the command ``probingctl``; its method ``main`` runs it."""
     top: Program = _group(Program, "probingctl", "Ask probingd about training jobs, on one node or all.", _EPILOG)
     top.add(COMMANDS)
     cluster = _group(LazyGroup, "cluster", "The same for all nodes: list, nodes, query.")

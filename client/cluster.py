@@ -1,10 +1,4 @@
-"""The Python client: asks one node, or many as if they were one.
-
-::
-
-    with Cluster("unix:/run/probingd/probingd.sock", all_nodes=True) as cluster:
-        table = cluster.query("SELECT node, count(*) FROM comm.ops GROUP BY node")
-"""
+"""The Python client: asks one node, or many nodes as if they were one."""
 
 from __future__ import annotations
 
@@ -42,7 +36,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """Threads of the processes that could be read, and the processes that could not."""
+    """The threads of the processes that could be read, and the processes that could not."""
 
     threads: list[Thread]
     failures: list[Failure]
@@ -50,17 +44,17 @@ class Stacks:
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """Values of the variables that were found, and the processes that could not be read."""
+    """The values of the variables that were found, and the processes that could not be read."""
 
     values: list[Value]
     failures: list[Failure]
 
 
 class Cluster(Queries):
-    """All questions to nodes: SQL, processes, stacks, variables, settings, status. ``Nodes`` explains the arguments.
+    """Asks nodes all questions: SQL, processes, stacks, variables, settings, status. ``Nodes`` explains the arguments.
 
     ``job`` is what ``--job`` takes: a name, the end of a name, a run, or a pid. A method raises NotFound for a job that
-    no node knows, and for one that has ended, with the time; UsageError where several jobs fit.
+    no node knows, and for a job that has ended, with the time; UsageError if several jobs fit.
     """
 
     def ps(self) -> pa.Table:
@@ -68,16 +62,16 @@ class Cluster(Queries):
         return self.processes().table
 
     def processes(self, where: str = "") -> Answer:
-        """Returns the rows of process.processes that meet the SQL condition ``where``, all if it is empty."""
+        """Returns the rows of process.processes that meet the SQL condition ``where``; all rows if it is empty."""
         return self.answer(processes_sql(where))
 
     def stacks(
         self, pids: Sequence[int] = (), job: str = "", *, native: bool = False, local_variables: bool = False
     ) -> Stacks:
-        """Returns the stacks of all threads of the processes. Raises NotFound where no node has one of them."""
+        """Returns the stacks of all threads of the processes. Raises NotFound for a process that no node has."""
 
         def ask(name: str) -> list[pb.StacksReply]:
-            # A request for each node: its call writes a deadline into it.
+            # Each node gets a request of its own, because the call writes a deadline into it.
             return self.some(
                 lambda node, seconds: node.stacks(
                     pb.StacksRequest(pids=pids, job=name, native=native, locals=local_variables), seconds
@@ -95,7 +89,7 @@ class Cluster(Queries):
         )
 
     def variables(self, names: Sequence[str], pids: Sequence[int] = (), job: str = "") -> Variables:
-        """Returns values of the dotted ``names`` in the processes. Raises NotFound where no node has one of them."""
+        """Returns values of the dotted ``names`` in the processes. Raises NotFound for a process that no node has."""
 
         def ask(name: str) -> list[pb.VarsReply]:
             return self.some(lambda node, left: node.variables(pb.VarsRequest(pids=pids, job=name, names=names), left))
@@ -107,10 +101,11 @@ class Cluster(Queries):
         )
 
     def facts(self, job: str = "", *, run: str = "", hardware: bool = False) -> list[tuple[str, list[bytes]]]:
-        """Returns the name of each node that answers, and the facts of each run of ``job``, or of all jobs, as JSON.
+        """Returns, for each node that answers, its name and the facts of each run of ``job`` (None: of all jobs) as
+        JSON.
 
-        ``hardware``: those of the node's hardware alone. Nodes that do not know the job are left out. Raises NotFound
-        where all that answer do not.
+        ``hardware``: only the facts about the node's hardware. Nodes that do not know the job are left out. Raises
+        NotFound if no node that answers knows it.
         """
 
         def ask(name: str) -> list[pb.FactsReply]:
@@ -121,10 +116,10 @@ class Cluster(Queries):
         return [(reply.node, list(reply.facts)) for reply in replies]
 
     def config(self, key: str = "", value: str | None = None, **change: Unpack[Change]) -> list[Setting]:
-        """Returns the settings, all or that of ``key``, which is first set to ``value`` if given.
+        """Returns all settings, or the setting ``key``, after setting it to ``value`` if that is given.
 
-        Raises NotFound where no node has the job, the process or the key, UsageError for a wrong value, and unless
-        ``change`` has ``yes`` for a value that would delete rows; then no node has changed anything.
+        Raises NotFound if no node has the job, the process or the key. Raises UsageError for a wrong value, and for a
+        value that would delete rows unless ``change`` has ``yes``; then no node has changed anything.
         """
         name, length = change.pop("node", None), change.pop("seconds", 0.0)
 
@@ -154,7 +149,7 @@ class Cluster(Queries):
         return [setting_of(reply.node, s) for reply in replies for s in reply.settings]
 
     def status(self) -> list[tuple[str, pb.StatusReply]]:
-        """Returns address and status of every node that answers."""
+        """Returns the address and the status of each node that answers."""
 
         async def ask(node: Node, seconds: float) -> tuple[str, pb.StatusReply]:
             reply = await node.status(seconds)
@@ -163,7 +158,7 @@ class Cluster(Queries):
         return [(a.address, a.value) for a in self.each(ask).answered]
 
     def pause(self, paused: bool) -> list[tuple[str, bool]]:
-        """Stops or resumes all probes; returns each address and whether its node is paused now."""
+        """Stops or resumes all probes; returns for each address whether its node is paused now."""
 
         async def ask(node: Node, seconds: float) -> tuple[str, bool]:
             return node.address, (await node.pause(paused, seconds)).paused
@@ -171,7 +166,9 @@ class Cluster(Queries):
         return [(a.address, a.value) for a in self.each(ask).answered]
 
     def _of_job(self, job: str, ask: Callable[[str], _T]) -> _T:
-        """Returns ``ask(job)``; where no node has a job of that name, ``ask`` of the job that the name stands for."""
+        """Returns ``ask(job)``. If no node has a job of that name, asks for the job that ``job`` stands for, such as
+        one with this end.
+        """
         try:
             return ask(job)
         except NotFound:
@@ -189,7 +186,7 @@ class Cluster(Queries):
 
 
 def processes_sql(where: str = "") -> str:
-    """Returns the SELECT of ``Cluster.processes``."""
+    """Returns the SELECT for ``Cluster.processes``."""
     condition = f"WHERE {where} " if where else ""
     order = "job, run, role = 'trainer' DESC, rank, node, pid"
     return f"SELECT * FROM process.processes {condition}ORDER BY {order}"

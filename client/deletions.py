@@ -1,4 +1,4 @@
-"""What a change of a limit would delete at nodes, in words, before any node changes it."""
+"""Says in words which rows a new limit would delete at nodes, before any node changes it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ("amount", "require_no_deletion")
 
 
 def amount(rows: int, size_bytes: int, segments: int) -> str:
-    """Returns ``1,234 rows (5.6 MiB in 7 segments)``."""
+    """Returns a text such as ``1,234 rows (5.6 MiB in 7 segments)``."""
     return f"{plural(rows, 'row')} ({size(size_bytes)} in {plural(segments, 'segment')})"
 
 
 def require_no_deletion(key: str, value: str | None, replies: Sequence[pb.ConfigReply]) -> None:
-    """Raises UsageError where a node would delete rows, or cannot say so, by its reply to a proposal.
+    """Raises UsageError if, by its reply to a proposal, a node would delete rows or does not know whether it would.
 
     ``value`` None: the setting is to be reset.
     """
@@ -35,5 +35,5 @@ def require_no_deletion(key: str, value: str | None, replies: Sequence[pb.Config
         begins = when(utc(min(e.begins_ns for e in effects)))
         raise UsageError(
             f"{change} would delete {what} of {where}",
-            hint=f"confirm it with --yes: they go from {begins} on, unless the limit is set back before",
+            hint=f"confirm it with --yes: rows are deleted from {begins} on, unless the limit is reset before",
         )

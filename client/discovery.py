@@ -1,4 +1,6 @@
-"""Finds nodes for ``--nodes``: all addresses of a DNS name, or the nodes of the Slurm job that this runs in."""
+"""Finds the nodes for ``--nodes``: all addresses of a DNS name, or the nodes of the Slurm job in which this command
+runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from probing.api.errors import UsageError
 
 __all__ = ("DEFAULT_PORT", "discovered", "hostnames")
 
-# The port in the examples of docs/config.md.
+# The port that the examples of docs/config.md use.
 DEFAULT_PORT = 7077
 MAX_NODES = 65_536
 _SCONTROL_S = 10.0
@@ -35,7 +37,7 @@ def discovered(text: str) -> tuple[str, ...] | None:
 
 
 def hostnames(text: str) -> tuple[str, ...]:
-    """Returns the names in a hostlist of Slurm, as ``a[1-3,7],b05``. Raises UsageError."""
+    """Returns the names in a hostlist of Slurm, such as ``a[1-3,7],b05``. Raises UsageError if it cannot be read."""
     found: dict[str, None] = {}
     for part in _parts(text):
         for name in _expanded(text, part):
@@ -46,7 +48,7 @@ def hostnames(text: str) -> tuple[str, ...]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yields the parts of ``text`` between commas outside of brackets."""
+    """Yields the parts of ``text`` that are separated by commas outside of brackets."""
     depth, begun = 0, 0
     for i, char in enumerate(f"{text},"):
         depth += (char == "[") - (char == "]")
@@ -73,7 +75,7 @@ def _expanded(text: str, part: str) -> Iterator[str]:
 
 
 def _numbers(text: str, ranges: str) -> list[str]:
-    """Returns the numbers of ``1-3,07`` as texts, with their leading zeros."""
+    """Returns the numbers of a text such as ``1-3,07`` as texts that keep their leading zeros."""
     found: list[str] = []
     for one in ranges.split(","):
         match = _RANGE.fullmatch(one.strip())
@@ -89,7 +91,7 @@ def _numbers(text: str, ranges: str) -> list[str]:
 
 
 def _unreadable(text: str) -> UsageError:
-    return UsageError(f"{text[:80]!r} is no list of nodes", hint="for example gn[01-16,20],login1")
+    return UsageError(f"{text[:80]!r} is not a list of nodes", hint="for example gn[01-16,20],login1")
 
 
 def _slurm() -> tuple[str, ...]:
@@ -100,7 +102,7 @@ def _slurm() -> tuple[str, ...]:
 
 
 def _scontrol(text: str) -> tuple[str, ...]:
-    """Returns the host names of ``text`` by ``scontrol``; none where it does not answer."""
+    """Returns the host names that ``scontrol`` lists for ``text``; empty if it does not answer."""
     program = shutil.which("scontrol")
     if program is None or text.startswith("-"):
         return ()
@@ -114,7 +116,7 @@ def _scontrol(text: str) -> tuple[str, ...]:
 
 def _resolved(name: str, port: int) -> tuple[str, ...]:
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name[:80]!r} is no DNS name", hint="give dns:NAME or dns:NAME:PORT")
+        raise UsageError(f"{name[:80]!r} is not a DNS name", hint="give dns:NAME or dns:NAME:PORT")
     try:
         infos = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except OSError as e:
@@ -128,5 +130,5 @@ def _port(text: str) -> int:
     if not text:
         return DEFAULT_PORT
     if not re.fullmatch(r"\d{1,5}", text) or not 0 < int(text) < 65536:
-        raise UsageError(f"{text[:20]!r} is no port", hint="give dns:NAME:PORT or slurm:PORT")
+        raise UsageError(f"{text[:20]!r} is not a port", hint="give dns:NAME:PORT or slurm:PORT")
     return int(text)

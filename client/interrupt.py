@@ -1,4 +1,6 @@
-"""Ctrl-C: ends the process within a second, whatever hangs. Calls to nodes end by client/wire/loop.py."""
+"""Handles Ctrl-C, which ends the process within a second even if something hangs. Calls to nodes are ended by
+client/wire/loop.py.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,14 @@ from typing import Any, NoReturn
 __all__ = ("CODE", "code_if_pressed", "end_soon", "leave", "leaving_by_it", "unwatch", "watch")
 
 CODE = 130
-# s that a command has to take back settings, close streams and restore the screen.
+# Time that a command has after Ctrl-C to undo settings, close streams and restore the screen, s.
 _PATIENCE_S = 0.8
 
 
 class _Leaving:
-    """Whether Ctrl-C was pressed, the exit code after it, and the bytes and modes that restore the terminal."""
+    """The state of the process's end: whether Ctrl-C was pressed, the exit code, and the bytes and modes that restore
+    the terminal.
+    """
 
     pressed = False
     code = CODE
@@ -30,11 +34,11 @@ class _Leaving:
 
 
 def watch() -> None:
-    """From now on the second Ctrl-C ends the process, and so does the first, after ``_PATIENCE_S``."""
+    """From now on the first Ctrl-C ends the process after ``_PATIENCE_S``, and a second one at once."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        # Started in the background, where the shell has ignored Ctrl-C.
+        # The process was started in the background, where the shell ignores Ctrl-C.
         return
-    # The C handler writes the byte, even while the main thread runs no Python.
+    # Python's C handler of signals writes the byte even while the main thread runs no Python code.
     ours, theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, _press)
@@ -48,7 +52,9 @@ def _press(number: int, frame: FrameType | None) -> None:
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """Reports nothing for an interrupt that a callback or a destructor swallowed: the process ends anyway."""
+    """Keeps an interrupt that a callback or a destructor swallowed from being printed, because the process
+    ends anyway.
+    """
     if lost.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(lost)
 
@@ -83,29 +89,31 @@ def _put_back() -> None:
 
 
 def end_soon() -> None:
-    """Ends the process after ``_PATIENCE_S``, unless it has ended by itself, as after Ctrl-C."""
+    """Ends the process after ``_PATIENCE_S`` unless it has ended by then, as it does after Ctrl-C."""
     timer = threading.Timer(_PATIENCE_S, _end)
     timer.daemon = True
     timer.start()
 
 
 def unwatch() -> None:
-    """From now on Ctrl-C raises KeyboardInterrupt alone: the SQL shell goes on after it."""
+    """From now on Ctrl-C only raises KeyboardInterrupt; the SQL shell then goes on."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
 
 
 def code_if_pressed() -> int | None:
-    """Returns the exit code where Ctrl-C was pressed, also where a library has raised another error for it."""
+    """Returns the exit code if Ctrl-C was pressed, even if a library turned the interrupt into another error; else
+    None.
+    """
     return _Leaving.code if _Leaving.pressed else None
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process with ``code``, or that of Ctrl-C if it was pressed.
+    """Ends the process with ``code``, or with the code of Ctrl-C if it was pressed.
 
     Does not wait for threads or for destructors of connections.
     """
-    # Ctrl-C still wakes the watcher, should the flush block.
+    # Ctrl-C must still wake the watcher if the flush blocks.
     signal.signal(signal.SIGINT, lambda _number, _frame: None)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -115,7 +123,9 @@ def leave(code: int) -> NoReturn:
 
 @contextmanager
 def leaving_by_it(restore: bytes = b"") -> Iterator[None]:
-    """A context that Ctrl-C leaves with exit code 0. ``restore`` is written to the terminal; its modes come back."""
+    """Returns a context that Ctrl-C ends with exit code 0. Then ``restore`` is written to the terminal and its modes
+    are restored.
+    """
     _Leaving.code, _Leaving.restore = 0, restore
     if sys.stdin.isatty():
         import termios
@@ -124,7 +134,7 @@ def leaving_by_it(restore: bytes = b"") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        # It may have come before the code that changed the terminal could restore it.
+        # Ctrl-C may have come before the code that changed the terminal could restore it.
         _put_back()
     finally:
         _Leaving.restore, _Leaving.modes = b"", None

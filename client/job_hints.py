@@ -1,4 +1,6 @@
-"""Hints for a query of a job without rows: in SQL ``job = '29505'`` is the whole name, unlike in ``--job 29505``."""
+"""Writes hints after a query whose job has no rows: in SQL ``job = '29505'`` must be the whole name, unlike ``--job
+29505``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _MOST = 3
 
 
 class Emptiness:
-    """Passes batches on. ``empty``: they had no row, or one of 0 and NULL alone, as ``count(*)`` gives."""
+    """Passes batches on and records ``empty``: there was no row, or one row of only 0 and NULL, as from
+    ``count(*)``.
+    """
 
     def __init__(self) -> None:
         self._rows = 0
@@ -48,13 +52,13 @@ def _is_nothing(column: pa.Array[Any]) -> bool:
 
 
 def hint_at_jobs(cluster: Cluster, sql: str, params: Mapping[str, Any]) -> None:
-    """Writes a hint for each job that ``sql`` names and no node has; call it after an empty answer."""
+    """Writes a hint for each job that ``sql`` names and that no node has; called after an empty answer."""
     try:
         for name in _names(sql, params)[:_MOST]:
             if text := _meant(cluster, name):
                 hint(text)
     except ProbingError:
-        # The answer itself has been given.
+        # A failure is ignored, because the answer itself was already written.
         return
 
 

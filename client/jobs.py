@@ -1,4 +1,4 @@
-"""Jobs by name: which one ``--job`` means, and the error for a job that is unknown or has ended."""
+"""Finds jobs by name: which job ``--job`` means, and the error for a job that is unknown or has ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ("ended_error", "has_ended", "job_named", "require_live", "silent_nodes")
 
 _MaybeText = TypeVar("_MaybeText", str, str | None)
-# Tables of jobs in the order of the search: those that run, those that ran, those of which only findings are left.
+# Tables that have jobs, in the order of the search: running, ended, and known only from findings.
 _JOB_TABLES = ("process.processes", "process.events", "comm.communicators", "diagnosis.findings")
 _MOST_CANDIDATES = 8
 _STATE = {
@@ -26,10 +26,10 @@ _STATE = {
 
 
 def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
-    """Returns the job that ``text`` names: by its name, the end of it, a Slurm id without step, a run, or a pid.
+    """Returns the job that ``text`` names: by the name, the end of the name, a Slurm id without step, a run, or a pid.
 
-    Raises NotFound where no node knows such a job, PartialAnswer where a node that does not answer may know it, and
-    UsageError where several jobs fit.
+    Raises NotFound if no node knows such a job, PartialAnswer if a node that does not answer may know it, and
+    UsageError if several jobs fit.
     """
     if not text:
         return text
@@ -42,7 +42,7 @@ def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
         jobs = sorted({str(job) for answer in answers for job in answer.column(0).to_pylist() if job})
         if text in jobs:
             return text
-        # The name alone does not mean another user's job of that name.
+        # Without an owner in it, the name does not mean another user's job of the same name.
         jobs = [job for job in jobs if not names_owner(job)] or jobs
         if len(jobs) == 1:
             return jobs[0]
@@ -60,29 +60,29 @@ def _is_pid(text: str) -> bool:
 
 
 def silent_nodes(cluster: Queries, asked: int = 0, *, besides: tuple[type[Exception], ...] = ()) -> dict[str, str]:
-    """Returns, by node, why it did not answer: for nodes in ``cluster.absent``, and nodes that failed in the outcomes
-    from number ``asked`` on.
+    """Returns, by node, the reason for no answer: for the nodes in ``cluster.absent``, and for nodes that failed in the
+    outcomes from index ``asked`` on.
 
-    ``besides``: errors that count as answers.
+    ``besides``: classes of errors that count as answers.
     """
     failures = [*cluster.absent, *(failed for outcome in cluster.outcomes[asked:] for failed in outcome.failed)]
     return {f.node or f.address: f.reason for f in failures if not isinstance(f.error, besides)}
 
 
 def ended_error(job: str, ended: str | None) -> NotFound:
-    """Returns the error of a command that needs living processes; ``ended``: when it ended, UTC (None: unknown)."""
+    """Returns the error of a command that needs living processes. ``ended``: when the job ended, UTC; None: unknown."""
     hint = f"`probingctl ps --ended --job {job}` shows how, `probingctl diagnose --job {job}` what was found until then"
     return NotFound(f"job {job} ended at {when(ended)}" if ended else f"job {job} has ended", hint=hint)
 
 
 def has_ended(cluster: Queries, job: str) -> NotFound | None:
-    """Returns ``ended_error`` where no process of ``job`` runs, else None."""
+    """Returns ``ended_error`` if no process of ``job`` runs, else None."""
     found = cluster.query_all({name: sql.format(job=sql_text(job)) for name, sql in _STATE.items()})
     (live,), (ended,) = (rows_of(found[name]) for name in _STATE)
     return None if live["processes"] else ended_error(job, ended["ended"])
 
 
 def require_live(cluster: Queries, job: str) -> None:
-    """Raises NotFound where no process of ``job`` runs: an empty answer says something else."""
+    """Raises NotFound if no process of ``job`` runs; without this an empty answer would be misunderstood."""
     if (error := has_ended(cluster, job)) is not None:
         raise error

@@ -1,9 +1,4 @@
-"""A typer group that imports only the command that runs.
-
-A command is a module of ``probing.client.commands``. It has ``run(settings, options)``, the dataclass ``Options``,
-whose fields typer reads as options and arguments, and ``EXAMPLES``, the last lines of its ``--help``. A command without
-options has no ``Options``, and its ``run`` takes the settings alone.
-"""
+"""A group of typer commands that imports only the command that runs."""
 
 from __future__ import annotations
 
@@ -34,7 +29,7 @@ class Entry(NamedTuple):
 
 
 class LazyGroup(TyperGroup):
-    """Lists and completes its commands from their entries."""
+    """A group that lists and completes its commands without importing them."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -53,7 +48,9 @@ class LazyGroup(TyperGroup):
 
 
 def taking(options: type[Any], function: Callable[[typer.Context, Any], None]) -> Callable[..., None]:
-    """Returns a callback of typer that has the fields of ``options`` as parameters and calls ``function`` with them."""
+    """Returns a callback for typer whose parameters are the fields of ``options`` and that calls ``function`` with
+    them.
+    """
 
     def callback(context: typer.Context, **values: Any) -> None:
         function(context, options(**values))

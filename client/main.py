@@ -14,14 +14,14 @@ from probing.client import interrupt
 
 __all__ = ("main",)
 
-# The exit code that a shell reports for SIGPIPE: the reader of stdout, such as `head`, has ended.
+# The exit code that a shell reports for SIGPIPE, when the program that reads stdout, such as `head`, has ended.
 _NO_READER = 141
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs ``probingctl`` and returns its exit code; docs/cli.md lists them.
 
-    Without ``arguments`` it takes the arguments of the process and ends the process, within a second of Ctrl-C.
+    Without ``arguments`` it uses the arguments of the process and then ends the process, after Ctrl-C within a second.
     """
     if arguments is None:
         code = interrupt.CODE
@@ -34,11 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
-        # Escapes characters that the encoding lacks.
+        # Characters that the encoding lacks are escaped.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     interrupt.watch()
-    # Commands that need numpy call allow_numpy.
+    # The commands that need numpy call allow_numpy.
     hide_numpy()
 
 
@@ -50,7 +50,7 @@ def _run(arguments: list[str]) -> int:
     except ProbingError as e:
         return _fail(e)
     except BrokenPipeError:
-        # Python must not flush into it again at exit.
+        # At exit Python must not flush into the closed pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _NO_READER
     except KeyboardInterrupt:
@@ -65,13 +65,13 @@ def _command(arguments: list[str]) -> int:
     import typer
 
     if "_PROBINGCTL_COMPLETE" in os.environ:
-        # Set by packaging/completion: typer then prints candidates and ends.
+        # packaging/completion sets this variable: typer then prints candidates and ends.
         from typer._completion_classes import completion_init
 
         completion_init()
     from probing.client.app import program
 
-    # The click that typer uses differs by its version.
+    # Which click typer uses depends on its version.
     click_error: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
         code = program().main(arguments, prog_name="probingctl", standalone_mode=False)

@@ -1,4 +1,4 @@
-"""Answers of nodes as dicts of JSON's types, in the shapes that docs/json.md describes."""
+"""Turns answers of nodes into dicts of JSON's types, in the forms that docs/json.md describes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = (
 
 
 class Variable(TypedDict):
-    """``value`` is text; ``number`` is set for a number, ``reason`` where there is no value."""
+    """A variable. ``value`` is text; ``number`` is set for a number, ``reason`` if there is no value."""
 
     name: str
     type: str
@@ -42,7 +42,9 @@ class _Frame(TypedDict):
 
 
 class Frame(_Frame, total=False):
-    """``frame_type`` is Python or Native. ``locals`` only where they were asked for."""
+    """A frame of a stack. ``frame_type`` is Python or Native. ``locals`` exists only if local variables were
+    asked for.
+    """
 
     locals: list[Variable]
 
@@ -52,9 +54,9 @@ class _NativeMissing(TypedDict, total=False):
 
 
 class Thread(_NativeMissing):
-    """``frames`` innermost first. ``trains``: it issues the collectives.
+    """A thread. ``frames`` are ordered from the innermost. ``trains``: it issues the collectives.
 
-    ``native_missing``: why native frames are missing, only where they were asked for.
+    ``native_missing``: why native frames are missing; only if they were asked for.
     """
 
     node: str
@@ -84,9 +86,10 @@ class Value(Variable):
 
 
 class Setting(TypedDict):
-    """``job`` or ``pid``: the setting holds for these alone. ``until``: when it ends, ISO 8601.
+    """A setting. ``job`` or ``pid``: the setting holds only for this job or process. ``until``: when it ends, ISO 8601.
 
-    ``deletes_from``: when a new limit begins to delete, ISO 8601; None: no deletion waits. Its numbers are as of now.
+    ``deletes_from``: when a new limit begins to delete, ISO 8601; None: no deletion is planned. The numbers of what it
+    deletes are those of now.
     """
 
     node: str
@@ -105,9 +108,10 @@ class Setting(TypedDict):
 
 
 class Change(TypedDict, total=False):
-    """How a setting is changed: for ``job`` or ``pid`` alone if given, for ``seconds`` unless 0, on ``node`` alone.
+    """How a setting is changed: only for ``job`` or ``pid`` and only on ``node``, each if given; for ``seconds`` unless
+    0.
 
-    ``reset`` takes a change back; ``yes`` confirms a change that deletes rows.
+    ``reset`` undoes a change; ``yes`` confirms a change that deletes rows.
     """
 
     job: str
@@ -132,7 +136,7 @@ class Failure(TypedDict):
 
 
 def thread_of(node: str, t: pb.Thread, *, native: bool = False, local_variables: bool = False) -> Thread:
-    """``native`` adds native_missing, ``local_variables`` adds locals to each frame."""
+    """Returns a thread as a dict. ``native`` adds native_missing, ``local_variables`` adds locals to each frame."""
     missing: _NativeMissing = {"native_missing": t.native_missing or None} if native else {}
     return {
         "node": node,

@@ -1,6 +1,6 @@
-"""The nodes of a cluster: their addresses, connections, and one question to all of them at once.
+"""The nodes of a cluster: finds their addresses, connects to them, and asks all of them a question at once.
 
-They are chosen by what the target knows of them: their labels (``--where rack=r7``), and whether they have failed.
+Nodes are chosen by what the target knows about them: their labels (``--where rack=r7``), and whether they have failed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from probing.api.errors import NotFound, PeerError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.text import utc
 from probing.client.settings import DEFAULT_TARGET
 from probing.client.wire.channels import checked
 from probing.client.wire.credentials import Credentials, Tls
@@ -42,13 +43,13 @@ NAME = "node"
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The addresses to ask, and the nodes that are not asked since the target knows that they have failed."""
+    """The addresses to ask, and the nodes that are not asked because the target knows that they have failed."""
 
     addresses: tuple[str, ...]
     failed: tuple[Failed, ...] = ()
 
     def gathered(self) -> Gathered[None]:
-        """Returns the failed nodes as the outcome of a question to them."""
+        """Returns the failed nodes in the form of the outcome of a question."""
         return Gathered(tuple(f.address for f in self.failed), failed=list(self.failed))
 
 
@@ -61,13 +62,14 @@ def choose(
     token: bool = False,
     tcp_alone: bool = False,
 ) -> _Chosen:
-    """Returns which of ``peers`` are asked: those that meet all conditions and have not failed; ``own`` at ``target``.
+    """Returns which of ``peers`` are asked: the nodes that meet all conditions and have not failed. The node ``own`` is
+    asked at ``target``.
 
     ``token``: a token is shown, so that nodes for which the target does not vouch are not asked. ``tcp_alone``: neither
     are Unix sockets. Raises NotFound where none meets the conditions.
     """
     met = [peer for peer in peers if peer.address and _meets(peer, where)]
-    # An older daemon may leave itself out.
+    # An older daemon may not list itself.
     if not any(peer.node == own for peer in peers) and not where:
         met.insert(0, pb.Peer(node=own, address=target))
     if not met:
@@ -81,7 +83,7 @@ def choose(
         errors[address] = PeerError("it is known by a Unix socket alone", hint="set `listen` in its configuration")
     if token and _vouches(own, peers):
         for address, peer in list(asked.items()):
-            # A bound token is worth nothing elsewhere; the token itself is for nodes that somebody stands for.
+            # A bound token is useless elsewhere; the token itself is shown only to nodes with a proven identity.
             if address != target and not (peer.bound or peer.proof == _CERTIFICATE or peer.named):
                 failed[address] = asked.pop(address)
                 errors[address] = PeerError(_UNPROVEN, hint=f"upgrade its daemon, or name it: --nodes {address}")
@@ -90,19 +92,17 @@ def choose(
 
 
 def _vouches(own: str, peers: Sequence[pb.Peer]) -> bool:
-    """Returns whether the target, the node ``own``, is of a version that says what proves its peers."""
+    """Returns whether the target (the node ``own``) has a version that says how the identity of its peers is proven."""
     return any(peer.node == own and peer.bound for peer in peers)
 
 
 def _meets(peer: pb.Peer, where: Sequence[tuple[str, str]]) -> bool:
-    # A seed that has not answered has no name and no labels.
+    # A seed that has not answered has neither name nor labels.
     labels = {**peer.labels, NAME: peer.node}
     return all(key in labels and fnmatchcase(labels[key], pattern) for key, pattern in where)
 
 
 def _error(peer: pb.Peer) -> PeerError:
-    from probing.api.text import utc
-
     since = f" since {utc(peer.since_ns)}" if peer.since_ns else ""
     return PeerError(f"failed{since}, as the target knows", hint="ask it with --nodes if it is back")
 
@@ -113,16 +113,16 @@ _R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply, pb.FactsReply)
 
 
 class Nodes:
-    """``target``, or ``nodes``, or with ``all_nodes`` the peers that ``target`` knows; of these only those whose labels
-    meet ``where``, pairs of a label and a pattern. ``timeout`` in seconds.
+    """Asks ``target``, or ``nodes``, or with ``all_nodes`` the peers that ``target`` knows; only nodes whose labels
+    meet ``where`` (pairs of a label and a pattern). ``timeout`` in seconds.
 
-    With ``strict`` PartialAnswer is raised where a node fails or lacks rows; else ``outcomes`` records which failed,
+    With ``strict`` PartialAnswer is raised if a node fails or lacks rows; else ``outcomes`` records which nodes failed,
     and ``clocks`` how far the nodes' clocks are from ours. ``policy`` says how many nodes are asked at once, and which
     twice. ``tcp_alone``: no Unix socket is asked, since its node would answer with the rights of this process.
     ``max_bytes`` (Arrow) bounds an answer in memory, not one that is streamed. ``watch`` is called with the
-    address of a node and the progress of its query, ``done`` with the numbers of nodes that are done with a question
-    and of all that are asked it. ``tls``: the files with which TCP is encrypted; None: it is in the clear. Safe to use
-    from several threads.
+    is called with the address of a node and the progress of its query, ``done`` with the number of nodes that are done
+    with a question and the number that were asked. ``tls``: the files with which TCP is encrypted; None: TCP is
+    unencrypted. Safe to use from several threads.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Nodes:
         self.policy = Policy()
         self.watch: Callable[[str, pb.QueryProgress], None] | None = None
         self.done: Callable[[int, int], None] = lambda *_: None
-        # Nodes that are not asked, since the target knows that they have failed.
+        # Nodes that are not asked because the target knows that they have failed.
         self.absent: tuple[Failed, ...] = ()
         self._named = self._nodes = tuple(nodes)
         self._all_nodes = all_nodes or bool(where)
@@ -165,13 +165,13 @@ class Nodes:
         self.close()
 
     def close(self) -> None:
-        """Ends the questions in flight, and closes all connections, but does not wait long."""
+        """Ends the questions in flight and closes all connections; waits at most a short time."""
         with suppress(TimeoutError):
             Work(self._wire.close()).result(_CLOSE_S)
 
     @property
     def many(self) -> bool:
-        """Whether questions go to more nodes than the target."""
+        """Whether questions go to other nodes than the target."""
         return bool(self._nodes) or self._all_nodes
 
     def afresh(self, *, all_nodes: bool | None = None, node: str = "") -> Self:
@@ -191,12 +191,14 @@ class Nodes:
         return other
 
     def node(self, address: str) -> Node:
-        """Returns the calls to the node at ``address``. Raises UsageError where it is no address, or where a token
-        would travel in the clear."""
+        """Returns the calls to the node at ``address``. Raises UsageError if that is not an address, or if a token
+        would be sent unencrypted."""
         return Node(checked(address, self._wire.channels.clear_token), self._wire)
 
     def addresses(self) -> tuple[str, ...]:
-        """Returns the addresses that are asked. Raises PeerError where the target does not answer for its peers."""
+        """Returns the addresses that are asked. Raises PeerError if the target does not answer when it is asked for its
+        peers.
+        """
         if not self.many:
             return (self.target,)
         if not self._nodes:
@@ -209,7 +211,9 @@ class Nodes:
             self._nodes = tuple(dict.fromkeys((*self.addresses(), *addresses)))
 
     def asked(self, sql: str) -> tuple[str, ...]:
-        """Returns the addresses that ``sql`` is merged from, all where it has ``global.`` tables; none: the target."""
+        """Returns the addresses that answer ``sql``: all if it has ``global.`` tables or many nodes are asked; empty:
+        only the target.
+        """
         from probing.federation.sql.names import wants_all_nodes
 
         if self.many:
@@ -217,7 +221,9 @@ class Nodes:
         return self._peers() if wants_all_nodes(sql) else ()
 
     def _peers(self) -> tuple[str, ...]:
-        """Returns the addresses of the nodes that the target knows and that have not failed; those are outcomes."""
+        """Returns the addresses of the nodes that the target knows and that have not failed; failed nodes become
+        outcomes.
+        """
         target, credentials = self.node(self.target), self._wire.credentials
         own = wait(target.status(self.timeout)).node
         peers = wait(target.peers(self.timeout)).peers
@@ -241,7 +247,7 @@ class Nodes:
     def ask(
         self, addresses: Sequence[str], ask: Callable[[Node, float], Awaitable[tuple[str, T]]], seconds: float
     ) -> Gathered[T]:
-        """Asks all ``addresses`` at once by ``ask(node, seconds)``, which returns a node's name and answer."""
+        """Asks all ``addresses`` at once by calling ``ask(node, seconds)``, which returns a node's name and answer."""
 
         async def once(address: str, left: float, _attempt: int) -> tuple[str, T]:
             return await ask(self.node(address), left)
@@ -249,21 +255,21 @@ class Nodes:
         return wait(ask_many(addresses, once, seconds, ONCE))
 
     def each(self, ask: Callable[[Node, float], Awaitable[tuple[str, T]]]) -> Gathered[T]:
-        """As ``ask``, of every node. Raises the nodes' error where none answers."""
+        """Does the same as ``ask`` for every node. Raises the nodes' error if no node answers."""
         gathered = self.ask(self.addresses(), ask, self.timeout)
         self.outcomes.append(gathered)
         gathered.require(strict=self.strict)
         return gathered
 
     def some(self, ask: Callable[[Node, float], Awaitable[_R]]) -> list[_R]:
-        """Returns the replies of the nodes that do not raise NotFound. Raises it where all do."""
+        """Returns the replies of the nodes that do not raise NotFound. Raises NotFound if all nodes do."""
         missing: list[NotFound] = []
 
         async def attempt(node: Node, seconds: float) -> tuple[str, _R | None]:
             try:
                 reply = await ask(node, seconds)
             except NotFound as e:
-                # Another node may have it.
+                # Another node may have what was asked for.
                 missing.append(e)
                 return node.address, None
             return reply.node, reply

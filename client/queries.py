@@ -1,4 +1,4 @@
-"""Queries of one node, or of many nodes as if they were one."""
+"""Queries one node, or many nodes as if they were one."""
 
 from __future__ import annotations
 
@@ -21,23 +21,27 @@ if TYPE_CHECKING:
 
 __all__ = ("Queries",)
 
-_USER_TABLE = re.compile(r'\buser"?\s*\.', re.IGNORECASE)
-_USER_COLUMNS = "SELECT table_name, column_name, type FROM probing.column_docs WHERE table_schema = 'user'"
+# Tables that only nodes know: those of users' probes, and those that jobs fill.
+_USER_TABLE = re.compile(r'\b(user|python)"?\s*\.\s*"?(\w*)', re.IGNORECASE)
+_USER_COLUMNS = """
+SELECT table_schema || '.' || table_name, column_name, type FROM probing.column_docs
+WHERE table_schema IN ('user', 'python')
+"""
 _VIEWS = "SELECT name, sql, doc, problem FROM probing.views"
 
 
 class Queries(Nodes):
-    """SQL over the tables of the nodes."""
+    """Answers SQL over the tables of the nodes."""
 
     def query(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
-        """Returns the rows of one SELECT: of the target, or over the union of all nodes' tables.
+        """Returns the rows of one SELECT, over the tables of the target or over the union of all nodes' tables.
 
-        ``params`` are the values of ``$name`` in it, of the types that federation.parameters.bind lists.
+        ``params`` are the values of each ``$name`` in ``sql``, with the types that federation.parameters.bind lists.
         """
         return self.answer(sql, params).table
 
     def stream(self, sql: str, params: Mapping[str, Any] | None = None) -> Rows:
-        """As ``query``, but returns an iterator of record batches: close it, or use it in ``with``.
+        """Does the same as ``query``, but returns an iterator of record batches; close it, or use it in ``with``.
 
         Under ``strict`` the first batch comes when all nodes have answered with all of their rows.
 
@@ -82,7 +86,7 @@ class Queries(Nodes):
 
         try:
             schema = Work(stream.schema())
-            # Imported while the node works on the query: the import takes no extra time.
+            # pyarrow is imported while the node works on the query, so the import takes no extra time.
             import pyarrow  # noqa: F401
 
             return Rows(schema.result(), rows(), warnings, stream.close)
@@ -104,7 +108,8 @@ class Queries(Nodes):
         return [answered.value[0].table for answered in gathered.answered]
 
     def query_all(self, statements: Mapping[str, str], *, each: Container[str] = ()) -> dict[str, pa.Table]:
-        """Returns the rows of each of ``statements`` (SQL by name), by one request to each node over one snapshot.
+        """Returns the rows of each of ``statements`` (SQL by name). Each node gets one request and answers it from one
+        snapshot.
 
         Many nodes answer over the union of their tables, as in ``query``; the statements named in ``each`` are answered
         by each node alone, as in ``query_each``, and their rows are concatenated. No statement may name ``global.``
@@ -113,7 +118,7 @@ class Queries(Nodes):
         return {name: answer.table for name, answer in self.answer_all(statements, each=each).items()}
 
     def answer_all(self, statements: Mapping[str, str], *, each: Container[str] = ()) -> dict[str, Answer]:
-        """As ``query_all``, with the outcome of each node."""
+        """Does the same as ``query_all``, and also returns the outcome of each node."""
         if self.many:
             return self._merged_all(statements, each)
         replies = self._node(self.target, statements)
@@ -143,7 +148,7 @@ class Queries(Nodes):
     def _gather(
         self, addresses: Sequence[str], statements: Mapping[str, str], timeout: float, take: Take
     ) -> Gathered[tuple[Reply, ...]]:
-        # Imported before the event loop needs it, which must not wait for an import.
+        # pyarrow is imported before the event loop needs it, because the loop must not wait for an import.
         import pyarrow  # noqa: F401
 
         from probing.client.wire.many import Question
@@ -166,19 +171,19 @@ class Queries(Nodes):
         return gathered
 
     def _node(self, address: str, statements: Mapping[str, str]) -> list[Reply]:
-        """Asks one node."""
+        """Returns the replies of one node."""
         replies = Work(
             self.node(address).replies(
                 statements, self.timeout, Room(self.max_bytes), watch=self.watching(address), strict=self.strict
             )
         )
-        # Imported while the node works on the query: the import takes no extra time.
+        # pyarrow is imported while the node works on the query, so the import takes no extra time.
         import pyarrow  # noqa: F401
 
         return replies.result()
 
     def answer(self, sql: str, params: Mapping[str, Any] | None = None) -> Answer:
-        """As ``query``, with the outcome of each node."""
+        """Does the same as ``query``, and also returns the outcome of each node."""
         text = _bound(sql, params)
         if asked := self.asked(text):
             return self._merged(self.plan(text), asked)
@@ -203,7 +208,8 @@ class Queries(Nodes):
         )[""]
 
     def plan(self, sql: str, now_ns: int | None = None) -> Plan:
-        """Returns how a query of many nodes is split; ``now_ns`` (UTC ns) replaces the present time in it.
+        """Returns the plan by which a query of many nodes is split; ``now_ns`` (UTC ns) is the present time in the
+        query.
 
         Raises QueryRejected, NotFound, QueryError.
         """
@@ -213,9 +219,8 @@ class Queries(Nodes):
 
         now = time.time_ns() if now_ns is None else now_ns
         views = {**VIEWS, **self._views()} if names_user_views(sql) else VIEWS
-        if not any(_USER_TABLE.search(text) for text in (sql, *(view.sql for view in views.values()))):
+        if not any(map(_names_user_tables, (sql, *(view.sql for view in views.values())))):
             return plan(sql, now, views=views)
-        # Only the nodes know the tables of users' probes.
         from probing.federation.planning.catalog import Catalog, api_schemas
 
         catalog = Catalog({**api_schemas(), **self._user_schemas()})
@@ -225,21 +230,33 @@ class Queries(Nodes):
             catalog.close()
 
     def _views(self) -> dict[str, View]:
-        """Returns the target's views of users; all nodes are asked by their definitions."""
+        """Returns the views that users wrote at the target; all nodes are asked with these definitions."""
         from probing.federation.sql.views import views_from
 
         (reply,) = self._node(self.target, {"": _VIEWS})
         return views_from(reply.table.to_pylist())
 
     def _user_schemas(self) -> dict[str, pa.Schema]:
-        """Returns the union of the nodes' columns for each table of a user's probe."""
+        """Returns the union of the nodes' columns for each table of a user's probe or of a job."""
         from pyarrow import schema, type_for_alias
+
+        from probing.api.tables import TABLES
+        from probing.api.tables.views import VIEWS
 
         columns: dict[str, dict[str, pa.DataType]] = {}
         for table in self.query_each(_USER_COLUMNS):
             for name, column, kind in zip(*(found.to_pylist() for found in table.columns), strict=True):
-                columns.setdefault(f"user.{name}", {}).setdefault(column, type_for_alias(kind))
+                if name not in TABLES and name not in VIEWS:
+                    columns.setdefault(name, {}).setdefault(column, type_for_alias(kind))
         return {name: schema(list(own.items())) for name, own in columns.items()}
+
+
+def _names_user_tables(sql: str) -> bool:
+    from probing.api.tables import TABLES
+    from probing.api.tables.views import VIEWS
+
+    names = (f"{schema}.{name}".lower() for schema, name in _USER_TABLE.findall(sql))
+    return any(name not in TABLES and name not in VIEWS for name in names)
 
 
 def _bound(sql: str, params: Mapping[str, Any] | None) -> str:

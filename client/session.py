@@ -1,4 +1,4 @@
-"""The connection of a command to its nodes: which ones failed or are paused, the report, warnings."""
+"""The connection of a command to its nodes: which nodes failed or are paused, the report, and warnings."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ __all__ = (
     "warn",
 )
 
-# A clock that is further off is not set, and worth a line.
+# A clock that is off by more than this is not synchronized, which is reported.
 _CLOCK_NS = 1_000_000_000
 
 
 @contextmanager
 def opened(settings: Settings) -> Iterator[Cluster]:
-    """Opens the cluster that ``settings`` name. The report is written whether the command succeeds or fails."""
-    # Imports gRPC, which --help does without.
+    """Returns a context with the cluster that ``settings`` name. The report is written whether the command succeeds or
+    fails.
+    """
+    # This imports gRPC, which `probingctl --help` does not need.
     from probing.client.cluster import Cluster
     from probing.client.wire.credentials import Tls
 
@@ -50,7 +52,7 @@ def opened(settings: Settings) -> Iterator[Cluster]:
         tls=Tls(*settings.tls) if settings.tls is not None else None,
         timeout=settings.timeout,
     )
-    # NotFound is an answer too.
+    # A node that answers NotFound has answered.
     silent_of_command(lambda: silent_nodes(cluster, besides=(NotFound,)))
     with cluster:
         try:
@@ -76,13 +78,13 @@ def opened(settings: Settings) -> Iterator[Cluster]:
 
 
 def _report(outcomes: Sequence[Gathered[Any]]) -> OutcomeReport:
-    """Returns one report for all questions of a command; a node that failed one question has failed."""
+    """Returns one report about all questions of a command; a node that failed in one question counts as failed."""
     reports = [outcome.report() for outcome in outcomes]
     failed = {entry["address"]: entry for report in reports for entry in report["failed"]}
     answered: dict[str, AnsweredReport] = {}
     for report in reports:
         for entry in report["answered"]:
-            # A call that measures no clock keeps the offset that another one measured.
+            # The offset of a clock that an earlier call measured is kept.
             answered[entry["address"]] = {**answered.get(entry["address"], entry), **entry}
     detours = [entry for report in reports for entry in report.get("detours", ())]
     merged: OutcomeReport = {
@@ -104,7 +106,7 @@ def warn(message: str) -> None:
 
 
 def hint(message: str) -> None:
-    """Writes to stderr what to do next, beside an answer on stdout."""
+    """Writes to stderr what to do next; the answer is on stdout."""
     sys.stderr.write(f"hint: {escape(message)}\n")
 
 
@@ -123,7 +125,7 @@ def _failure_text(failure: Failure) -> str:
 
 
 def pause_lines(cluster: Cluster) -> dict[str, str]:
-    """Returns a line for each node whose probes are paused, by node."""
+    """Returns, for each node whose probes are paused, the line that says so."""
     return {
         reply.node: pause_text(reply.node, reply.reason) for _, reply in cluster.status() if reply.state == "paused"
     }

@@ -1,6 +1,6 @@
-"""Settings of a command: where to ask, how long to wait, and the format and file of the answer.
+"""The settings of a command: which nodes to ask, how long to wait, and the format and file of the answer.
 
-Their defaults come from ``probing/client.toml`` in XDG_CONFIG_HOME, else in ``~/.config``.
+The defaults come from ``probing/client.toml`` in XDG_CONFIG_HOME, by default ``~/.config``.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ PROFILE_SUFFIXES = tuple(_PROFILES)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``timeout`` is in seconds, for one answer of all nodes together. ``token`` is empty for none.
+    """The settings of a command. ``timeout`` is in seconds, for one answer of all nodes together. ``token`` may be
+    empty.
 
-    ``where``: labels and patterns that choose nodes. ``tls``: files of authorities, certificate and key, each empty for
-    none; None: TCP is in the clear. ``named``: the format is from -f, not from the name of a file.
+    ``where``: labels and patterns that choose nodes. ``tls``: files of authorities, certificate and key, each of which
+    may be empty; None: TCP is unencrypted. ``named``: the format is from -f, not from the name of a file.
     """
 
     target: str = DEFAULT_TARGET
@@ -69,7 +70,8 @@ class Settings:
 
 
 def format_of(output: Path | None) -> str:
-    """Returns the format by the suffix of the output file, -o or stdout: CSV for ``x.csv``, a table for unknown ones.
+    """Returns the format for the suffix of the output file (-o or stdout): CSV for ``x.csv``, a table for unknown
+    suffixes.
 
     A file that is appended to (``>> x.json``) gets JSON lines, so that its earlier content stays readable.
     """
@@ -81,7 +83,7 @@ def format_of(output: Path | None) -> str:
 
 
 def check_suffix(output: Path | None, more: Sequence[str] = ()) -> None:
-    """Raises UsageError for a file whose suffix is no format, none of a table and none of ``more``.
+    """Raises UsageError if the suffix of the file is neither a format, nor usual for tables as text, nor in ``more``.
 
     A file without suffix, such as a pipe or a device, gets a table.
     """
@@ -95,13 +97,15 @@ def check_suffix(output: Path | None, more: Sequence[str] = ()) -> None:
 
 
 def profile_format_of(output: Path | None) -> str:
-    """As ``format_of``, for the formats that ``profile`` alone has: a flame graph for ``p.svg``."""
+    """Does the same as ``format_of``, also for the formats that only ``profile`` has: a flame graph for ``p.svg``."""
     name, _ = _destination(output)
     return next((kind for ending, kind in _PROFILES.items() if name.endswith(ending)), "table")
 
 
 def _destination(output: Path | None) -> tuple[str, bool]:
-    """Returns the name of the output file in lower case, empty for none, and whether it is appended to."""
+    """Returns the name of the output file in lower case (empty if there is none), and whether the file is
+    appended to.
+    """
     if output is not None:
         return output.name.lower(), False
     try:
@@ -113,9 +117,10 @@ def _destination(output: Path | None) -> tuple[str, bool]:
 
 
 def node_list(text: str) -> tuple[str, ...]:
-    """Returns the addresses in ``A,B,C`` or in the file ``text``: one a line, ``#`` begins a comment.
+    """Returns the addresses in a text such as ``A,B,C`` or in the file ``text``, which has one address on each line;
+    ``#`` begins a comment.
 
-    ``dns:NAME[:PORT]`` and ``slurm:[PORT]`` among them stand for the nodes that they name.
+    ``dns:NAME[:PORT]`` and ``slurm:[PORT]`` are replaced by the addresses of the nodes that they name.
     """
     path = Path(text)
     # ``text`` is the path of a file if that file exists, or if ``text`` cannot be an address.
@@ -134,25 +139,29 @@ def node_list(text: str) -> tuple[str, ...]:
 
 
 def conditions(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Returns (label, pattern) of each ``rack=r7`` or ``rack=r*,rail=2``. Raises UsageError."""
+    """Returns the pairs (label, pattern) of texts such as ``rack=r7`` or ``rack=r*,rail=2``. Raises UsageError if one
+    cannot be read.
+    """
     found = []
     for part in (part.strip() for text in texts for part in text.split(",")):
         key, equals, pattern = part.partition("=")
         if not equals or not key:
-            raise UsageError(f"--where {part[:80]} is no label", hint="for example --where rack=r7, or node=gn0*")
+            raise UsageError(f"--where {part[:80]} is not a label", hint="for example --where rack=r7, or node=gn0*")
         found.append((key, pattern))
     return tuple(found)
 
 
 def process_id(text: str) -> int:
-    """Returns ``text`` as a pid."""
+    """Returns ``text`` as a pid. Raises UsageError if it is not one."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:12]) < 2**31:
-        raise UsageError(f"{text} is no pid", hint="`probingctl ps` lists the processes; a job is named with --job")
+        raise UsageError(f"{text} is not a pid", hint="`probingctl ps` lists the processes; a job is named with --job")
     return int(text)
 
 
 def read_token(token: str | None, token_file: str | None) -> str:
-    """Returns the bearer token from --token-file, --token or PROBING_AUTH_TOKEN, in this order; empty for none."""
+    """Returns the bearer token from --token-file, --token or PROBING_AUTH_TOKEN, in this order; empty if there
+    is none.
+    """
     if token_file:
         return _read(Path(token_file), "token").strip()
     if token:
@@ -166,5 +175,5 @@ def _read(path: Path, what: str) -> str:
         with path.open(encoding="utf-8") as file:
             return file.read(_MAX_FILE)
     except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is no text"
+        reason = e.strerror if isinstance(e, OSError) else "it is not a text"
         raise UsageError(f"cannot read the {what} {path}: {reason}") from None

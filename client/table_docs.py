@@ -1,4 +1,4 @@
-"""Tables and columns as the nodes document them."""
+"""Shows tables and columns as the nodes document them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def write_docs(settings: Settings, cluster: Cluster, name: str | None) -> None:
 
 
 def _by_definition(name: str, columns: Sequence[str]) -> list[int]:
-    """Returns the order in which columns are defined, since a sentence refers to the one before; others come last."""
+    """Returns the columns in the order of their definition, because a description may refer to the one before; unknown
+    columns come last.
+    """
     from probing.api.tables import TABLES
 
     known = {column.name: i for i, column in enumerate(TABLES[name].columns)} if name in TABLES else {}

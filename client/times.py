@@ -1,4 +1,4 @@
-"""Lengths of time and instants, as typed or as screens print them, and the interval of --since and --until."""
+"""Reads lengths of time and instants, as typed or as screens print them, and the interval of --since and --until."""
 
 from __future__ import annotations
 
@@ -28,19 +28,23 @@ _INSTANT = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _SECOND_NS = 1_000_000_000
-# A time of day that is further ahead than this belongs to yesterday; clocks of nodes may be ahead a little.
+# A time of day that is more than this ahead of now means yesterday; the clocks of nodes may be a little ahead.
 _AHEAD_S = 60
 _EXAMPLES = "for example 5m, 1h30m, 13:05:12Z or 2026-11-21T08:19:20Z"
 
 
 class Bound(NamedTuple):
-    """An end of an interval: ``ago_s`` before the present time of each node, or the instant ``at_ns`` (UTC)."""
+    """One end of an interval: ``ago_s`` seconds before the present time of each node, or the instant ``at_ns``
+    (UTC).
+    """
 
     ago_s: float = 0.0
     at_ns: int | None = None
 
     def sql(self) -> str:
-        """Returns the time as SQL. ``now()`` is the clock of the node, or of all nodes that are asked together."""
+        """Returns the time as SQL. ``now()`` is the clock of the node; if many nodes are asked together, one clock for
+        all.
+        """
         if self.at_ns is not None:
             return f"make_timestamp_ns({self.at_ns})"
         milliseconds = max(1, round(self.ago_s * 1000)) if self.ago_s else 0
@@ -53,7 +57,7 @@ class Bound(NamedTuple):
         return Bound(self.ago_s + length_s)
 
     def ns(self, now_ns: int) -> int:
-        """Returns the bound in UTC ns, if the present is ``now_ns``."""
+        """Returns the bound in UTC ns if the present time is ``now_ns``."""
         return self.at_ns if self.at_ns is not None else now_ns - round(self.ago_s * _SECOND_NS)
 
     def text(self) -> str:
@@ -64,14 +68,14 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The time between --since and --until; ``end`` None: up to now, and rows of a clock that is ahead."""
+    """The time between --since and --until. ``end`` None: up to now, including rows of nodes whose clocks are ahead."""
 
     begin: Bound
     end: Bound | None = None
 
     @property
     def open(self) -> bool:
-        """Whether the interval reaches to the present, so that the present state belongs to it."""
+        """Returns whether the interval reaches to now, so that the present state belongs to it."""
         return self.end is None
 
     def sql(self, column: str = "ts") -> str:
@@ -87,12 +91,14 @@ class Interval:
         return f"since {self.begin.text()}" if self.begin.at_ns is not None else f"in the last {self.length()}"
 
     def length(self) -> str:
-        """Returns the length of an interval that begins a length before now, as text."""
+        """Returns, as text, the length of an interval that begins a length of time before now."""
         return age(self.begin.ago_s * 1e9)
 
 
 def seconds(text: str) -> float:
-    """Returns a length of time in seconds, typed as ``500ms``, ``5``, ``2h``, or printed as ``5m07s``, ``39 s``."""
+    """Returns a length of time in seconds; ``text`` is typed (``500ms``, ``5``, ``2h``) or printed by a screen
+    (``5m07s``, ``39 s``).
+    """
     body = text.strip()
     if _BARE.fullmatch(body):
         length = float(body)
@@ -101,14 +107,15 @@ def seconds(text: str) -> float:
     else:
         length = 0.0
     if not 0 < length <= _MOST_S:
-        raise UsageError(f"{text} is no length of time", hint="for example 500ms, 30s, 5m, 2h, 1h30m, 1d")
+        raise UsageError(f"{text} is not a length of time", hint="for example 500ms, 30s, 5m, 2h, 1h30m, 1d")
     return length
 
 
 def bound(text: str, now_ns: int | None = None) -> Bound:
-    """Returns the end of an interval that ``text`` names: a length before now, ``now``, or an instant.
+    """Returns the bound that ``text`` names: a length of time before now, ``now``, or an instant.
 
-    An instant without a date is the last such time of day; without a zone it is in the zone in use. Raises UsageError.
+    An instant without a date is the last time that the clock showed it; without a zone it is in the zone in use. Raises
+    UsageError.
     """
     body = text.strip()
     if body.lower() == "now":
@@ -117,11 +124,11 @@ def bound(text: str, now_ns: int | None = None) -> Bound:
         return Bound(seconds(body.removesuffix(" ago")))
     given = _INSTANT.fullmatch(body)
     if given is None or not (given["day"] or given["clock"]):
-        raise UsageError(f"{text} is no time", hint=_EXAMPLES)
+        raise UsageError(f"{text} is not a time", hint=_EXAMPLES)
     try:
         return Bound(at_ns=_instant(given, time.time_ns() if now_ns is None else now_ns))
     except (OverflowError, ValueError):
-        raise UsageError(f"{text} is no time", hint=_EXAMPLES) from None
+        raise UsageError(f"{text} is not a time", hint=_EXAMPLES) from None
 
 
 def _instant(given: re.Match[str], now_ns: int) -> int:
@@ -133,7 +140,7 @@ def _instant(given: re.Match[str], now_ns: int) -> int:
     clock = clock_time.fromisoformat(given["clock"] or "00:00")
     found = _utc(datetime.combine(day, clock), offset)
     if given["day"] is None and (found - now).total_seconds() > _AHEAD_S:
-        # Screens leave out the date of today: it was printed before midnight.
+        # Screens print times of today without the date; this one was printed before midnight.
         found = _utc(datetime.combine(day - timedelta(days=1), clock), offset)
     return (found - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(seconds=1) * _SECOND_NS + int(part or 0)
 
@@ -152,7 +159,7 @@ def _offset(text: str) -> timezone:
 
 
 def interval(since: str, until: str | None = None) -> Interval:
-    """Returns the interval of --since and --until. Raises UsageError where it is empty, or a time cannot be read."""
+    """Returns the interval of --since and --until. Raises UsageError if it is empty or a time cannot be read."""
     now_ns = time.time_ns()
     begin = bound(since, now_ns)
     end = None if until is None else bound(until, now_ns)

@@ -8,5 +8,5 @@ __all__ = ("program",)
 
 
 def program() -> str:
-    """Returns such as ``probingctl 0.1.0``."""
+    """Returns a text such as ``probingctl 0.1.0``."""
     return f"probingctl {version('probingd')}"

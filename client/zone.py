@@ -1,6 +1,7 @@
 """The time zone in which probingctl shows and reads times, and times as texts in it.
 
-It is UTC, unless --tz or the configuration name another: ``probing/client.toml`` in XDG_CONFIG_HOME or ``~/.config``.
+The zone is UTC unless --tz or the configuration names another. The configuration is ``probing/client.toml`` in
+XDG_CONFIG_HOME, by default ``~/.config``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from probing.api.errors import ConfigError, UsageError
 __all__ = ("aware", "clock", "clock_ms", "current", "moment", "now_text", "use", "when", "zone_of")
 
 _OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)?")
-# As POSIX writes a zone: CST-8, <+08>-8, EST5EDT. https://pubs.opengroup.org/onlinepubs/9699919799/ (8.3, TZ)
+# A zone in the notation of POSIX: CST-8, <+08>-8, EST5EDT. https://pubs.opengroup.org/onlinepubs/9699919799/ (8.3, TZ)
 _POSIX = re.compile(r":?(?:[A-Za-z]{3,}|<[A-Za-z0-9+-]{3,}>)[+-]?\d.*")
 _SYSTEM = Path("/etc/localtime")
 _KEYS = ("tz",)
@@ -33,12 +34,14 @@ class _Zone:
 
 
 def zone_of(given: str | None) -> str:
-    """Returns the name of the time zone: ``given`` by --tz or PROBING_TZ, else the configuration's, else UTC."""
+    """Returns the name of the time zone: ``given`` (--tz or PROBING_TZ), else that of the configuration, else UTC."""
     return given or _defaults().get("tz", "UTC")
 
 
 def use(name: str) -> None:
-    """Shows and reads times in the zone ``name``: Asia/Shanghai, +08:00, local or UTC. Raises UsageError."""
+    """From now on shows and reads times in the zone ``name``: Asia/Shanghai, +08:00, local or UTC. Raises UsageError
+    for an unknown zone.
+    """
     _Zone.now = _zone(name)
 
 
@@ -52,12 +55,12 @@ def _is_utc() -> bool:
 
 
 def _wall(seconds: float) -> datetime:
-    """Returns ``seconds`` since 1970 as the time of day in the zone. Raises as ``datetime.fromtimestamp`` does."""
+    """Returns ``seconds`` since 1970 as the time of day in the zone. Raises what ``datetime.fromtimestamp`` raises."""
     return datetime.fromtimestamp(seconds, timezone.utc).astimezone(_Zone.now)
 
 
 def aware(moment: datetime) -> datetime:
-    """Returns a time without a zone as a time of the zone in use."""
+    """Returns a time without a zone as a time in the zone in use."""
     if moment.tzinfo is not None:
         return moment
     return moment.astimezone() if _Zone.now is None else moment.replace(tzinfo=_Zone.now)
@@ -89,7 +92,7 @@ def moment(ts: str | None) -> str:
 
 
 def clock(ts: str | None) -> str:
-    """Returns the text of ``when`` without the date of today."""
+    """Returns the text of ``when``; for times of today without the date."""
     return when(ts).removeprefix(f"{_wall(time.time()):%Y-%m-%d} ")
 
 
@@ -99,7 +102,7 @@ def clock_ms(ts: str) -> str:
 
 
 def now_text(form: str = "%H:%M:%S") -> str:
-    """Returns the present time in the zone in use, with Z or its offset."""
+    """Returns the present time in the zone in use as text, with Z or the offset."""
     now = _wall(time.time())
     return f"{now:{form}}{_shown(now)}"
 
@@ -125,7 +128,7 @@ def _zone(name: str) -> tzinfo | None:
         return timezone(length if offset[1] == "+" else -length)
     found = _named(text)
     if found is None:
-        raise UsageError(f"{text[:80]} is no time zone", hint="for example Asia/Shanghai, +08:00, local or UTC")
+        raise UsageError(f"{text[:80]} is not a time zone", hint="for example Asia/Shanghai, +08:00, local or UTC")
     return found
 
 
@@ -137,17 +140,17 @@ def _local(variable: str) -> tzinfo | None:
         return found
     if _POSIX.fullmatch(variable) or Path(variable.removeprefix(":")).is_file():
         return None
-    raise UsageError(f"TZ={variable[:80]} is no time zone", hint="set TZ to one, or name one with --tz")
+    raise UsageError(f"TZ={variable[:80]} is not a time zone", hint="set TZ to one, or name one with --tz")
 
 
 def _named(name: str) -> tzinfo | None:
-    # The import takes some ms, which commands in UTC do not pay.
+    # The import takes some ms, which commands in UTC save.
     from zoneinfo import ZoneInfo
 
     try:
         return ZoneInfo(name) if name else None
     except (KeyError, OSError, ValueError):
-        # The name does not exist, is a folder, or leads out of the folder of zones.
+        # No zone has this name: it does not exist, is a directory, or leads out of the directory of zones.
         return None
 
 
@@ -161,17 +164,17 @@ def _path() -> Path | None:
 
 
 def _defaults() -> dict[str, str]:
-    """Returns the settings of the configuration by key, none where there is no file. Raises ConfigError."""
+    """Returns the settings of the configuration by key; empty if there is no file. Raises ConfigError."""
     file = _path()
     try:
         settings = {} if file is None else _parsed(_read(file))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        # Under `sudo -u` HOME may be another user's, which this one may not enter.
+        # Under `sudo -u` HOME may be another user's directory, which this user may not enter.
         return {}
     except OSError as e:
         raise ConfigError(f"cannot read {file}: {e.strerror}", hint="make it readable, or remove it") from None
     except ValueError as e:
-        raise ConfigError(f"{file} is no TOML: {e}", hint=_EXAMPLE) from None
+        raise ConfigError(f"{file} is not TOML: {e}", hint=_EXAMPLE) from None
     for key, value in settings.items():
         if key not in _KEYS:
             from difflib import get_close_matches
@@ -180,7 +183,7 @@ def _defaults() -> dict[str, str]:
             known = f"did you mean {near[0]}?" if near else f"it may have {', '.join(_KEYS)}"
             raise ConfigError(f"{file}: there is no setting {key}", hint=known)
         if not isinstance(value, str):
-            raise ConfigError(f"{file}: {key} is no text", hint=_EXAMPLE)
+            raise ConfigError(f"{file}: {key} is not a text", hint=_EXAMPLE)
     return settings
 
 
@@ -190,7 +193,7 @@ def _read(file: Path) -> bytes:
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    # Most users have no such file.
+    # The parser is imported here because most users have no such file.
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -1,4 +1,6 @@
-"""Arrow batches from rows (dicts), for tables with few rows, and their bytes. The hot path uses ``daemon.columns``."""
+"""Makes Arrow batches from rows (dicts), for tables with few rows, and bytes from batches. The hot path uses
+``daemon.columns``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ __all__ = ("Gathered", "batch_of", "ipc_bytes")
 
 
 class Gathered(io.RawIOBase):
-    """A writable Python file whose content is taken while Arrow writes. ``size``: bytes not taken yet."""
+    """A writable Python file for Arrow whose content can be taken in pieces. ``size``: bytes that were not
+    taken yet.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,15 +47,17 @@ class Gathered(io.RawIOBase):
 
 
 def batch_of(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    """Rows as a batch in the physical schema of ``table`` (a live table's logical one); missing keys become NULL."""
+    """Returns rows as a batch in the physical schema of ``table`` (of a live table: the logical schema); missing keys
+    become NULL.
+    """
     schema = table_named(table).physical
-    # In one conversion: ``pa.array`` looks for pandas at each call.
+    # All rows are converted in one call, as ``pa.array`` looks for pandas at each call.
     found: Any = pa.array(rows, pa.struct(list(schema)))
     return pa.RecordBatch.from_arrays(found.flatten(), schema=schema)
 
 
 def ipc_bytes(batch: pa.RecordBatch) -> bytes:
-    """The batch as an Arrow IPC stream."""
+    """Returns the batch as an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)

@@ -1,4 +1,4 @@
-"""Numpy arrays from Arrow arrays, without pyarrow.compute."""
+"""Makes numpy arrays from Arrow arrays without pyarrow.compute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ("integers", "texts_and_indices")
 
 
 def integers(array: pa.Array[Any], null: int = -1) -> npt.NDArray[np.int64]:
-    """Integers or timestamps as 64-bit integers, with ``null`` for NULL.
+    """Returns integers or timestamps as 64-bit integers, with ``null`` for NULL.
 
     Reads the buffers: importing pyarrow.compute takes 25 ms and some megabytes.
     """
@@ -29,6 +29,6 @@ def integers(array: pa.Array[Any], null: int = -1) -> npt.NDArray[np.int64]:
 
 
 def texts_and_indices(array: Any) -> tuple[list[str | None], npt.NDArray[np.int64]]:
-    """(the texts of a dictionary array and None at the end, for each row the index of its text)."""
+    """Returns the texts of a dictionary array with None at the end, and for each row the index of its text."""
     texts = [*array.dictionary.to_pylist(), None]
     return texts, integers(array.indices, len(texts) - 1)

@@ -1,4 +1,4 @@
-"""Back-off: what does not answer is left alone for a while, longer each time in a row."""
+"""Back-off: leaves what does not answer alone for a while, longer after each failure in a row."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ MAX_HELD = 1_024
 
 
 class Pauses:
-    """Pauses by name. Not safe for two threads at once. Times are on time.monotonic()."""
+    """Pauses by name. Not safe for two threads. Times are on time.monotonic()."""
 
     def __init__(self) -> None:
         self._until: dict[str, tuple[float, float]] = {}
 
     def held(self, name: str) -> bool:
-        """Returns whether ``name`` is left alone now."""
+        """Returns whether ``name`` is not to be tried now."""
         until, _ = self._until.get(name, (0.0, 0.0))
         return until > time.monotonic()
 
     def failed(self, name: str) -> None:
-        """Leaves ``name`` alone for 30 s, twice as long each time in a row, 480 s at most."""
+        """Starts a pause of ``name`` of 30 s, doubled after each failure in a row, 480 s at most."""
         _, before = self._until.pop(name, (0.0, 0.0))
         span = min(before * 2 or FIRST_S, MAX_S)
         self._until[name] = (time.monotonic() + span, span)
@@ -49,9 +49,9 @@ MOST_DOUBLINGS = 6
 
 
 class Patience:
-    """How often a reader is asked that does not answer: each failure in a row doubles the time to the next question.
+    """Says how often to ask a reader that does not answer: each failure in a row doubles the time to the next question.
 
-    ``reason``: why the last question had no answer; empty when it had one.
+    ``reason``: why the last question had no answer; empty if it had an answer.
     """
 
     def __init__(self) -> None:
@@ -60,15 +60,15 @@ class Patience:
 
     @property
     def factor(self) -> int:
-        """By how much the interval is longer than usual: 1 to 64."""
+        """The factor by which the interval is longer than usual, 1 to 64."""
         return 1 << self._failures
 
     def failed(self, reason: str) -> None:
-        # A reader that is blocked is killed and replaced: once a minute is often enough.
+        # A blocked reader is killed and replaced: once a minute is often enough.
         self._failures = min(MOST_DOUBLINGS, self._failures + 1)
         self.reason = reason
 
     def answered(self, reason: str = "") -> None:
-        """``reason``: what the answer lacks."""
+        """Notes that the reader answered. ``reason``: what the answer lacks."""
         self._failures = 0
         self.reason = reason

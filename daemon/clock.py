@@ -1,7 +1,7 @@
 """Converts between kernel clocks and wall time.
 
-Records carry the kernel's monotonic time; ``ts`` is UTC. A ``ClockPair`` relates the two. One is taken at each drain
-and written into the log, so a step of the wall clock changes no duration.
+Records carry the kernel's monotonic time; ``ts`` is UTC. A ``ClockPair`` relates the two. Each drain reads a pair and
+writes it into the log, so a step of the wall clock changes no duration.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 __all__ = ("Clock", "ClockPair", "FakeClock", "SystemClock", "until_next")
-# The read with the least time between its ends counts.
+# The clocks are read this often; the read that took the least time counts.
 _READS = 4
 
 
@@ -34,10 +34,11 @@ class ClockPair(NamedTuple):
 
 
 def until_next(interval_s: float) -> float:
-    """Returns the seconds until the next multiple of ``interval_s`` on CLOCK_MONOTONIC, and no less than a part of it.
+    """Returns the seconds until the next multiple of ``interval_s`` on CLOCK_MONOTONIC, but at least a part of
+    ``interval_s``.
 
-    Threads of all processes that wait so wake up together: that costs half of what it costs each by itself (the CPU
-    leaves its idle state once, and its caches are warm).
+    Threads of all processes that wait this way wake up together. That costs half as much as separate wakeups: the CPU
+    leaves its idle state once, and its caches are warm.
     """
     if interval_s <= 0.0:
         return 0.0
@@ -55,8 +56,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks. ``boot_id`` changes with every boot; kernel times of two boots are not comparable.
 
-    The offsets between the clocks change only by more than the error of their measurement. Without that, a drain that
-    loses the CPU between two reads would shift its records against those of the drain before.
+    An offset between two clocks is changed only if it differs by more than the error of its measurement. Otherwise a
+    drain that loses the CPU between two reads would shift its records against the records of the previous drain.
     """
 
     def __init__(self) -> None:

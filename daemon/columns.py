@@ -1,7 +1,8 @@
-"""Arrow columns and batches from numpy columns of records: a whole column at a time, without Python code per row.
+"""Makes Arrow columns and batches from numpy columns of records: a whole column at a time, without Python code for each
+row.
 
-Texts and identities are looked up once per distinct process, communicator or name. ``which`` always is the index array
-that ``numpy.unique`` returns as inverse: for each row the index of its group.
+Texts and identities are looked up once for each distinct process, communicator or name. ``which`` is always the inverse
+of ``numpy.unique``: for each row the index of its group.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ Array = npt.NDArray[Any]
 
 
 def batch(table: str | pa.Schema, columns: Mapping[str, pa.Array[Any]]) -> pa.RecordBatch:
-    """Columns as a batch in the physical schema of ``table``; each is cast to the type of its field.
+    """Returns columns as a batch in the physical schema of ``table``; each column is cast to the type of its field.
 
-    Raises KeyError where a column of the schema is missing.
+    Raises KeyError if a column of the schema is missing.
     """
     schema = table if isinstance(table, pa.Schema) else table_named(table).physical
     arrays = [_cast(columns[field.name], field.type) for field in schema]
@@ -45,7 +46,7 @@ def batch(table: str | pa.Schema, columns: Mapping[str, pa.Array[Any]]) -> pa.Re
 
 
 def identities(processes: Processes, pids: Array, starts: Array) -> tuple[list[Identity | None], npt.NDArray[np.intp]]:
-    """(the identity of each distinct (pid, start_ns), for each row the index of its identity)."""
+    """Returns the identity of each distinct (pid, start_ns), and for each row the index of its identity."""
     pid_of = np.unique(pids, return_inverse=True)[1]
     distinct, start_of = np.unique(starts, return_inverse=True)
     _, first, which = np.unique(pid_of * len(distinct) + start_of, return_index=True, return_inverse=True)
@@ -55,7 +56,9 @@ def identities(processes: Processes, pids: Array, starts: Array) -> tuple[list[I
 def identity_columns(
     node: str, processes: Sequence[Identity | None], which: Array, pids: Array, starts: Array
 ) -> dict[str, pa.Array[Any]]:
-    """The columns node, job, run, pid, start_ns and rank; ``processes`` and ``which`` are as from ``identities``."""
+    """Returns the columns node, job, run, pid, start_ns and rank. ``processes`` and ``which``: the result of
+    ``identities``.
+    """
     return {
         "node": named(np.zeros(len(which), np.int32), (node,)),
         "job": texts([None if one is None else one.job for one in processes], which),
@@ -67,9 +70,9 @@ def identity_columns(
 
 
 def numbers(values: Array, null: Array | None = None) -> pa.Array[Any]:
-    """Numbers in their numpy type; NULL where ``null``.
+    """Returns a column of numbers in their numpy type; NULL where ``null``.
 
-    Made from buffers: ``pa.array`` looks for pandas at each call, which costs more than a small batch.
+    Made from buffers, since ``pa.array`` looks for pandas at each call, which costs more than a small batch.
     """
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(
@@ -78,7 +81,9 @@ def numbers(values: Array, null: Array | None = None) -> pa.Array[Any]:
 
 
 def number_columns(values: Array, null: Array) -> list[pa.Array[Any]]:
-    """The columns of ``values[row, column]``; NULL where ``null[row, column]``. Cheaper than ``numbers`` for each."""
+    """Returns the columns of ``values[row, column]``; NULL where ``null[row, column]``. Cheaper than a call of
+    ``numbers`` for each.
+    """
     kind, count = pa.from_numpy_dtype(values.dtype), len(values)
     data = np.ascontiguousarray(values.T)
     some: list[bool] = np.any(null, axis=0).tolist()
@@ -90,18 +95,18 @@ def number_columns(values: Array, null: Array) -> list[pa.Array[Any]]:
 
 
 def times(utc_ns: Array, null: Array | None = None) -> pa.Array[Any]:
-    """UTC ns as timestamps; NULL where ``null``."""
+    """Returns UTC ns as a column of timestamps; NULL where ``null``."""
     return numbers(utc_ns, null).view(pa.timestamp("ns"))
 
 
 def flags(values: Array, null: Array | None = None) -> pa.Array[Any]:
-    """Booleans; NULL where ``null``."""
+    """Returns a column of booleans; NULL where ``null``."""
     packed = np.packbits(values, bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(values), [_validity(null), pa.py_buffer(packed.data)])
 
 
 def named(index: Array, known: Sequence[str]) -> pa.Array[Any]:
-    """For each row ``known[index]``, as a dictionary array; NULL for an index outside of ``known``."""
+    """Returns a dictionary array with ``known[index]`` for each row; NULL for an index outside of ``known``."""
     outside = (index < 0) | (index >= len(known))
     return pa.DictionaryArray.from_arrays(
         numbers(index.astype(np.int32, copy=False), outside), _dictionary(tuple(known))
@@ -109,14 +114,14 @@ def named(index: Array, known: Sequence[str]) -> pa.Array[Any]:
 
 
 def texts(values: Sequence[str | None], which: Array) -> pa.Array[Any]:
-    """The text of each row's group, as a dictionary array without equal entries."""
+    """Returns the text of each row's group as a dictionary array, in which each text occurs once."""
     distinct = sorted({value for value in values if value is not None})
     place = {value: index for index, value in enumerate(distinct)}
     return named(np.array([-1 if value is None else place[value] for value in values], np.int32)[which], distinct)
 
 
 def integers(values: Sequence[int | None], which: Array) -> pa.Array[Any]:
-    """The 32-bit number of each row's group."""
+    """Returns the 32-bit number of each row's group."""
     found = np.array([0 if value is None else value for value in values], np.int32)[which]
     return numbers(found, np.array([value is None for value in values], bool)[which])
 

@@ -6,6 +6,7 @@ command line (``--store.max_bytes=N``), the help and the check of docs/config.md
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import shlex
@@ -29,6 +30,7 @@ __all__ = (
     "DiagnoseConfig",
     "GpuConfig",
     "HostConfig",
+    "JobRowsConfig",
     "LogsConfig",
     "NcclConfig",
     "NetConfig",
@@ -48,29 +50,29 @@ __all__ = (
 )
 
 DEFAULT_FILE = Path("/etc/probingd/probingd.toml")
-# The service's socket, in the runtime directory.
+# Path of the service's socket within the runtime directory.
 PUBLIC = "public/probingd.sock"
-# The directory of the collector's socket there, which the service may pass.
+# Directory of the collector's socket within the runtime directory; the service may enter it.
 CONTROL = "control"
-# sun_path holds 108 bytes with its end; the longest name beside PATH is PATH.d/public/probingd.sock.
+# sun_path holds 108 bytes with its final NUL; the longest name beside PATH is PATH.d/public/probingd.sock.
 MAX_SOCKET_PATH = 107 - len(f".d/{PUBLIC}")
 MAX_FILE_BYTES = 1 << 20
 MAX_LABELS = 16
-# The least days that rows are kept, and the least bytes of a table: a limit below would only delete.
+# The least days and bytes for which rows are kept: a lower limit would delete rows at once.
 LEAST_DAYS, LEAST_TABLE_BYTES = 0.05, 1 << 20
-# Sections of what is collected: the scope probe may change their settings. What is kept, and who is told, needs admin.
-_COLLECTED = frozenset(("cuda", "gpu", "host", "logs", "nccl", "net", "sampling", "variables"))
-# Entries of a list that has no bound of its own.
+# The scope probe may change sections on what is collected; what is kept or notified needs the scope admin.
+_COLLECTED = frozenset(("cuda", "gpu", "host", "job_rows", "logs", "nccl", "net", "sampling", "variables"))
+# The most entries of a list that has no bound of its own.
 MAX_ENTRIES = 1 << 16
-# As many as a process is read for at once (values.names.MAX_NAMES).
+# The most variables read from a process at once (values.names.MAX_NAMES).
 MAX_WATCHED = 64
 
 
 class Option(NamedTuple):
-    """What the annotation of a field says of an option, and its default.
+    """An option: what the annotation of its field says, and its default.
 
-    ``least`` and ``most``: its bounds, those of a list are of its length. ``hidden``: its value may hold a secret, and
-    is not shown to readers.
+    ``least`` and ``most``: its bounds; for a list, of its length. ``hidden``: its value may contain a secret, and is
+    not shown to clients with the scope read.
     """
 
     doc: str
@@ -81,7 +83,7 @@ class Option(NamedTuple):
 
 
 class UsersConfig(NamedTuple):
-    """The users of the processes: names, or numbers, which need no existing user."""
+    """The users of the processes, each a name, or a number, which needs no existing user."""
 
     collector: Annotated[str, Option("user of the collector and the readers")] = "probing"
     service: Annotated[str, Option("user of the gRPC service")] = "probing-service"
@@ -101,29 +103,27 @@ class TlsConfig(NamedTuple):
 class StoreConfig(NamedTuple):
     max_bytes: Annotated[int, Option("bytes that the state directory may take", 16 << 20)] = 10 << 30
     keep_free_bytes: Annotated[
-        int, Option("bytes to leave free on its file system; -1: 1 GiB, or a tenth of it where that is less", -1)
+        int, Option("bytes to leave free on the state directory's file system; -1: 1 GiB, at most a tenth of it", -1)
     ] = -1
     max_age_days: Annotated[float, Option("days to keep rows", LEAST_DAYS)] = 7.0
     grace_s: Annotated[
         float,
-        Option("seconds after which a new, stricter limit deletes rows; until then it can be taken back", 0, 86400),
+        Option("seconds after which a new, stricter limit deletes rows; until then it can be undone", 0, 86400),
     ] = 600.0
-    sync_interval_s: Annotated[float, Option("seconds of rows that a power cut may cost", 0.01)] = 1.0
+    sync_interval_s: Annotated[float, Option("seconds of rows that may be lost in a power cut", 0.01)] = 1.0
     part_bytes: Annotated[int, Option("size at which a part of the log is sealed into segments", 1 << 16)] = 8 << 20
     segment_bytes: Annotated[int, Option("size up to which segments of a table and day are merged", 1 << 16)] = 64 << 20
     table_max_bytes: Annotated[
-        tuple[str, ...], Option("most bytes of single tables, as python.samples=2000000000")
+        tuple[str, ...], Option("most bytes of single tables, e.g. python.samples=2000000000")
     ] = ()
     table_max_age_days: Annotated[
-        tuple[str, ...], Option("days to keep rows of single tables, as python.samples=1.5")
+        tuple[str, ...], Option("days to keep rows of single tables, e.g. python.samples=1.5")
     ] = ()
 
 
 class QueryConfig(NamedTuple):
-    timeout_s: Annotated[
-        float, Option("deadline of a query that names none, and of those that are not streamed", 0.1)
-    ] = 30.0
-    unread_s: Annotated[float, Option("seconds that an answer waits for a client that takes no rows", 0.1)] = 300.0
+    timeout_s: Annotated[float, Option("seconds for a query that names no deadline or is not streamed", 0.1)] = 30.0
+    unread_s: Annotated[float, Option("seconds after which an answer ends if its client reads no rows", 0.1)] = 300.0
     memory_bytes: Annotated[int, Option("memory of one SQL worker", 64 << 20)] = 1 << 30
     workers: Annotated[int, Option("SQL workers kept warm; more start when queries overlap", 1)] = 1
     views_dir: Annotated[str, Option("directory of views that users write; NAME.sql with one SELECT")] = (
@@ -134,45 +134,51 @@ class QueryConfig(NamedTuple):
 class ClusterConfig(NamedTuple):
     seeds: Annotated[
         tuple[str, ...],
-        Option("nodes to begin with, as HOST:PORT, dns:NAME:PORT for all addresses of a name, or unix:PATH"),
+        Option("nodes that are asked first: HOST:PORT, dns:NAME:PORT for all addresses of a name, or unix:PATH"),
     ] = ()
     advertise: Annotated[
-        str, Option("HOST:PORT at which others reach this node; empty: listen, with the host name for all")
+        str, Option("HOST:PORT at which other nodes reach this one; empty: listen, with the host name")
     ] = ""
     allow: Annotated[
         tuple[str, ...],
         Option(
-            "networks to connect to where other nodes name an address, as 10.0.0.0/8; empty: those of the seeds and of "
+            "networks in which addresses of other nodes are used, e.g. 10.0.0.0/8; empty: those of the seeds and of "
             "the interfaces of this machine"
         ),
     ] = ()
-    labels: Annotated[tuple[str, ...], Option("what groups nodes, as rack=r7; `--where` chooses by it")] = ()
+    labels: Annotated[
+        tuple[str, ...], Option("labels of this node, e.g. rack=r7; `--where` chooses nodes by them")
+    ] = ()
     heartbeat_s: Annotated[float, Option("seconds between two pings of a watched node", 0.05, 60)] = 1.0
     suspect_s: Annotated[float, Option("seconds without an answer after which a node is suspect", 0.1, 600)] = 2.0
-    failed_s: Annotated[float, Option("seconds without an answer after which it has failed", 0.2, 3600)] = 5.0
+    failed_s: Annotated[float, Option("seconds without an answer after which a node has failed", 0.2, 3600)] = 5.0
     trust_claims: Annotated[
         bool,
-        Option("let every node that says so take part in the diagnosis of a job, also where no connection shows it"),
+        Option("let every node that claims ranks of a job take part in its diagnosis, even without proof"),
     ] = False
     bandwidth_test_bytes: Annotated[
         int,
         Option(
-            "most bytes that `preflight --bandwidth` sends to a peer, and that one may send here; 0: none", 0, 1 << 32
+            "most bytes that `preflight --bandwidth` sends to a peer, and that a peer may send here; 0: none",
+            0,
+            1 << 32,
         ),
     ] = 0
 
 
 class ProbesConfig(NamedTuple):
     bpffs: Annotated[str, Option("directory of the pins, on a BPF file system")] = "/sys/fs/bpf/probingd"
-    force_fallback: Annotated[bool, Option("attach by perf events even where the kernel has uprobe_multi")] = False
-    hit_budget: Annotated[
-        int, Option("hits of a probe that a process may make a second and CPU; more are refused", 1)
-    ] = 50_000
+    force_fallback: Annotated[bool, Option("attach by perf events even if the kernel has uprobe_multi")] = False
+    hit_budget: Annotated[int, Option("most hits of a probe a second and CPU for one process; more are refused", 1)] = (
+        50_000
+    )
     ring_bytes: Annotated[
-        int, Option("bytes of the ring of collectives, 300 an operation; a power of two", 1 << 16)
+        int, Option("bytes of the ring of collectives, a power of two; an operation takes 300", 1 << 16)
     ] = 16 << 20
     recordings: Annotated[str, Option("directory for recordings of what the rings held; empty: none are made")] = ""
-    fuse: Annotated[bool, Option("probe libraries on FUSE too: a server of one that hangs can stop all forks")] = False
+    fuse: Annotated[bool, Option("probe libraries on FUSE, too; a FUSE server that hangs can then stop all forks")] = (
+        False
+    )
     user_dir: Annotated[str, Option("directory of probes that users write; NAME.toml with NAME.c")] = (
         "/etc/probingd/probes.d"
     )
@@ -182,7 +188,7 @@ class SamplingConfig(NamedTuple):
     hz: Annotated[int, Option("samples of Python stacks a second and CPU; 0: none", 0, 999)] = 19
     off_cpu: Annotated[bool, Option("sample also the time in which threads are off the CPU")] = True
     ring_bytes: Annotated[
-        int, Option("bytes of the ring of samples, 2 KB each, a power of two; 0: by the number of CPUs", 0)
+        int, Option("bytes of the ring of samples, a power of two; a sample takes 2 KB; 0: by the number of CPUs", 0)
     ] = 0
     risk_freeze: Annotated[bool, Option("sample also on kernels that are known to freeze from it")] = False
 
@@ -226,18 +232,18 @@ class CudaConfig(NamedTuple):
     syncs: Annotated[bool, Option("store calls in which threads wait for the GPU")] = True
     memory: Annotated[bool, Option("store the allocations of GPU memory, by stack and size")] = True
     memory_interval_s: Annotated[float, Option("seconds between two rows of an allocating stack", 1)] = 10.0
-    launches: Annotated[bool, Option("count the launches of kernels, a microsecond each to the job")] = False
+    launches: Annotated[bool, Option("count the launches of kernels; each costs the job a microsecond")] = False
 
 
 class NcclConfig(NamedTuple):
-    ras: Annotated[bool, Option("ask NCCL's own RAS what it knows of the ranks")] = True
+    ras: Annotated[bool, Option("ask NCCL's RAS for the states of the ranks")] = True
     ras_port: Annotated[int, Option("port that NCCL's RAS listens on", 1, 65535)] = 28028
     ras_interval_s: Annotated[float, Option("seconds between two questions to RAS", 1)] = 60.0
     flight_recorder: Annotated[bool, Option("read the dumps of PyTorch's flight recorder that jobs write")] = True
 
 
 class LogsConfig(NamedTuple):
-    enabled: Annotated[bool, Option("store lines that trainers write to stdout and stderr, where they match")] = False
+    enabled: Annotated[bool, Option("store lines of trainers on stdout and stderr that match a pattern")] = False
     patterns: Annotated[tuple[str, ...], Option("texts that a line has to contain to be stored")] = (
         "NCCL WARN",
         "unhandled system error",
@@ -254,13 +260,17 @@ class LogsConfig(NamedTuple):
     line_bytes: Annotated[int, Option("bytes of a line that are stored at most", 64, 4096)] = 512
 
 
+class JobRowsConfig(NamedTuple):
+    enabled: Annotated[bool, Option("read what jobs report of themselves by `import probing`")] = True
+
+
 class DiagnoseConfig(NamedTuple):
     enabled: Annotated[
         bool, Option("look all the time for what is wrong with jobs, and store it in diagnosis.findings")
     ] = True
     stall_s: Annotated[float, Option("seconds without progress after which a job counts as stalled", 0.5, 3600)] = 10.0
     review_s: Annotated[
-        float, Option("seconds to the first review of a job that advances; the next are rarer", 1, 86400)
+        float, Option("seconds to the first review of a job that advances; later reviews are rarer", 1, 86400)
     ] = 60.0
     hook: Annotated[
         str, Option("command that each new finding starts, with the finding as JSON on stdin; no shell", hidden=True)
@@ -274,28 +284,28 @@ class DiagnoseConfig(NamedTuple):
 
 
 class Config(NamedTuple):
-    """All options. ``Config.load`` and ``Config.from_args`` check every value and raise ConfigError."""
+    """All options. ``Config.load`` and ``Config.from_args`` check each value and raise ConfigError."""
 
     node_name: Annotated[str, Option("name of this node in every row; empty: the host name")] = ""
-    instance: Annotated[str, Option("keeps the pins of several daemons on one machine apart")] = "default"
-    state_dir: Annotated[str, Option("log and segments")] = "/var/lib/probingd"
+    instance: Annotated[str, Option("name that separates the pins of several daemons on one machine")] = "default"
+    state_dir: Annotated[str, Option("directory of the log and the segments")] = "/var/lib/probingd"
     socket: Annotated[str, Option("Unix socket that probingctl talks to")] = "/run/probingd/probingd.sock"
     runtime_dir: Annotated[str, Option("the daemon's own sockets; empty: the path of the socket with .d")] = ""
     cgroup: Annotated[str, Option("watch only processes of this control group, a path below the mount; empty: all")] = (
         ""
     )
     hang_s: Annotated[
-        float, Option("seconds after which an own process that stands still is replaced; 0: never", 0)
+        float, Option("seconds after which a process of the daemon that hangs is replaced; 0: never", 0)
     ] = 30.0
     listen: Annotated[str, Option("HOST:PORT to listen on as well; empty: no TCP")] = ""
     flight: Annotated[bool, Option("answer Arrow Flight SQL as well, on the socket and listen")] = False
-    http: Annotated[str, Option("HOST:PORT to answer /metrics and /healthz on, by HTTP; empty: none")] = ""
+    http: Annotated[str, Option("HOST:PORT that answers /metrics and /healthz by HTTP; empty: none")] = ""
     token_file: Annotated[
-        str, Option("file with the token that TCP wants; the service's user has to be able to read it")
+        str, Option("file with the token that TCP callers show; the service's user must be able to read it")
     ] = ""
-    insecure: Annotated[bool, Option("allow TCP without a token, and off loopback without TLS")] = False
+    insecure: Annotated[bool, Option("allow TCP without a token, and without TLS outside of loopback")] = False
     calls_per_s: Annotated[
-        float, Option("calls a second that an address may make over TCP with one token; more are refused", 0.1)
+        float, Option("most calls a second of an address over TCP with one token; more are refused", 0.1)
     ] = 200.0
     tls: TlsConfig = TlsConfig()
     users: UsersConfig = UsersConfig()
@@ -311,6 +321,7 @@ class Config(NamedTuple):
     cuda: CudaConfig = CudaConfig()
     nccl: NcclConfig = NcclConfig()
     logs: LogsConfig = LogsConfig()
+    job_rows: JobRowsConfig = JobRowsConfig()
     diagnose: DiagnoseConfig = DiagnoseConfig()
 
     @property
@@ -321,7 +332,7 @@ class Config(NamedTuple):
 
     @property
     def control_socket(self) -> str:
-        """The socket on which the collector answers the service."""
+        """The path of the socket on which the collector answers the service."""
         return f"{self.runtime_dir}/{CONTROL}/collector.sock"
 
     @property
@@ -330,7 +341,9 @@ class Config(NamedTuple):
 
     @classmethod
     def load(cls, file: Path | None = None, overrides: Mapping[str, object] | None = None) -> Config:
-        """Loads ``file``, or DEFAULT_FILE if it exists (None), with ``overrides`` by dotted key."""
+        """Returns the configuration in ``file`` (None: in DEFAULT_FILE, if it exists), with ``overrides`` by dotted
+        key.
+        """
         values = dict(_flat(_read(file)))
         values.update(overrides or {})
         return _build(values)
@@ -339,7 +352,8 @@ class Config(NamedTuple):
     def from_args(cls, args: Sequence[str], *, default_file: bool = False) -> Config:
         """Returns the configuration of a command line: ``--config FILE`` and ``--KEY VALUE`` or ``--KEY=VALUE``.
 
-        Without ``--config`` no file is read unless ``default_file``, so that a child has its parent's values only.
+        Without ``--config`` no file is read unless ``default_file`` is set: a child process has only its parent's
+        values.
         """
         file: Path | None = None
         texts: dict[str, str] = {}
@@ -354,7 +368,7 @@ class Config(NamedTuple):
         return cls.load(file, overrides)
 
     def to_args(self) -> list[str]:
-        """Returns a command line from which ``from_args`` builds this configuration again."""
+        """Returns a command line from which ``from_args`` makes this configuration again."""
         args = []
         for key, option in options():
             value = _get(self, key)
@@ -364,12 +378,12 @@ class Config(NamedTuple):
 
 
 def options() -> Iterator[tuple[str, Option]]:
-    """Yields (dotted key, option)."""
+    """Yields (dotted key, option) of all options."""
     yield from _OPTIONS.items()
 
 
 def _options_of(section: type[Any], prefix: str = "") -> Iterator[tuple[str, Option]]:
-    """Yields the options of a class by their keys: its own, and those of the sections in it."""
+    """Yields (dotted key, option) of a class and of the sections in it."""
     for name, kind in get_type_hints(section, include_extras=True).items():
         if hasattr(kind, "_fields"):
             yield from _options_of(kind, f"{name}.")
@@ -382,14 +396,14 @@ _OPTIONS = dict(_options_of(Config))
 
 
 def checked_text(key: str, text: str) -> Any:
-    """Parses a value of option ``key`` as on the command line. Raises ConfigError."""
+    """Returns the value of option ``key`` that ``text`` stands for on the command line. Raises ConfigError."""
     if key not in _OPTIONS:
         raise _unknown(key)
     return _checked(key, _parse(key, text))
 
 
 def is_collected(key: str) -> bool:
-    """Returns whether option ``key`` only says what is collected: it deletes nothing that is stored."""
+    """Returns whether option ``key`` only says what is collected, so that a change deletes no stored row."""
     return key.partition(".")[0] in _COLLECTED
 
 
@@ -578,10 +592,7 @@ def _cluster(cluster: ClusterConfig) -> None:
         _address("cluster.advertise", cluster.advertise)
     for network in cluster.allow:
         try:
-            # Imported late: only who sets it needs it.
-            from ipaddress import ip_network
-
-            ip_network(network, strict=False)
+            ipaddress.ip_network(network, strict=False)
         except ValueError:
             raise _wrong("cluster.allow", network, "a network, as 10.0.0.0/8 or fd00::/8") from None
     for label in cluster.labels:

@@ -21,15 +21,16 @@ _T = TypeVar("_T")
 
 
 class Settings(Protocol):
-    """``collector.live_settings.Changes``."""
+    """The methods that modules use of ``collector.live_settings.Changes``."""
 
     def value(self, key: str, who: Identity | None = None) -> Any:
-        """The value of a setting that holds for a process, or for all of them."""
+        """Returns the value of a setting for the process ``who``; None: for all processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """``shared``: objects that sources use of each other, by class (``find``)."""
+    """``shared``: objects that sources use of each other, by class (``find``). ``rows_read``: how far the collector
+    before this one had read the memories of jobs, by name."""
 
     config: Config
     node: str
@@ -40,14 +41,15 @@ class Context:
     clock: Clock
     settings: Settings
     processes: Discovery
+    rows_read: Mapping[str, int] = field(default_factory=dict)
     shared: dict[type, object] = field(default_factory=dict)
 
     def share(self, thing: object) -> None:
-        """Give ``thing`` to sources that are built later; each class once."""
+        """Gives ``thing`` to sources that are built later; one thing for each class."""
         self.shared[type(thing)] = thing
 
     def find(self, kind: type[_T]) -> _T:
-        """The source of this class that was built before, or another thing that was shared. Raises InternalError."""
+        """Returns the source of this class that was built before, or a shared object of it. Raises InternalError."""
         found = self.shared.get(kind)
         if not isinstance(found, kind):
             raise InternalError(f"no {kind.__name__} was built before the source that needs it: move it up in SOURCES")
@@ -69,4 +71,4 @@ class SourceType(Protocol):
     def ring_sizes(self, config: Config) -> Mapping[str, int]: ...
 
     def make(self, context: Context) -> Source:
-        """Build the source; where the kernel refused what it needs, a ``Refused``."""
+        """Returns a new source, or a ``Refused`` if the kernel refused what the source needs."""

@@ -1,4 +1,4 @@
-"""Shares bounded places among the users whose jobs want them: what many processes of a user displace is that user's."""
+"""Shares a limited number of places fairly among users: a user with many processes displaces only its own."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _NONE = object()
 
 
 def crowding(owners: Iterable[_H]) -> _H:
-    """Returns the owner who holds most places; of equal ones the first. Raises ValueError without any."""
+    """Returns the owner with the most places; of several the first. Raises ValueError if ``owners`` is empty."""
     counts = Counter(owners)
     return max(counts, key=counts.__getitem__)
 
 
 def in_turn(items: Iterable[_T], owner: Callable[[_T], Hashable]) -> list[_T]:
-    """Returns the items, one of each owner in turn, so that a cut after any number is fair.
+    """Returns the items, with the owners taking turns, so that a cut after any number is fair.
 
-    The items of an owner stay in their order.
+    The items of each owner stay in their order.
     """
     of_owner: dict[Hashable, list[_T]] = {}
     for item in items:
@@ -33,9 +33,9 @@ def in_turn(items: Iterable[_T], owner: Callable[[_T], Hashable]) -> list[_T]:
 
 
 class Turns(Generic[_H]):
-    """Whose turn it is at something that takes one after the other (start-time fair queueing, Goyal 1996).
+    """Decides which owner is next at something that serves one at a time (start-time fair queueing, Goyal 1996).
 
-    Who asks for the first time, or again after a pause, is next, and has no turns left over from the pause.
+    An owner that asks for the first time, or again after a pause, is next; unused turns of the pause do not count.
     """
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class Turns(Generic[_H]):
         self._next: dict[_H, int] = {}
 
     def of(self, owner: _H) -> int:
-        """Returns the turn of ``owner``: the lowest comes first."""
+        """Returns the turn of ``owner``; the owner with the lowest turn is next."""
         return max(self._next.get(owner, 0), self._now)
 
     def took(self, owner: _H) -> None:
-        """Counts a turn that ``owner`` has taken."""
+        """Counts a turn of ``owner``."""
         self._now = self.of(owner)
         self._next = {one: turn for one, turn in self._next.items() if turn > self._now}
         self._next[owner] = self._now + 1

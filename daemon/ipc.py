@@ -1,8 +1,8 @@
 """Sends and receives framed messages between the daemon's own processes, over a Unix stream socket.
 
-A message is ``!II`` (header length, payload length), a JSON object, and raw bytes; file descriptors travel beside
-the header. All confined processes and the collector's control socket use it, so this is the one place that bounds
-sizes from another process.
+A message is ``!II`` (header length, payload length), a JSON object, and raw bytes; file descriptors travel beside the
+header. All confined processes and the collector's control socket use this format, so only this module has to check
+sizes that another process sends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_PAYLOAD = 1 << 30
 MAX_FDS = 16
 _FRAME = struct.Struct("!II")
 _CREDENTIALS = struct.Struct("3i")
-# The JSON object of a message.
+# The JSON object of a message, in its header or its payload.
 Header = dict[str, Any]
 
 
@@ -41,7 +41,9 @@ class ChannelTimeout(InternalError, TimeoutError):
 
 @dataclass(slots=True)
 class Message:
-    """``header`` is a JSON object, ``payload`` raw bytes, ``fds`` descriptors that the receiver must close."""
+    """A message. ``header``: a JSON object; ``payload``: raw bytes; ``fds``: descriptors that the receiver
+    must close.
+    """
 
     header: Header
     payload: bytes = b""
@@ -89,9 +91,9 @@ class Channel:
         *,
         timeout: float | None = None,
     ) -> None:
-        """Sends a message. ``timeout`` in seconds; None: that of the last call.
+        """Sends a message. ``timeout`` in seconds; None: the timeout of the last call.
 
-        Raises ChannelClosed when the other end is gone, ChannelTimeout when it does not take the message, of which a
+        Raises ChannelClosed when the other end is gone, ChannelTimeout when it does not read the message, of which a
         part may have been sent.
         """
         if timeout is not None:
@@ -107,7 +109,7 @@ class Channel:
             if len(payload):
                 self._sock.sendall(payload)
         except TimeoutError as e:
-            raise ChannelTimeout("the other end does not take the message") from e
+            raise ChannelTimeout("the other end does not read the message") from e
         except OSError as e:
             raise ChannelClosed(f"the other end is gone: {e.strerror}") from e
 
@@ -125,7 +127,7 @@ class Channel:
                 raise InternalError(f"frame out of bounds: header {header_len}, payload {payload_len}")
             header = json.loads(bytes(self._exactly(header_len, deadline, fds)))
             if not isinstance(header, dict):
-                raise InternalError("a message header is no object")
+                raise InternalError("a message header is not an object")
             payload = self._exactly(payload_len, deadline, fds) if payload_len else b""
         except BaseException as e:
             for fd in fds:
@@ -138,12 +140,12 @@ class Channel:
     def request(
         self, header: Header, payload: bytes = b"", *, timeout: float | None = None, fds: Sequence[int] = ()
     ) -> Message:
-        """Sends a request and returns the answer; raises the ``error`` that an answer carries."""
+        """Sends a request and returns the answer. Raises the ``error`` in the answer, if there is one."""
         self.send(header, payload, fds)
         return self.answer(timeout)
 
     def answer(self, timeout: float | None = None) -> Message:
-        """Returns the answer to a sent request; raises the ``error`` that it carries."""
+        """Returns the answer to a sent request. Raises the ``error`` in it, if there is one."""
         answer = self.receive(timeout)
         if error := answer.header.get("error"):
             answer.close_fds()

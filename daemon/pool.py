@@ -1,8 +1,9 @@
-"""Processes without rights at the other end of a connection: starts, the wait for a free one, late answers, ends.
+"""Pools of processes without rights, each at the other end of a connection: start, wait for a free process, late
+answers, end.
 
-A connection to the socket of a kind (``reader.sock``, ``sql.sock``, …) starts a fresh process, as inetd does, which
-ends with its connection. So a process that does not answer costs one connection. On a busy machine a start takes longer
-than most answers, so a process that is only late may finish, and a caller that gives up ends no start.
+A connection to the socket of a kind (``reader.sock``, ``sql.sock``, …) starts a new process, as with inetd, and the
+process ends with its connection. So a process that does not answer costs only its connection. On a busy machine a start
+takes longer than most answers. So a process that is only late may finish, and a start goes on when its caller gives up.
 """
 
 from __future__ import annotations
@@ -23,25 +24,26 @@ from probing.daemon.ipc import Channel, Header, connect
 
 __all__ = ("TRANSFER_S", "Child", "Policy", "Pool", "Process")
 
-# An answer whose first bytes are there is read within so long, s: a process answers in one go.
+# After the first bytes of an answer the rest must come within this time, s.
 TRANSFER_S = 1.0
 # A process that missed its deadline gets as long to finish as the last start took, within these bounds, s.
 MIN_LATE_S, MAX_LATE_S = 0.2, 20.0
-# A caller that went away is noticed after so long, s.
+# A caller that went away is noticed after this time, s.
 GLANCE_S = 0.05
 _log = logging.getLogger(__name__)
 
 
 class Policy(NamedTuple):
-    """How the processes of one kind are kept; ``name`` is that of the kind in messages. Times are in s.
+    """How many processes of one kind are kept, and when they start and end. ``name`` names the kind in messages. Times
+    are in s.
 
-    ``kept`` of at most ``size`` processes start at once and wait for callers; the others start when a caller has waited
-    for ``blocked_s``, about what a start takes, or when all have been busy for ``long_s``, and end after ``idle_s``
-    without use: each costs memory. ``at_once`` start at the same time. A process is replaced after ``uses`` uses. It
-    answers ``greeting`` within ``start_s``, which is long on a busy machine.
+    ``kept`` processes of at most ``size`` start at once and wait for callers. More start when a caller has waited for
+    ``blocked_s``, about the time of a start, or when all have been busy for ``long_s``; they end after ``idle_s``
+    without use, since each costs memory. At most ``at_once`` start at the same time. A process is replaced after
+    ``uses`` uses. It answers ``greeting`` within ``start_s``, which is long for a busy machine.
 
-    Between two tries to start a process that cannot start are ``retry_s``, at first and at most. Callers wait for the
-    next one, or if ``fails_fast`` have a start tried at once and get its error.
+    ``retry_s``: the pause between two tries to start a process that cannot start, at first and at most. Callers wait
+    for the next try. With ``fails_fast`` a start is tried at once, and the caller gets its error.
     """
 
     name: str
@@ -62,7 +64,7 @@ class Policy(NamedTuple):
 class Process:
     """The process at the other end of ``channel``. ``pid`` is 0 when it did not report one.
 
-    ``since``: when it became idle or busy; ``until``: when it is ended although it is busy, both on time.monotonic().
+    ``since``: when it became idle or busy; ``until``: when it is ended even if it is busy; both on time.monotonic().
     """
 
     channel: Channel
@@ -75,7 +77,7 @@ class Process:
 class Pool:
     """The processes behind the socket ``path``. Safe for any thread; a thread in the background starts and ends them.
 
-    The process that was used last is used first: it has most in its caches, and the others become idle.
+    The process that was used last is used first: its caches are warm, and the others can become idle and end.
     """
 
     def __init__(self, path: str, policy: Policy) -> None:
@@ -83,16 +85,16 @@ class Pool:
         self._policy = policy
         self._kept = policy.kept
         self._lock = threading.Lock()
-        # Callers wait for the first, the keeper for the second, at most until ``_wakes``.
+        # Callers wait for ``_free``, the keeper for ``_work``, at most until ``_wakes``.
         self._free = threading.Condition(self._lock)
         self._work = threading.Condition(self._lock)
         self._wakes = 0.0
         self._waiting = 0
-        # Since when more callers wait than processes are free or start, on time.monotonic().
+        # The time since which more callers wait than processes are free or starting, on time.monotonic().
         self._blocked: float | None = None
         self._idle: list[Process] = []
         self._busy: set[Process] = set()
-        # Starts in progress; the number of the last one, and of the last one that failed.
+        # The number of starts in progress, the number of the last start, and the number of the last failed start.
         self._starts = self._begun = self._failed = 0
         self._starting: set[Channel] = set()
         self._closed = False
@@ -105,7 +107,7 @@ class Pool:
 
     @property
     def busy(self) -> int:
-        """Number of processes in use."""
+        """The number of processes in use."""
         return len(self._busy)
 
     def keep(self, count: int) -> None:
@@ -120,7 +122,7 @@ class Pool:
             self._closed = True
             idle, self._idle = self._idle, []
             for channel in self._starting:
-                # Its process may not start any more: systemd starts none of a socket that is about to stop.
+                # The process may not have started: systemd starts no process for a socket that is about to stop.
                 channel.hang_up()
             self._free.notify_all()
             self._work.notify()
@@ -131,7 +133,8 @@ class Pool:
     def acquire(
         self, deadline: float, *, check: Callable[[], object] = lambda: None, until: float = math.inf
     ) -> Process:
-        """Waits for an idle process, until ``deadline`` on time.monotonic(); it is ended if it is busy at ``until``.
+        """Waits for an idle process, at most until ``deadline``, and returns it. It is ended if it is still busy at
+        ``until``. Both times are on time.monotonic().
 
         ``check`` is called while the caller waits, and may raise. Raises TargetTimeout when no process becomes free,
         InternalError when none can be started.
@@ -157,14 +160,14 @@ class Pool:
                 self._note()
 
     def try_acquire(self) -> Process | None:
-        """Returns an idle process, or None without waiting."""
+        """Returns an idle process, or None if there is none now."""
         with self._lock:
             process = self._pop(math.inf)
             self._note()
             return process
 
     def release(self, process: Process, *, worn: bool = False) -> None:
-        """Gives a process back; ``worn``: it is of no more use."""
+        """Gives a process back. ``worn``: it must not be used again."""
         with self._lock:
             self._busy.discard(process)
             process.uses += 1
@@ -178,14 +181,16 @@ class Pool:
             process.channel.close()
 
     def discard(self, process: Process) -> None:
-        """Closes the connection, which ends the process. Another one is started in its place."""
+        """Closes the connection, which ends the process. Another process is started in its place."""
         process.channel.close()
         with self._lock:
             self._busy.discard(process)
             self._note()
 
     def finish(self, process: Process) -> None:
-        """Releases a process once its late answer is there, which nobody reads. Discards it if none comes soon."""
+        """Waits for a late answer, which nobody reads, and then releases the process. Discards the process if none
+        comes soon.
+        """
         threading.Thread(
             target=self._await_late, args=(process,), name=f"late-{self._policy.name}", daemon=True
         ).start()
@@ -199,7 +204,7 @@ class Pool:
             self.release(process)
 
     def _pop(self, until: float) -> Process | None:
-        """Returns an idle process that has not ended, busy from now on."""
+        """Returns an idle process that has not ended, and marks it busy. None if there is none."""
         while self._idle and not self._closed:
             process = self._idle.pop()
             if not _hung_up(process.channel):
@@ -220,7 +225,7 @@ class Pool:
         return TargetTimeout(f"no {name} was free in time", hint="other processes are slow to read; ask again")
 
     def _note(self) -> None:
-        """Notes the moment when callers wait for more processes than are free or start, or that none does."""
+        """Notes since when more callers wait than processes are free or starting; None while there are enough."""
         self._blocked = time.monotonic() if self._waiting > len(self._idle) + self._starts else None
         if self._next() < self._wakes:
             self._work.notify()
@@ -241,7 +246,7 @@ class Pool:
                 self._work.wait(None if math.isinf(self._wakes) else self._wakes - now)
 
     def _next(self) -> float:
-        """Returns when there is something to start or to end, on time.monotonic()."""
+        """Returns the time of the next start or end, on time.monotonic()."""
         spare = (process.since + self._policy.idle_s for process in self._spare())
         return min(self._due(), *spare, *(process.until for process in self._busy), math.inf)
 
@@ -249,7 +254,7 @@ class Pool:
         return self._idle[: max(0, len(self._idle) - self._kept)]
 
     def _due(self) -> float:
-        """Returns when the next process is to be started, on time.monotonic(); inf: not as things are."""
+        """Returns the time of the next start, on time.monotonic(); infinite while none is needed."""
         policy, live = self._policy, self._live
         if self._starts >= policy.at_once or live >= max(policy.size, self._kept):
             return math.inf
@@ -262,7 +267,7 @@ class Pool:
         return due
 
     def _end(self, now: float) -> None:
-        """Ends processes that have been idle for long, and those that are busy past their time."""
+        """Ends processes that were idle for long, and processes that are busy beyond ``until``."""
         for process in self._spare():
             if now - process.since >= self._policy.idle_s:
                 self._idle.remove(process)
@@ -276,7 +281,7 @@ class Pool:
         begun = time.monotonic()
         try:
             process = self._fresh()
-        except Exception as e:  # whatever it is, another start is tried later
+        except Exception as e:  # whatever the error is, another start is tried later
             failure = e if isinstance(e, ProbingError) else InternalError(f"{type(e).__name__}: {e}")
             with self._lock:
                 self._starts -= 1
@@ -295,7 +300,7 @@ class Pool:
             process.since = time.monotonic()
             self._start_s = process.since - begun
             if not self._closed:
-                # The others have more in their caches.
+                # At the front, since the other processes have warmer caches.
                 self._idle.insert(0, process)
                 self._free.notify()
                 self._note()
@@ -321,9 +326,9 @@ class Pool:
 
 
 class Child:
-    """A process that this one starts, with a connection as descriptor 0; ``close`` kills it.
+    """A child process with a connection as descriptor 0; ``close`` kills it.
 
-    ``environment`` is added to the search path and the language, which are all that it gets; ``account``: its user and
+    Its environment is the search path, the language, and ``environment``, nothing else. ``account``: its user and
     group. Raises OSError when it cannot be started.
     """
 

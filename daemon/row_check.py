@@ -7,17 +7,18 @@ from typing import Any
 
 from probing.api.errors import UsageError
 from probing.api.tables import table_named
-from probing.api.tables.schema import F64, TEXT, TIME, Type
+from probing.api.tables.schema import F64, TEXT, TIME, Row, Type
 
 __all__ = ("checked_row",)
 
 _MAX_NAME = 4096
-# One finding with its stacks; the message that carries it has 1 MB at most.
+# The most bytes of a text: a finding with its stacks. The message that carries the finding has 1 MB at most.
 _MAX_TEXT = 1 << 19
 
 
-def checked_row(table: str, row: Any, without: frozenset[str]) -> dict[str, Any]:
-    """Returns ``row`` if it is one of ``table`` with columns of the right types, times as int, and none of ``without``.
+def checked_row(table: str, row: Any, without: frozenset[str]) -> Row:
+    """Returns ``row`` if it is a row of ``table``: columns have the right types, times are int, and columns in
+    ``without`` are missing.
 
     Raises UsageError.
     """

@@ -1,12 +1,13 @@
 """The interface of a source, and the types that sources share.
 
-A source watches one thing and hands Arrow batches to a ``Sink`` by table name. It knows nothing of files, SQL or RPC.
-``daemon/collector/source_set.py`` lists the sources; the collector builds each from a ``daemon.context.Context``.
+A source watches one thing and hands Arrow batches to a ``Sink`` by table name. It uses no files of the store, no SQL
+and no RPC. ``daemon/collector/source_set.py`` lists the sources; the collector builds each from a
+``daemon.context.Context``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -37,7 +38,7 @@ Assemble = Callable[[Records, ClockPair], Mapping[str, pa.RecordBatch]]
 
 
 class ProcessKey(NamedTuple):
-    """Names a process until the next boot: pids are used again, but not with the same start time.
+    """Identifies a process until the next boot: a pid can be reused, but not with the same start time.
 
     ``start_ns`` is CLOCK_BOOTTIME ns.
     """
@@ -67,7 +68,7 @@ class Identity(NamedTuple):
 
     @property
     def trains(self) -> int:
-        """The thread that trains."""
+        """Returns the tid of the thread that trains."""
         return self.train_tid or self.pid
 
     @property
@@ -79,7 +80,7 @@ class Processes(Protocol):
     """The identities of processes. Safe to call from any thread."""
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
-        """Returns None for a process that was never seen or is not identified. Never waits.
+        """Returns the identity of a process; None if the process was never seen or is not identified yet. Never waits.
 
         A process keeps its identity after its exit.
         """
@@ -105,16 +106,20 @@ class Loss:
 class Sink(Protocol):
     """Accepts the rows of sources. Safe to call from any thread; the next drain writes the rows to the log."""
 
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
-        """``batch`` has the physical schema of ``table`` (``probing.api.tables``)."""
+    def put(self, table: str, batch: pa.RecordBatch, read: Mapping[str, int] = ...) -> None:
+        """``batch`` has the physical schema of ``table`` (``probing.api.tables``). ``read``: how far the memories that
+        it comes from have been read, which is written to the log with it."""
+
+    def forget(self, read: Iterable[str]) -> None:
+        """Drops names of ``read`` whose memories are gone."""
 
     def lost(self, loss: Loss) -> None: ...
 
 
 class ProbeSlot(NamedTuple):
-    """A probe, and which rows are missing when its hits are refused: rows of ``table`` by ``source``.
+    """A probe, and the rows that are missing when its hits are refused: rows of ``table`` by ``source``.
 
-    ``why``: the reason of a refusal that is not the budget of hits.
+    ``why``: the reason of a refusal other than the budget of hits.
     """
 
     name: str
@@ -124,7 +129,7 @@ class ProbeSlot(NamedTuple):
 
 
 class ProbedLibrary(Protocol):
-    """A library that gets probes in every process that maps it. Its file names begin with one of ``files``."""
+    """A library that gets probes in every process that maps it. ``files``: prefixes of its file names."""
 
     @property
     def name(self) -> str: ...
@@ -141,25 +146,27 @@ class ProbedLibrary(Protocol):
         """Whether the start of the daemon waits for its probes in running processes."""
 
     def interesting(self, path: bytes) -> bool:
-        """Whether a mapped file can be this library, by its path."""
+        """Returns whether a mapped file can be this library, by its path."""
 
     def attach(self, fd: int, path: bytes) -> int:
-        """Place the probes on the file open at ``fd``, which stays the caller's. Returns how many are new.
+        """Attaches the probes to the file with descriptor ``fd``, which the caller keeps. Returns the number of new
+        probes.
 
         Raises AttachError, PrivilegeError, UnsupportedTarget.
         """
 
     def forget(self, identity: tuple[int, int]) -> None:
-        """The session has ended the probes on a file (device, inode)."""
+        """Drops the state of a file (device, inode) whose probes the session has ended."""
 
 
-class RingConsumer(NamedTuple):
-    """Turns the records of a ring into rows. ``table`` is the one whose rows a full ring costs.
+@dataclass(frozen=True, slots=True)
+class RingConsumer:
+    """Turns the records of a ring into rows. ``table``: the table whose rows are missing when the ring is full.
 
-    ``identified``: rows name job and rank for good, so records wait a moment for the identity of their process.
-    ``ready`` returns the position up to which the ring may be drained. ``full_share``: the ring is drained at once when
-    it is filled to one part in so many; ``rest_s``: how long records may wait in the ring, s. None: as the drain does.
-    ``open_map`` is the map of records that are not finished; ``abandoned`` makes finished ones of them when the layout
+    ``identified``: rows contain job and rank, so records wait a moment until their process is identified. ``ready``
+    returns the position up to which the ring may be drained. ``full_share``: the ring is drained at once when it is
+    filled to one part in this number; ``rest_s``: how long records may wait in the ring, s. None: the values of the
+    drain. ``open_map``: the map of unfinished records; ``abandoned`` turns them into finished records when the layout
     is replaced.
     """
 
@@ -174,7 +181,7 @@ class RingConsumer(NamedTuple):
 
 
 class Source:
-    """One watched thing. A source overrides what it has.
+    """Watches one thing. A source overrides the methods that it needs.
 
     The collector builds all sources and calls ``start``, then ``started`` when it has looked at all running processes.
     At the end it calls ``finish``, drains the rings once more, and calls ``stop``. The thread of discovery calls the
@@ -194,12 +201,12 @@ class Source:
 
     @classmethod
     def ring_sizes(cls, config: Config) -> Mapping[str, int]:  # noqa: ARG003
-        """Sizes of rings that are configured, bytes. Raises ConfigError."""
+        """Returns the configured sizes of rings, in bytes. Raises ConfigError."""
         return {}
 
     @property
     def rings(self) -> Mapping[str, RingConsumer]:
-        """The consumers of the rings of this source, in the order in which one cycle drains them."""
+        """Returns the consumers of this source's rings, in the order in which a cycle drains them."""
         return {}
 
     @property
@@ -208,64 +215,72 @@ class Source:
 
     @property
     def probe_slots(self) -> Mapping[int, ProbeSlot]:
-        """The probes by their slots, which ``bpf.probe_slots.SLOTS`` gives out."""
+        """Returns the probes by slot; ``bpf.probe_slots.SLOTS`` gives out the slots."""
         return {}
 
     @property
     def live_tables(self) -> Mapping[str, Callable[[ClockPair], pa.RecordBatch]]:
-        """Tables that are not stored: their rows are made for each query."""
+        """Returns the tables that are not stored, each with a function that makes its rows for a query."""
         return {}
 
     @property
     def observed_tables(self) -> Mapping[str, Callable[[pa.RecordBatch, ClockPair], None]]:
-        """Batches of other sources that this one reads, by table. Called in the thread that made the batch."""
+        """Returns the functions that read batches of other sources, by table. They are called in the thread that made
+        the batch.
+        """
         return {}
 
     @property
     def restored_tables(self) -> Mapping[str, tuple[Sequence[str], Callable[[pa.Table], None]]]:
-        """Columns of tables whose stored rows of this boot, and some older ones, the source gets before it ticks."""
+        """Returns, by table, the columns to read from stored rows at the start, and the function that gets them, before
+        the first ``tick``.
+
+        Some of these rows may be from before this boot.
+        """
         return {}
 
     @property
     def tick_s(self) -> Callable[[], float] | None:
-        """The interval of ``tick``, s, where it needs a thread of its own; None: 1 s, in a thread with others."""
+        """The interval of ``tick``, s, if it needs its own thread; None: 1 s, in a thread shared with other sources."""
         return None
 
     def start(self) -> None:
-        """Raises ProbingError: the collector does not start."""
+        """Starts the source. Raises ProbingError if the collector must not start."""
 
     def finish(self) -> None:
-        """Put the last rows that come from no ring: the last drain follows."""
+        """Puts the last rows that do not come from a ring: the last drain follows."""
 
     def stop(self) -> None:
-        """Release everything; also after ``start`` failed or was not called."""
+        """Releases everything; also called after ``start`` failed or was not called."""
 
     def tick(self) -> None: ...
 
     def settings_changed(self) -> bool:
-        """Apply changed settings. Returns whether the libraries have to be attached anew."""
+        """Applies changed settings. Returns whether the libraries have to be attached again."""
         return False
 
     def pause(self, paused: bool) -> None:
-        """Stop or resume probes that the session's switch in the kernel does not reach."""
+        """Stops or resumes the probes that the session's switch in the kernel does not reach."""
 
     def ends_missed(self, before_ns: int, pid: int | None = None) -> object:
-        """Operations begun before ``before_ns`` (CLOCK_MONOTONIC), of one process or all, may have ended unseen."""
+        """Tells that operations begun before ``before_ns`` (CLOCK_MONOTONIC) may have ended unseen, in process ``pid``
+        or in all.
+        """
 
     def started(self, alive: Callable[[int, int], bool]) -> None:
-        """The last call of a start: drop the state of processes that ended unseen, those that are not
-        ``alive(pid, start_ns)``."""
+        """Called at the end of a start: drops the state of processes that ended unseen, for which ``alive(pid,
+        start_ns)`` is False."""
 
     def process_identified(self, process: Identity) -> None:
-        """A process is new, or has another identity than before."""
+        """Called when a process is new, or its identity changed."""
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """A process called exec and runs another program now."""
+        """Called when a process called exec and runs another program now."""
 
     def process_exited(self, process: Identity) -> None: ...
 
     def rows_lost(self, loss: Loss) -> None:
-        """A source reported a loss. Called in the thread that did."""
+        """Called when a source reported a loss, in the thread that reported it."""
 
     def states(self, totals: Totals) -> list[SourceState]:
         return [totals.of(self.name, self.table)]

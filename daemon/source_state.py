@@ -1,20 +1,20 @@
-"""How sources report their state: one row each of ``probingctl status``."""
+"""The states of sources, each a row of ``probingctl status``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 __all__ = ("SourceState", "Totals", "first_of")
 
-# A reason names so many things at most, each in so many characters: targets and files can make many.
+# The most texts that a reason lists, and the most characters of each text.
 MAX_NAMED = 8
 MAX_TEXT = 400
 
 
 class SourceState(NamedTuple):
-    """``state`` is running, degraded, paused or stopped; ``reason`` says why it is not running."""
+    """The state of a source. ``state``: running, degraded, paused or stopped; ``reason``: why it is not running."""
 
     name: str
     state: str
@@ -23,23 +23,13 @@ class SourceState(NamedTuple):
     lost: int = 0
     detail: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "state": self.state,
-            "reason": self.reason,
-            "rows": self.rows,
-            "lost": self.lost,
-            "detail": self.detail,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the collector counts for the states of sources: ``rows`` by table, ``lost`` rows by source.
+    """What the collector counts for all sources: ``rows`` by table, ``lost`` rows by source.
 
-    ``state`` is running or paused. ``probes_off`` are switched off since they were hit too often. ``attached``: how
-    many files of each path have probes; ``refused``: why files have none.
+    ``state`` is running or paused. ``probes_off``: probes that are switched off since they were hit too often.
+    ``attached``: the number of probed files by path; ``refused``: why files have no probes.
     """
 
     state: str
@@ -52,14 +42,14 @@ class Totals:
     def of(
         self, name: str, table: str = "", source: str = "", *, state: str = "", reason: str = "", detail: str = ""
     ) -> SourceState:
-        """The state of ``name``, with the rows of ``table`` and the losses of ``source``."""
+        """Returns the state of ``name``, with the rows of ``table`` and the losses of ``source``."""
         return SourceState(
             name, state or self.state, reason, self.rows.get(table, 0), self.lost.get(source or name, 0), detail
         )
 
 
 def first_of(texts: Sequence[str], separator: str = "; ") -> str:
-    """Joins the first of ``texts``, shortened, and says how many more there are."""
+    """Returns the first of ``texts``, shortened and joined, and the number of the others."""
     named = [text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…" for text in texts[:MAX_NAMED]]
     more = [f"and {len(texts) - MAX_NAMED} more"] if len(texts) > MAX_NAMED else []
     return separator.join([*named, *more])

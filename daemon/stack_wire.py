@@ -1,8 +1,8 @@
-"""The wire format of Python stacks: reader -> collector -> service.
+"""The wire format of Python stacks, variables and conditions: reader -> collector -> service.
 
-A reader packs the threads of one process as JSON, with each name of a function or file once, because the threads of a
-training repeat themselves (``pack``). The collector puts the JSON of all processes behind one index, unread
-(``join_stacks``). The service decodes each of them once (``split_stacks``, ``threads_of``).
+A reader packs the threads of one process as JSON that contains each name of a function or file once (``pack``): the
+threads of a training have many equal frames. The collector joins the JSON of all processes after an index, without
+decoding it (``join_stacks``). The service decodes each process once (``split_stacks``, ``threads_of``).
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 from probing.api.errors import InternalError
+from probing.daemon.ipc import Header
 
 __all__ = (
     "CUT",
     "MAX_BYTES",
     "VARIABLE_BYTES",
+    "ConditionsRead",
     "Frame",
+    "Load",
     "NamedVariable",
     "ProcessStacks",
+    "ReadFailure",
     "Thread",
     "Variable",
+    "VariablesRead",
     "join_stacks",
     "json_bytes",
     "pack",
@@ -32,7 +37,7 @@ __all__ = (
 
 CUT = "further variables did not fit"
 
-# A message header holds 1 MiB of JSON (daemon/ipc.py), where a character takes up to 12 bytes.
+# A message header holds 1 MiB of JSON (daemon/ipc.py), in which a character takes up to 12 bytes.
 MAX_BYTES = 900_000
 _FRAME_BYTES = 48
 _THREAD_BYTES = 168
@@ -41,7 +46,7 @@ _VARIABLE = ("name", "type", "value", "number", "reason")
 
 
 class Variable(TypedDict):
-    """``value`` is None when it could not be read; ``reason`` then says why."""
+    """A variable. ``value``: None when it could not be read; then ``reason`` says why."""
 
     name: str
     type: str
@@ -58,7 +63,7 @@ class _NamedVariable(Variable):
 class NamedVariable(_NamedVariable, total=False):
     """A variable that was requested by name. ``func``: the function or module that holds it.
 
-    ``pid`` and ``start_ns`` are there once variables of several processes are in one list.
+    ``pid`` and ``start_ns`` are set in lists of variables of several processes.
     """
 
     pid: int
@@ -75,9 +80,10 @@ class _Frame(TypedDict):
 
 
 class Frame(_Frame, total=False):
-    """``frame_type``: "Python" or "Native". ``entry``: the outermost frame of a run of CPython's interpreter loop.
+    """A frame. ``frame_type``: "Python" or "Native". ``entry``: the outermost frame of a run of CPython's interpreter
+    loop.
 
-    ``lineno`` is None when it is not known. ``locals`` are there when they were requested.
+    ``lineno``: None when unknown. ``locals`` is set if it was requested.
     """
 
     locals: list[Variable]
@@ -93,15 +99,56 @@ class _Thread(TypedDict):
 
 
 class Thread(_Thread, total=False):
-    """``frames`` innermost first. ``gil``: whether the thread holds it, None when not known. ``complete`` is False for
-    a stack that changed while it was read or was cut. ``native_missing``: why native frames are missing.
+    """A thread. ``frames``: innermost first. ``gil``: whether the thread holds the GIL, None when unknown. ``complete``
+    is False for a stack that changed while it was read, or was cut. ``native_missing``: why native frames are missing.
 
-    ``pid`` and ``start_ns`` are there once threads of several processes are in one list.
+    ``pid`` and ``start_ns`` are set in lists of threads of several processes.
     """
 
     native_missing: str
     pid: int
     start_ns: int
+
+
+class ReadFailure(TypedDict):
+    """Why a process could not be read; ``error`` as ``ProbingError.to_dict`` has it."""
+
+    pid: int
+    rank: int | None
+    job: str
+    error: dict[str, str]
+
+
+class _JobVariable(NamedVariable):
+    job: str
+    run: str
+    rank: int | None
+
+
+class VariablesRead(TypedDict):
+    """The variables of several processes, and the processes that could not be read."""
+
+    values: list[_JobVariable]
+    failures: list[ReadFailure]
+
+
+class Load(NamedTuple):
+    """The load of a process: ``cpu_ns`` since its start in ticks of 10 ms; its main thread last ran on ``cpu``."""
+
+    pid: int
+    start_ns: int
+    name: str
+    cpu: int | None
+    cpu_ns: int
+
+
+class ConditionsRead(TypedDict):
+    """``processes``: job, run, rank and role of each, and the fields of ``conditions.condition.read_condition``.
+    ``loads``: those of all processes of the node, None when they were not read in time."""
+
+    processes: list[Header]
+    loads: list[Load] | None
+    failures: list[ReadFailure]
 
 
 class ProcessStacks(NamedTuple):
@@ -116,10 +163,9 @@ class ProcessStacks(NamedTuple):
     packed: bytes
 
 
-def join_stacks(
-    processes: Iterable[ProcessStacks], failures: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, Any], bytes]:
-    """Header and payload of the collector's answer: header ``index``, the length of the index at the payload's begin.
+def join_stacks(processes: Iterable[ProcessStacks], failures: Sequence[ReadFailure]) -> tuple[Header, bytes]:
+    """Returns header and payload of the collector's answer. Header ``index``: the length of the index at the payload's
+    begin.
 
     The index is JSON: ``{"processes": [[job, run, rank, pid, start_ns, trains, bytes], ...], "failures": [...]}``. Then
     follow the packed stacks, in the same order.
@@ -130,8 +176,8 @@ def join_stacks(
     return {"index": len(index)}, b"".join([index, *(process.packed for process in processes)])
 
 
-def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
-    """What ``join_stacks`` was given. Raises InternalError for anything else."""
+def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[ProcessStacks], list[ReadFailure]]:
+    """Returns the arguments of ``join_stacks``. Raises InternalError for anything else."""
     try:
         at = int(header["index"])
         index = json.loads(payload[:at])
@@ -142,13 +188,13 @@ def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[Proces
             at += size
         return processes, list(index["failures"])
     except (KeyError, TypeError, ValueError, RecursionError) as e:
-        raise InternalError("the collector's answer holds no stacks") from e
+        raise InternalError("the collector's answer contains no stacks") from e
 
 
-def pack(dump: Mapping[str, Any]) -> dict[str, Any]:
-    """``dump`` with frames as [code, lineno, ip, entry] and codes as [func, file].
+def pack(dump: Mapping[str, Any]) -> Header:
+    """Returns ``dump`` with frames as [code, lineno, ip, entry] and codes as [func, file].
 
-    Frames that do not fit into a message are cut, outermost first; then locals, those of outer frames first.
+    If it does not fit into a message, frames are cut, outermost first; then locals, those of outer frames first.
     """
     codes: dict[tuple[str, str], int] = {}
     threads = []
@@ -167,27 +213,27 @@ def pack(dump: Mapping[str, Any]) -> dict[str, Any]:
     return {**dump, "threads": threads, "codes": [list(key) for key in codes]}
 
 
-def unpack(packed: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``pack`` was given, as far as it fitted. Raises InternalError for anything else."""
+def unpack(packed: Mapping[str, Any]) -> Header:
+    """Returns the argument of ``pack``, without what was cut. Raises InternalError for anything else."""
     try:
         codes = packed["codes"]
         threads = [{**t, "frames": [_frame(codes, *f) for f in t["frames"]]} for t in packed["threads"]]
     except (KeyError, IndexError, TypeError, ValueError) as e:
-        raise InternalError("a reader's answer holds no stacks") from e
+        raise InternalError("a reader's answer contains no stacks") from e
     return {**{k: v for k, v in packed.items() if k != "codes"}, "threads": threads}
 
 
 def threads_of(text: bytes) -> list[Thread]:
-    """The threads of a dump in JSON, packed or not. Raises InternalError for anything else."""
+    """Returns the threads of a dump in JSON, packed or not. Raises InternalError for anything else."""
     try:
         dump = json.loads(text)
         return list((unpack(dump) if "codes" in dump else dump)["threads"])
     except (KeyError, TypeError, ValueError, RecursionError) as e:
-        raise InternalError("an answer holds no stacks") from e
+        raise InternalError("an answer contains no stacks") from e
 
 
-def _pack_locals(dumped: list[Thread], threads: list[dict[str, Any]], left: int) -> None:
-    # Frames that have no list of locals then are those for which there was no room.
+def _pack_locals(dumped: list[Thread], threads: list[Header], left: int) -> None:
+    # Frames without a list of locals are then those for which there was no room.
     deepest = max((len(t["frames"]) for t in threads), default=0)
     for depth in range(deepest):
         for thread, packed in zip(dumped, threads, strict=True):
@@ -205,7 +251,7 @@ def _pack_locals(dumped: list[Thread], threads: list[dict[str, Any]], left: int)
 
 def _frame(
     codes: list[Any], index: int, lineno: int | None, ip: int, entry: int, variables: list[list[Any]] | None = None
-) -> dict[str, Any]:
+) -> Header:
     func, file = codes[index]
     frame = {"func": func, "file": file, "lineno": lineno, "frame_type": "Python", "ip": ip, "entry": bool(entry)}
     if variables is not None:
@@ -214,5 +260,5 @@ def _frame(
 
 
 def json_bytes(*texts: str) -> int:
-    """What ``texts`` take in a message, at most."""
+    """Returns the most bytes that ``texts`` take in a message."""
     return 8 + sum(len(t) if t.isascii() else 12 * len(t) for t in texts)

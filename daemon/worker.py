@@ -38,7 +38,7 @@ class Worker:
 
     @property
     def stopped(self) -> bool:
-        """Whether ``stop`` was called: a long turn should end then."""
+        """Whether ``stop`` was called: a long turn should then end."""
         return self._stopped
 
     def start(self) -> None:
@@ -61,6 +61,6 @@ class Worker:
                 self._turn()
             except ProbingError as e:
                 _log.warning("%s: %s", self._thread.name, e.message)
-            except Exception:  # one strange process must not end the work for the others
+            except Exception:  # an error with one process must not end the work for the others
                 _log.exception("a turn of %s failed", self._thread.name)
             self._wake.wait(until_next(self._interval_s()))

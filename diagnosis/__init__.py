@@ -1,1 +1,1 @@
-"""Diagnosis of jobs: pure rules over facts, shared by the daemon and the client."""
+"""Diagnosis of jobs: rules over facts, without input or output, shared by the daemon and the client."""

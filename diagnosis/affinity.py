@@ -1,4 +1,4 @@
-"""Who shares the CPUs that a process may use, while others of the node are free."""
+"""Tells which processes share the CPUs that a process may use, while other CPUs of the node are free."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from probing.diagnosis.words import clean
 __all__ = ("cpus_of", "crowd_text", "process_text")
 
 _MOST_CPUS = 4096
-# Own threads that use less of the CPU do not hinder the one that trains.
+# Threads of the same process that use less of the CPU than this do not hinder the thread that trains.
 _THREADS = 0.2
 _HELPERS = {"data_loader": "a data-loader worker of rank {}"}
 _OTHER_HELPER = "a helper of rank {}"
 
 
 def cpus_of(condition: Condition | None) -> frozenset[int]:
-    """Returns the CPUs that a process may use; empty if they are not known, or if their list was cut."""
+    """Returns the CPUs that a process may use; empty if they are unknown, or if their list was cut."""
     if condition is None or not condition.cpu_list or condition.cpus_allowed is None:
         return frozenset()
     found: set[int] = set()
@@ -32,8 +32,8 @@ def cpus_of(condition: Condition | None) -> frozenset[int]:
 
 
 def crowd_text(facts: Facts, node: str, pid: int, condition: Condition) -> str:
-    """Returns "shares CPU 3 with rank 2, while 6 other CPUs of the node are free"; empty if no CPU is free, or if
-    nothing of the job is confined to the same CPUs."""
+    """Returns a text such as "shares CPU 3 with rank 2, while 6 other CPUs of the node are free"; empty if no CPU is
+    free, or if no process of the job is limited to the same CPUs."""
     own = cpus_of(condition)
     idle = next((one.idle_cpus for one in facts.nodes if one.node == node), None)
     free = len(frozenset(idle or ()) - own)
@@ -50,13 +50,15 @@ def crowd_text(facts: Facts, node: str, pid: int, condition: Condition) -> str:
 
 
 def process_text(facts: Facts, node: str, name: str, pid: int) -> str:
-    """Returns a process of the node for people: "rank 2 (python, pid 17)"; "hog (pid 18)" if it is not of the job."""
+    """Returns a name for a process of the node: "rank 2 (python, pid 17)"; "hog (pid 18)" if it does not belong to the
+    job.
+    """
     role = next((role for role, other in _known(facts, node) if other == pid), "")
     return f"{role} ({clean(name)}, pid {pid})" if role else f"{clean(name)} (pid {pid})"
 
 
 def _known(facts: Facts, node: str) -> Iterator[tuple[str, int]]:
-    """Yields the processes of the job on a node: what they are, and their pids."""
+    """Yields name and pid of the processes of the job on a node."""
     for rank in facts.ranks:
         if rank.node == node:
             yield f"rank {rank.rank}", rank.pid
@@ -80,13 +82,13 @@ def _confined(facts: Facts, node: str) -> Iterator[tuple[str, int, frozenset[int
 
 
 def _counted(names: Sequence[str]) -> Iterator[str]:
-    """Yields each of ``names`` once: "2 data-loader workers of rank 1" for two."""
+    """Yields each of ``names`` once; for a repeated name a text such as "2 data-loader workers of rank 1"."""
     for name, count in Counter(names).items():
         yield name if count == 1 else f"{count} {name.removeprefix('a ').replace(' of ', 's of ', 1)}"
 
 
 def _threads_share(condition: Condition) -> float:
-    """Returns the part of a CPU that threads of the process use beside the one that trains."""
+    """Returns the share of a CPU that threads of the process use, without the thread that trains."""
     if not condition.interval_ns or condition.process_cpu_ns is None or condition.cpu_ns is None:
         return 0.0
     return max(0, condition.process_cpu_ns - condition.cpu_ns) / condition.interval_ns

@@ -1,6 +1,6 @@
-"""The lag of each rank at each collective, with clocks corrected.
+"""Computes the lag of each rank at each collective, with corrected clocks.
 
-A slow rank calls last and waits least. So its lag shows it, never the length of its waits.
+A slow rank calls last and waits least. So it shows by its lag, not by the length of its waits.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from probing.diagnosis.facts import Operation, Rank
 __all__ = ("Arrivals", "arrivals")
 
 Floats = npt.NDArray[np.float64]
-# Beyond so many ranks one rank does not move the median.
+# With more ranks than this, one rank does not move the median.
 _SMALL = 16
 _POINT_TO_POINT = frozenset({"send", "recv"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrivals:
-    """The collectives of a communicator that at least half of its members are known to have called.
+    """The collectives of a communicator that at least half of its members have called, as far as was recorded.
 
-    Rows are collectives (``seqs``), columns ``ranks``; NaN if not known. ``call_ns``: the times of the calls on the
-    common clock, since the first one. ``lag_ns``: the call less the median of the others' calls. ``own_ns``: the lag
-    less the rank's earlier waits on other communicators. ``error_ns``: how far the clocks of two ranks may be apart.
+    Rows are collectives (``seqs``), columns are ``ranks``; unknown values are NaN. ``call_ns``: the times of the calls
+    on the common clock, since the first call. ``lag_ns``: the call less the median of the others' calls. ``own_ns``:
+    the lag less the rank's earlier waits on other communicators. ``error_ns``: how far the clocks of two ranks may
+    differ.
     """
 
     comm: str
@@ -51,7 +52,7 @@ class Arrivals:
 
 
 def arrivals(case: Case) -> list[Arrivals]:
-    """Returns the arrivals at the collectives of each communicator, if those of two or more ranks are known."""
+    """Returns the arrivals at the collectives of each communicator on which two or more ranks recorded calls."""
     waits = _Waits(case.facts.ranks)
     by_comm: dict[str, dict[int, dict[int, Operation]]] = {}
     for rank in case.facts.ranks:
@@ -81,7 +82,7 @@ def _arrivals(case: Case, comm: str, by_rank: Mapping[int, Mapping[int, Operatio
         return None
     calls, waited = calls[kept], waited[kept]
     lag = _less_median(calls)
-    # A rank that waited longer than the others is late by as much through no fault of its own.
+    # A rank that waited longer than the others before is late by as much without being slow.
     own_lag = lag - np.maximum(0.0, _less_median(waited))
     nodes = sorted({case.ranks[r].node for r in ranks})
     error = max((apart_ns(case.clocks, a, b) for a in nodes for b in nodes[:_SMALL]), default=0)
@@ -90,7 +91,7 @@ def _arrivals(case: Case, comm: str, by_rank: Mapping[int, Mapping[int, Operatio
 
 
 def _less_median(values: Floats) -> Floats:
-    """Returns each value less the median of the others in its row."""
+    """Returns each value less the median of the other values in its row."""
     if values.shape[1] > _SMALL:
         return np.asarray(values - _median(values)[:, None])
     columns = [values[:, c] - _median(np.delete(values, c, axis=1)) for c in range(values.shape[1])]
@@ -105,13 +106,13 @@ def _median(values: Floats) -> Floats:
 
 
 class _Waits:
-    """The time that ranks waited for others in operations. Each is measured by the rank's own clock.
+    """The time that ranks waited for others in operations, each measured by the rank's own clock.
 
     The wait of a rank is the time by which its operation took longer than that of the member that waited least.
     """
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
-        # By communicator and seq: the shortest duration, and the number of known ones.
+        # By communicator and seq: the shortest duration, and the number of known durations.
         self._shortest: dict[tuple[str, int], tuple[int, int]] = {}
         for rank in ranks:
             for o in rank.done:
@@ -138,7 +139,7 @@ class _Waits:
         return [float(value) for value in found]
 
     def _sums(self, operations: Sequence[Operation]) -> tuple[list[float], list[float]]:
-        """Returns times and the wait until each: a curve that rises while the rank waits."""
+        """Returns times, and the total wait until each: a curve that rises while the rank waits."""
         times, sums, total, end = [0.0], [0.0], 0.0, 0.0
         for begin, length in sorted((float(o.t_call_ns or 0), self._wait(o)) for o in operations):
             start, stop = max(begin, end), max(begin + length, end)
@@ -153,7 +154,7 @@ class _Waits:
         if took is None:
             return 0.0
         least, known = self._shortest.get((o.comm, o.seq or 0), (took, 0))
-        # Without another rank to compare with, all of it may have been a wait.
+        # If no other rank can be compared, the whole duration may have been a wait.
         return float(took - least) if known > 1 and o.op not in _POINT_TO_POINT else float(took)
 
 

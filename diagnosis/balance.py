@@ -21,7 +21,7 @@ __all__ = ("EVEN", "Balance", "Pair", "RankTimes", "Role", "Shares", "balance", 
 
 EVEN = "work is even"
 """Begins the sentence that no rank computes longer than others."""
-# Python files of code that loads data, or reads or writes checkpoints; and names that users give such functions.
+# Python files of code that loads data, or reads or writes checkpoints; and names that users give to such functions.
 _FILES = (
     "/torch/utils/data/",
     "/torch/serialization.py",
@@ -37,18 +37,18 @@ _FILES = (
     "/numpy/lib/_npyio_impl.py",
 )
 _FUNCTIONS = frozenset({"save_checkpoint", "load_checkpoint", "write_checkpoint", "read_checkpoint"})
-# Work is uneven if one rank computes so many times longer than another.
+# Work is uneven if the rank that computes longest takes this many times as long as the shortest.
 _UNEVEN = 1.2
-# A wait that is worth a sentence, as a share of the step, and how often its cause must be the last to arrive.
+# The least wait that gets a sentence, as a share of the step, and how often its cause must arrive last.
 _NOTABLE_WAIT = 0.05
 _OFTEN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """Sums over the steps of a rank, ns. ``io_share``: of the samples of its main thread. None: not known.
+    """Sums over the steps of a rank, ns. ``io_share``: share of the samples of its main thread. None: unknown.
 
-    ``gpu_wait_ns``: time in which its threads waited for the GPU, which is part of the others.
+    ``gpu_wait_ns``: time in which its threads waited for the GPU, which is included in the other times.
     """
 
     rank: int | None
@@ -63,7 +63,7 @@ class RankTimes:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Operations of ``rank`` in which ``last`` arrived last. ``wait_ns``: how long the rank waited in them."""
+    """Operations of ``rank`` at which ``last`` arrived last. ``wait_ns``: how long the rank waited in them."""
 
     comm: str
     role: str
@@ -76,8 +76,8 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of the step of a rank, 0 to 1; None: not known. ``last_share``: of the operations in which a wait is
-    known, those in which it arrived last; ``waits_for``: the rank that it waited for longest."""
+    """Shares of the step of a rank, 0 to 1; None: unknown. ``last_share``: share of the operations with a known wait at
+    which it arrived last; ``waits_for``: the rank for which it waited longest."""
 
     rank: int | None
     node: str
@@ -95,9 +95,9 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Operations on communicators of one parallel role; shares of the step, as means over its ranks.
+    """The operations on communicators of one parallel role; shares of the step are means over its ranks.
 
-    ``last``: the rank that arrives last most often, in ``last_share`` of the operations.
+    ``last``: the rank that arrives last most often, at ``last_share`` of the operations.
     """
 
     role: str
@@ -111,7 +111,9 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """``uneven``: the longest computing time of a rank in a step over the shortest; ``sentences``: for people."""
+    """The balance of a job. ``uneven``: the longest computing time of a rank in a step over the shortest.
+    ``sentences``: sentences to print.
+    """
 
     ranks: tuple[Shares, ...]
     roles: tuple[Role, ...]
@@ -120,7 +122,7 @@ class Balance:
 
 
 def balance(times: Sequence[RankTimes], pairs: Sequence[Pair]) -> Balance:
-    """Returns the shares of each rank and role. ``pairs`` are those of the same job and interval as ``times``."""
+    """Returns the shares of each rank and role. ``pairs`` must be of the same job and interval as ``times``."""
     by_rank: dict[int | None, list[Pair]] = {}
     for pair in pairs:
         by_rank.setdefault(pair.rank, []).append(pair)
@@ -138,7 +140,7 @@ def reads_or_writes(frames: Iterable[tuple[str, str]]) -> bool:
 def _shares(own: RankTimes, mine: Sequence[Pair]) -> Shares:
     comm = None if own.comm_ns is None or not own.step_ns else min(1.0, own.comm_ns / own.step_ns)
     wait = None if comm is None or not mine else min(comm, sum(pair.wait_ns for pair in mine) / own.step_ns)
-    # One thread may load data while another communicates, so the rest of the step bounds it.
+    # One thread may load data while another communicates, so this share is limited by the rest of the step.
     io = None if own.io_share is None else min(own.io_share, 1.0 - (comm or 0.0))
     by_last: dict[int, int] = {}
     for pair in mine:
@@ -162,7 +164,7 @@ def _shares(own: RankTimes, mine: Sequence[Pair]) -> Shares:
 
 
 def _uneven(shares: Sequence[Shares]) -> tuple[float | None, str]:
-    """Returns the ratio of the longest to the shortest computing time, and a sentence where it matters."""
+    """Returns the ratio of the longest to the shortest computing time, and a sentence if it matters."""
     known = [(own.compute * own.step_ns, own) for own in shares if own.compute is not None and own.step_ns]
     if len(known) < 2:
         return None, ""
@@ -177,7 +179,7 @@ def _uneven(shares: Sequence[Shares]) -> tuple[float | None, str]:
 
 
 def _waits(shares: Sequence[Shares], pairs: Sequence[Pair]) -> list[str]:
-    """Returns a sentence for each rank that others wait for, the one with the longest waits first."""
+    """Returns a sentence for each rank for which others wait; the rank with the longest waits comes first."""
     step_ns = {own.rank: own.step_ns * own.steps for own in shares if own.step_ns}
     caused: dict[int, dict[int, int]] = {}
     for pair in pairs:
@@ -207,7 +209,7 @@ def _roles(times: Sequence[RankTimes], pairs: Sequence[Pair]) -> Iterable[Role]:
         ranks = sorted({pair.rank for pair in own})
         whole = sum(step_ns.get(rank, 0) for rank in ranks)
         comm, wait = sum(pair.comm_ns for pair in own), sum(pair.wait_ns for pair in own)
-        # Each rank counts an operation once.
+        # Each rank counts each operation once.
         lasts: dict[int, int] = {}
         for pair in own:
             lasts[pair.last] = lasts.get(pair.last, 0) + pair.ops

@@ -1,4 +1,4 @@
-"""A case: facts, and what several rules derive from them, computed once."""
+"""A case: facts, and values that several rules derive from them, each computed once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Case:
 
     @property
     def world(self) -> range:
-        """The ranks of the job by its world size; none where that is not known."""
+        """The ranks of the job by its world size; empty if that is unknown."""
         return world_of(self.facts)
 
     @cached_property
@@ -64,7 +64,7 @@ class Case:
 
     @cached_property
     def gate_ns(self) -> int:
-        """The time after which a wait counts as a stall: W, or more where the job is usually quiet for longer."""
+        """The time after which a wait counts as a stall: W, or more if the job is usually quiet for longer."""
         return gate_ns(self.facts)
 
     @cached_property
@@ -74,7 +74,7 @@ class Case:
 
     @cached_property
     def may_hang(self) -> bool:
-        """Whether an operation is in flight, a rank waits, or the whole job is quiet for as long as a stall takes.
+        """Whether an operation is in flight, a rank waits, or the whole job has been quiet for the time of a stall.
 
         Cheap to compute.
         """
@@ -90,43 +90,44 @@ class Case:
         return all(one is None or one >= self.gate_ns for one in quiet) and self.stalled_ns is not None
 
     def _waits_quietly(self, rank: int, wait: Wait) -> bool:
-        # Where no operation was recorded the stack shows the wait; a rank that it waits for may wake up now and then.
+        # If no operation was recorded, the stack shows the wait; a rank for which it waits may wake up now and then.
         if not wait.firm or wait.since_ns is None or wait.op == INIT:
             return False
         return min(self.wait_ns(rank) or 0, self.quiet_ns(rank) or 0) >= self.gate_ns
 
     @cached_property
     def stalled_ns(self) -> int | None:
-        """How long no living rank has begun or ended an operation or step, ns; None if not known."""
+        """How long no living rank has begun or ended an operation or step, ns; None if unknown."""
         living = [quiet for r in self.facts.ranks if r.exit is None and (quiet := self.quiet_ns(r.rank)) is not None]
         return min(living, default=None)
 
     def quiet_ns(self, rank: int) -> int | None:
-        """Returns how long ``rank`` has begun or ended no operation or step, ns; None if not known."""
+        """Returns how long ``rank`` has begun or ended no operation or step, ns; None if unknown."""
         if rank not in self._quiet:
             self._quiet[rank] = quiet_ns(self.ranks[rank], self.facts)
         return self._quiet[rank]
 
     def now(self, rank: int) -> int:
-        """Returns the moment of the facts by the clock of the rank's node."""
+        """Returns the moment of the facts on the clock of the rank's node."""
         return self._now.get(self.ranks[rank].node, self.facts.taken_ns)
 
     def wait_ns(self, rank: int) -> int | None:
-        """Returns how long ``rank`` waits, ns; None if it does not wait, or since an unknown time."""
+        """Returns how long ``rank`` has waited, ns; None if it does not wait, or since an unknown time."""
         wait = self.waits.get(rank)
         if wait is None:
             return None
         if wait.since_ns is not None:
             return max(0, self.now(rank) - wait.since_ns)
-        # It has begun nothing else for so long, but its wait may just have begun.
+        # It has begun nothing else for this long, but the wait itself may have begun just now.
         quiet = self.quiet_ns(rank)
         return quiet if quiet is not None and quiet >= self.patience_ns else None
 
     @property
     def ripens_ns(self) -> int | None:
-        """How soon the next wait lasts as long as a stall, or the ranks that are waited for stand still as long, ns.
+        """How soon the next wait will have lasted for the time of a stall, or the awaited ranks will have stood still
+        for it, ns.
 
-        None where all do, or no wait's age is known.
+        None if all have, or no wait's age is known.
         """
         ages = [self.wait_ns(rank) for rank, wait in self.waits.items() if wait.firm and wait.since_ns is not None]
         ages += [self.stalled_ns] if ages else []
@@ -139,7 +140,7 @@ class Case:
 
     @cached_property
     def graph(self) -> WaitGraph:
-        """The wait-for graph of the waits that last as long as a stall."""
+        """The wait-for graph of the waits that last at least for the time of a stall."""
         if not self.may_hang:
             return WaitGraph({})
         if not any((self.wait_ns(rank) or 0) >= self.gate_ns for rank in self.waits):
@@ -149,7 +150,9 @@ class Case:
 
     @cached_property
     def in_flight(self) -> list[Pending]:
-        """The operations in flight, also short ones, and who has not joined the collectives among them."""
+        """The operations in flight, including short ones, and the ranks that have not joined the collectives among
+        them.
+        """
         return self._joins.in_flight()
 
     @cached_property
@@ -159,8 +162,8 @@ class Case:
     def _is_old(self, rank: int, wait: Wait) -> bool:
         if wait.firm and wait.since_ns is not None:
             return (self.wait_ns(rank) or 0) >= self.gate_ns
-        # A rank that begins other operations does not wait for the end of an asynchronous one. A rank that begins none
-        # and waits since an unknown time is not to blame either.
+        # A rank that begins other operations does not wait for the end of an asynchronous one. A rank that begins none,
+        # and has waited since an unknown time, is not to blame either.
         quiet, age = self.quiet_ns(rank), self.wait_ns(rank)
         return (quiet is None or quiet >= self.gate_ns) and (age is None or age >= self.gate_ns)
 
@@ -176,7 +179,7 @@ class Case:
 
     @cached_property
     def disagreements(self) -> list[Disagreement]:
-        """The collectives that hang or failed and whose calls differ between ranks."""
+        """The collectives that hang or failed, in which the calls of ranks differ."""
         bad = ended_badly(self.facts.ranks)
         return disagreements(self.graph, self.sequences, bad) if bad or self.graph.waits else []
 
@@ -188,14 +191,14 @@ class Case:
 
     @cached_property
     def symptoms(self) -> list[Symptom]:
-        """What is wrong with the parts of the nodes. Events from before the job count if the part fails since."""
+        """The symptoms of the nodes' hardware. Events from before the job count if the part has failed since."""
         begun = min((rank.started_ns for rank in self.facts.ranks if rank.started_ns is not None), default=0)
         found = [symptom for node in self.facts.nodes for symptom in symptoms_of(node)]
         return [one for one in found if one.fails or one.last_ns is None or one.last_ns >= begun]
 
     @cached_property
     def fabric_faults(self) -> list[FabricFault]:
-        """Errors that several GPUs of an NVLink fabric reported together."""
+        """Errors that several GPUs of an NVLink fabric reported at the same time."""
         return fabric_faults(self.facts.nodes, self.clocks)
 
     def symptoms_of_rank(self, rank: int) -> list[Symptom]:
@@ -213,16 +216,16 @@ class Case:
         return self._activities[rank]
 
     def time(self, rank: int, ns: int) -> int:
-        """Converts a time by the clock of the rank's node to the common clock, ns."""
+        """Converts a time on the clock of the rank's node to the common clock, ns."""
         clock = self.clocks.get(self.ranks[rank].node)
         return ns - clock.offset_ns if clock else ns
 
     def who(self, ranks: Iterable[int]) -> str:
-        """Returns "rank 1 (node b, pid 4711)", and of several "ranks 1-3"."""
+        """Returns a text such as "rank 1 (node b, pid 4711)", or "ranks 1-3" for several."""
         return who([self.ranks[rank] for rank in ranks])
 
     def comm_name(self, comm: str) -> str:
-        """Returns the name of a communicator, "communicator 3" where it has none."""
+        """Returns the name of a communicator, or "communicator 3" if it has none."""
         known = self.communicators.get(comm)
         return clean(known.name if known and known.name else f"communicator {comm}")
 
@@ -251,5 +254,5 @@ class Case:
 
     @property
     def found_error(self) -> bool:
-        """Whether an earlier rule found an error."""
+        """Whether an earlier rule reported an error."""
         return any(finding.severity == ERROR for finding in self.found)

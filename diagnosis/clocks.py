@@ -13,7 +13,7 @@ __all__ = ("SYNCHRONIZING", "ClockOffset", "apart_ns", "clock_offsets")
 
 SYNCHRONIZING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Collectives that end on no rank before all have called them, and then on all within the time of a transfer."""
-# The ends of one operation differ by its last transfer, and by the time until each thread gets a CPU.
+# The ends of one operation differ by the time of its last transfer, and by the time until each thread gets a CPU.
 _FLOOR_NS = 1_000_000
 _ONE_OPERATION_NS = 20_000_000
 _HUBS = 4
@@ -21,7 +21,7 @@ _HUBS = 4
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """``offset_ns`` is subtracted from the times of a node; it is exact to ``error_ns``."""
+    """The offset of a node's clock. ``offset_ns`` is subtracted from the node's times; it is exact to ``error_ns``."""
 
     offset_ns: int = 0
     error_ns: int = 0
@@ -29,7 +29,7 @@ class ClockOffset:
 
 @dataclass(frozen=True, slots=True)
 class _Instant:
-    """An operation on one node: the first end and the last call of its ranks."""
+    """An operation on one node: the first end and the last call among its ranks."""
 
     end_ns: int
     call_ns: int
@@ -38,7 +38,7 @@ class _Instant:
 def clock_offsets(facts: Facts) -> Mapping[str, ClockOffset]:
     """Returns the offset of each node, relative to the node whose clock offset was measured best.
 
-    Collectives of both nodes replace a measured offset, unless that is more exact and agrees with them.
+    The offset that collectives of both nodes show replaces a measured offset, unless that is more exact and agrees.
     """
     found = {node.node: _measured(node) for node in facts.nodes}
     if len(found) < 2:
@@ -46,7 +46,7 @@ def clock_offsets(facts: Facts) -> Mapping[str, ClockOffset]:
     links = _links(facts.ranks)
     waiting = dict(found)
     while waiting:
-        # Of the nodes that no collective connects to the earlier ones, the one with the best clock.
+        # The node with the best clock among those that no collective connects with the earlier nodes.
         root = min(waiting, key=lambda name: (waiting[name].error_ns, name))
         for name, offset in _reached(root, found, links).items():
             if waiting.pop(name, None) is not None and name != root:
@@ -55,7 +55,7 @@ def clock_offsets(facts: Facts) -> Mapping[str, ClockOffset]:
 
 
 def apart_ns(clocks: Mapping[str, ClockOffset], one: str, other: str) -> int:
-    """Returns how far the times of two nodes may still be apart after correction, ns; 0 on one node."""
+    """Returns how much times of two nodes may still differ after correction, ns; 0 within one node."""
     if one == other:
         return 0
     return sum(clocks[name].error_ns if name in clocks else 0 for name in (one, other))
@@ -66,7 +66,9 @@ def _measured(node: NodeFacts) -> ClockOffset:
 
 
 def _better(measured: ClockOffset, seen: ClockOffset) -> ClockOffset:
-    """Returns ``measured`` if it is more exact than ``seen``, which collectives show, and agrees with it."""
+    """Returns ``measured`` if it is more exact than ``seen``, the offset by collectives, and agrees with it; else
+    ``seen``.
+    """
     agree = abs(measured.offset_ns - seen.offset_ns) <= measured.error_ns + seen.error_ns
     # An error of 0 means that the clock was never compared.
     return measured if agree and 0 < measured.error_ns < seen.error_ns else seen
@@ -75,7 +77,7 @@ def _better(measured: ClockOffset, seen: ClockOffset) -> ClockOffset:
 def _reached(
     root: str, found: Mapping[str, ClockOffset], links: Mapping[str, Mapping[str, ClockOffset]]
 ) -> dict[str, ClockOffset]:
-    """Returns the offsets of ``root`` and of the nodes that links connect with it, by the most exact path to each."""
+    """Returns the offsets of ``root`` and of the nodes that links connect with it, over the most exact path to each."""
     reached: dict[str, ClockOffset] = {}
     start = found[root]
     heap = [(start.error_ns, root, start.offset_ns)]
@@ -91,11 +93,11 @@ def _reached(
 
 
 def _links(ranks: Iterable[Rank]) -> Mapping[str, Mapping[str, ClockOffset]]:
-    """Returns how far the clock of a node is ahead of another's: links[behind][ahead]."""
+    """Returns how far each node's clock is ahead of another's: links[behind][ahead]."""
     shared: dict[tuple[str, str], list[tuple[_Instant, _Instant]]] = {}
     for by_node in _instants(ranks).values():
         names = sorted(by_node)
-        # All pairs of a thousand nodes would be half a million.
+        # Not all pairs are used: of a thousand nodes there would be half a million.
         for one, other in ((a, b) for i, a in enumerate(names[:_HUBS]) for b in names[i + 1 :]):
             shared.setdefault((one, other), []).append((by_node[one], by_node[other]))
     links: dict[str, dict[str, ClockOffset]] = {}
@@ -115,7 +117,7 @@ def _instants(ranks: Iterable[Rank]) -> Mapping[tuple[str, int], Mapping[str, _I
             if o.seq is None or o.t_call_ns is None or o.t_done_ns is None:
                 continue
             if o.state in ("failed", "abandoned"):
-                # It did not end together with those of the other ranks.
+                # The operation did not end together with those of the other ranks.
                 continue
             key = o.comm, o.seq
             names.setdefault(key, set()).add(o.op)
@@ -129,7 +131,8 @@ def _instants(ranks: Iterable[Rank]) -> Mapping[tuple[str, int], Mapping[str, _I
 def _ahead(instants: Sequence[tuple[_Instant, _Instant]]) -> ClockOffset:
     """Returns how far the clock of the second node is ahead of the first's.
 
-    This is the median of the differences of ends. It is bounded because no rank ends before the last one has called.
+    This is the median of the differences of ends. Its error is bounded, because no rank ends before the last rank has
+    called.
     """
     ends = sorted(b.end_ns - a.end_ns for a, b in instants)
     middle = int(median(ends))

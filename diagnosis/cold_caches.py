@@ -1,4 +1,4 @@
-"""Signs that a cache is cold on one rank and warm on its peers: of compiled code, and of pages of files."""
+"""Recognizes a cache that is cold on one rank and warm on its peers: of compiled code, or of file pages."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ WARM_UP = (
 )
 """What to do against compilation on one rank."""
 _TIMES = 4
-# Ranks that read so much more than another do not do the same.
+# Ranks of which one reads this many times more than another do different work.
 _ALIKE = 3
 
 
 def compiling_share(samples: Iterable[Sample]) -> float:
-    """Returns the part of the window in which samples show a compiler, 0 to 1."""
+    """Returns the share of the window in which samples show a compiler, 0 to 1."""
     return sum(sample.share for sample in samples if any(is_compiling(frame) for frame in sample.frames))
 
 
 def lone_compiler_text(rank: int, ranks: Mapping[int, Rank], waits: Mapping[int, Wait]) -> str:
-    """Returns a clause for ``rank``, which compiles, if all others are seen to wait in a collective; else "".
+    """Returns a clause for ``rank``, which compiles, if all other ranks wait in a collective; else "".
 
-    They have found in a cache, or did not need, what it compiles.
+    The others had the compiled code in a cache, or did not need it.
     """
     others = [one for number, one in ranks.items() if number != rank]
     for one in others:
@@ -41,9 +41,9 @@ def lone_compiler_text(rank: int, ranks: Mapping[int, Rank], waits: Mapping[int,
 
 
 def cold_pages_text(rank: Rank, peers: Sequence[Rank], least: int) -> str:
-    """Returns a clause if ``rank`` reads from storage what its peers, which read as much, have in memory; else "".
+    """Returns a clause if ``rank`` reads from storage, while its peers read as much from memory; else "".
 
-    ``least``: bytes a second from storage that are worth naming.
+    ``least``: the least bytes a second from storage that count.
     """
     mine, theirs = _reads(rank), [_reads(peer) for peer in peers if peer.condition is not None]
     if mine is None or not theirs or any(one is None for one in theirs):
@@ -60,7 +60,7 @@ def cold_pages_text(rank: Rank, peers: Sequence[Rank], least: int) -> str:
 
 
 def _reads(rank: Rank) -> tuple[float, float] | None:
-    """Returns the bytes a second that a rank and its data loader read from storage, and by all calls that read."""
+    """Returns the bytes a second that a rank and its data loader read from storage, and those of all read calls."""
     own = [rank.condition, *(helper.condition for helper in rank.helpers if helper.role == "data_loader")]
     known = [rate for condition in own if condition is not None and (rate := _rates(condition)) is not None]
     return (sum(one[0] for one in known), sum(one[1] for one in known)) if known else None

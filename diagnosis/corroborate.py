@@ -1,7 +1,7 @@
 """Compares findings with the reports of NCCL's RAS and PyTorch's flight recorder, which do not depend on probes.
 
-A report counts if it was made after the wait began. If it agrees, it raises the confidence of the finding; if it
-contradicts, it lowers it. The finding says so.
+A report counts if it was made after the wait began. A report that agrees raises the confidence of the finding; a report
+that contradicts lowers it. The finding says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from probing.diagnosis.verdict import Finding
 
 __all__ = ("corroborated",)
 
-# What verdicts claim of the culprits, against the ranks that wait: they are behind, call something else, or are equal.
+# What verdicts say of the culprits, compared with waiting ranks: behind, another operation, or equal.
 _BEHIND = frozenset({"not_joined", "rank_dead", "rank_unreachable", "rank_died", "shifted_sequence", "stuck_outside"})
 _DIFFERENT = frozenset({"operation_mismatch", "size_mismatch", "dtype_mismatch"})
 _EQUAL = frozenset({"no_completion"})
@@ -35,7 +35,7 @@ class _Opinion:
 
 
 def corroborated(case: Case, finding: Finding) -> Finding:
-    """Returns ``finding`` with what the other witnesses report about it, and with its confidence changed by them."""
+    """Returns ``finding`` with the reports of other witnesses about it, and with its confidence changed accordingly."""
     opinions = list(_opinions(case, finding))
     if not opinions:
         return finding
@@ -77,7 +77,7 @@ def _opinions(case: Case, finding: Finding) -> Iterator[_Opinion]:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """The claim of a finding: ``waiting`` wait on ``comm`` because of ``culprits``."""
+    """The claim of a finding: the ranks ``waiting`` wait on ``comm`` because of ``culprits``."""
 
     verdict: str
     comm: str
@@ -86,7 +86,7 @@ class _Claim:
 
 
 def _said(case: Case, finding: Finding, source: str, comm: str) -> Mapping[int, Witness]:
-    """Returns the last report of ``source`` about each rank on ``comm``, if made after the wait began."""
+    """Returns the last report of ``source`` about each rank on ``comm``, if it was made after the wait began."""
     since = None if finding.since_ns is None else finding.since_ns + _SETTLED_NS
     return {
         rank.rank: one
@@ -136,9 +136,10 @@ def _flight_recorder(case: Case, claim: _Claim, said: Mapping[int, Witness]) -> 
 
 
 def _standing(case: Case, claim: _Claim, at: Mapping[int, int], says: str, again: str) -> tuple[bool, str] | None:
-    """Returns whether the culprits are behind the waiting ranks or, without culprits, all ranks at one place.
+    """Returns whether the culprits are behind the waiting ranks; without culprits, whether all ranks are equally far.
 
-    ``says`` and ``again``: the text for the first ranks, with the name of the communicator, and for the others.
+    ``says`` and ``again``: the text for the first ranks, with the name of the communicator, and the text for the
+    others.
     """
     name = case.comm_name(claim.comm)
     waiting = [rank for rank in claim.waiting if rank in at]
@@ -177,7 +178,7 @@ def _seq(operation: Operation) -> int:
 
 
 def _call(witness: Witness, seq: int) -> str | None:
-    """Returns what a rank called as number ``seq``, with the data that a mismatch may show."""
+    """Returns what a rank called under the number ``seq``, with the data in which calls may differ."""
     for one in witness.operations:
         if one.seq == seq and one.op is not None:
             return f"{one.op} of {one.count} {one.dtype}" if one.count else one.op

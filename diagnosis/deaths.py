@@ -1,4 +1,4 @@
-"""How ranks ended: which died first, whether of an own cause, and who ended the others."""
+"""How ranks ended: which ended first, whether by a cause of its own, and who ended the others."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = (
     "lost_worker",
 )
 
-# A process that fails closes its sockets before it unloads libraries, so its peers may end before it.
+# A process that fails closes its sockets before it unloads libraries, so its peers may end before it does.
 _TEARDOWN_NS = 5_000_000_000
-# A launcher polls its workers every 0.1 s or less often, and ends them one after the other.
+# A launcher polls its workers every 0.1 s or less often, and ends them one by one.
 _ORDER_NS = 50_000_000
 _WORKER_NS = 30_000_000_000
 _LONGEST = 200
@@ -44,7 +44,7 @@ _ERROR = re.compile(
 
 
 class Kind(IntEnum):
-    """Why a process ended. The lower the value, the likelier it is the cause of the other deaths."""
+    """Why a process ended. The lower the value, the more likely this death caused the others."""
 
     OWN = 0
     """An OOM kill, an error that it raised itself, or an end before a collective that others had called."""
@@ -59,7 +59,9 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank that ended. ``at_ns``: on the common clock. ``error``: what it logged, or what its library reported."""
+    """A rank that ended. ``at_ns``: its end on the common clock. ``error``: what the rank logged, or what its library
+    reported.
+    """
 
     rank: Rank
     exit: Exit
@@ -70,7 +72,8 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first death. ``confidence``: that it was the first and no consequence. ``doubt``: why it may not be.
+    """The first death. ``confidence``: that it was the first and has a cause of its own. ``doubt``: why that may be
+    wrong.
 
     ``alike``: deaths with the same error at nearly the same time, which it did not cause.
     """
@@ -93,7 +96,7 @@ def deaths(case: Case) -> list[Death]:
 
 
 def first_of(case: Case, died: Sequence[Death]) -> First | None:
-    """Returns the first death with an own cause; None if a user, scheduler or launcher ended all ranks."""
+    """Returns the first death with a cause of its own; None if a user, scheduler or launcher ended all ranks."""
     first = died[0]
     near = [d for d in died if d.at_ns - first.at_ns <= apart_ns(case.clocks, first.rank.node, d.rank.node)]
     sudden = min(near, key=lambda d: (d.kind not in (Kind.SUDDEN, Kind.OWN), d.at_ns))
@@ -106,13 +109,13 @@ def first_of(case: Case, died: Sequence[Death]) -> First | None:
 
 
 def first_failure(facts: Facts) -> Rank | Process | None:
-    """Returns the process whose failure the others of its run followed: the rank that died first; where no rank died,
-    the first other process that failed. None where a user, scheduler or launcher ended all ranks."""
+    """Returns the process whose failure made the others fail: the rank that died first; if no rank died, the first
+    other process that failed. None if a user, scheduler or launcher ended all ranks."""
     case = Case(facts)
     if died := deaths(case):
         first = first_of(case, died)
         return None if first is None else first.death.rank
-    # A trainer ends a data loader by SIGTERM if it is slow to exit.
+    # A trainer ends a data loader by SIGTERM if the loader is slow to exit.
     failed = [
         (process.exit.ts_ns, process)
         for process in facts.processes
@@ -129,7 +132,7 @@ def _failed(end: Exit) -> bool:
 
 def _ordered(died: Sequence[Death]) -> First | None:
     first, others = died[0], died[1:]
-    # SIGINT from a terminal reaches all ranks, and each ends of it, however late.
+    # SIGINT from a terminal reaches all ranks, and each ends by it, however late.
     if first.exit.signal == signal.SIGINT and all(d.kind is Kind.CONSEQUENCE for d in others):
         return First(first, 0.8 if others else 0.6, "" if others else "who sent SIGINT to it is not known")
     if first.exit.signal == signal.SIGTERM:
@@ -150,7 +153,7 @@ def _first(death: Death, died: Sequence[Death], case: Case) -> First:
     alike = tuple(d for d in died if d is not death and _alike(d, death))
     if alike:
         return First(death, 0.8, alike=alike)
-    # Victims may end before their cause only if the cause ends by itself: it closes its sockets before it exits.
+    # Victims may end before their cause only if the cause ends by itself, since it closes its sockets before it exits.
     before = [d for d in died if d.at_ns < death.at_ns]
     rivals = [d for d in died if d is not death and _rivals(case, d, death)]
     if rivals:
@@ -166,7 +169,7 @@ def _alike(one: Death, death: Death) -> bool:
 
 
 def _rivals(case: Case, one: Death, death: Death) -> bool:
-    """Whether ``one`` may have come before ``death`` and caused it."""
+    """Returns whether ``one`` may have come before ``death`` and caused it."""
     if one.kind > death.kind:
         return False
     # A process that was already ending may have closed the connection that ended the other.
@@ -189,7 +192,7 @@ def _kind(case: Case, rank: Rank, end: Exit, error: str) -> Kind:
 
 
 def _in_operation(rank: Rank) -> bool:
-    """Whether the last recorded operation of a rank was in flight, or had failed, when it ended."""
+    """Returns whether the last recorded operation of a rank was in flight, or had failed, when the rank ended."""
     if rank.open:
         return True
     newest = max(rank.done, key=lambda o: o.t_call_ns or 0, default=None)
@@ -197,15 +200,15 @@ def _in_operation(rank: Rank) -> bool:
 
 
 def behind(case: Case, rank: Rank) -> bool:
-    """Returns whether another rank has called an operation that ``rank`` never did."""
-    # If operations were lost, the last recorded one may not be the last.
+    """Returns whether another rank has called an operation that ``rank`` has not called."""
+    # If operations were lost, the last recorded operation may not be the last.
     return not rank.lost and any(p.seq is not None and p.seq < case.furthest[p.comm] for p in rank.progress)
 
 
 def _error(case: Case, rank: Rank) -> str:
-    """Returns the last error that a rank logged, else the one that its library reported; else an empty text."""
+    """Returns the last error that a rank logged, else the error that its library reported, else ""."""
     for before, line in reversed(list(zip(("", *rank.logs), rank.logs, strict=False))):
-        # Of a traceback the first line and the exception are stored.
+        # Only the first line of a traceback and its exception are stored.
         raised = _TRACEBACK in before and _TRACEBACK not in line
         if raised or _ERROR.match(line) or PEER_GONE.search(line):
             return clean(line.strip(), _LONGEST)
@@ -231,7 +234,7 @@ def lost_worker(rank: Rank) -> Helper | None:
 
 
 def job_ended(facts: Facts) -> bool:
-    """Whether all ranks of the job have ended."""
+    """Returns whether all ranks of the job have ended."""
     return bool(facts.ranks) and all(rank.exit is not None for rank in facts.ranks)
 
 
@@ -250,7 +253,7 @@ def how_it_ended(facts: Facts) -> Iterator[str]:
 
 
 def _by_whom(facts: Facts) -> Iterator[str]:
-    """Yields who ended the job, as far as exits show it: the kernel, or who sent a signal that asks to end."""
+    """Yields who ended the job, if exits show it: the kernel, or the sender of a signal that asks to end."""
     ends = [rank.exit for rank in facts.ranks if rank.exit is not None]
     if any(end.oom for end in ends):
         yield "the kernel ended it for lack of memory"

@@ -20,7 +20,9 @@ _LONGEST_PERIOD = 32
 
 @dataclass(frozen=True)
 class _Vote(Generic[_V]):
-    """``groups``: values and their ranks, the largest group first. ``tied``: the two largest are of one size."""
+    """The values of ranks. ``groups``: values and their ranks, the largest group first. ``tied``: the two largest
+    groups have the same size.
+    """
 
     groups: tuple[tuple[_V, tuple[int, ...]], ...]
 
@@ -35,7 +37,7 @@ class _Vote(Generic[_V]):
 
 
 def vote(values: Mapping[int, _V]) -> _Vote[_V]:
-    """Returns the groups of equal values; groups of one size in the order of their lowest ranks."""
+    """Returns the groups of equal values; groups of the same size are in the order of their lowest ranks."""
     groups: dict[_V, list[int]] = {}
     for rank in sorted(values):
         groups.setdefault(values[rank], []).append(rank)
@@ -45,15 +47,15 @@ def vote(values: Mapping[int, _V]) -> _Vote[_V]:
 
 @dataclass(frozen=True)
 class Pattern:
-    """``usual``: what most ranks of a communicator called, by number. ``period``: after how many calls it repeats; 0:
-    it does not. ``last``: the highest number in ``usual``."""
+    """The calls that are usual on a communicator. ``usual``: what most ranks of a communicator called, by number.
+    ``period``: after how many calls the pattern repeats; 0: it does not. ``last``: the highest number in ``usual``."""
 
     usual: Mapping[int, Signature]
     period: int
     last: int
 
     def expected(self, number: int) -> Signature | None:
-        """Returns the collective that the job usually calls as ``number``; None if not known."""
+        """Returns the collective that the job usually calls under ``number``; None if unknown."""
         if number in self.usual and number <= self.last:
             return self.usual[number]
         if not self.period or number <= self.last:
@@ -89,7 +91,7 @@ def _period(usual: Mapping[int, Signature], last: int) -> int:
 
 KINDS = ("operation", "root", "dtype", "size")
 _ENDED_BADLY = ("failed", "abandoned")
-# Their ranks may contribute different sizes.
+# The ranks of these may contribute different sizes.
 _ANY_SIZE = frozenset(("all_to_all", "scatter", "gather"))
 
 
@@ -97,9 +99,9 @@ _ANY_SIZE = frozenset(("all_to_all", "scatter", "gather"))
 class Disagreement:
     """A collective whose calls differ. ``kind``: the first of KINDS that differs; ``votes``: its values, by rank.
 
-    ``odd``: the ranks to blame, which are the minority or, if no majority is certain, those that depart from the
-    sequence that the job repeats (``by_pattern``); empty: undecided. ``open``: the ranks that wait in it. ``number``:
-    None if only stacks show the calls.
+    ``odd``: the ranks to blame; empty: undecided. They are the minority, or if no majority is certain, the ranks that
+    depart from the sequence that the job repeats (``by_pattern``). ``open``: the ranks that wait in the collective.
+    ``number``: None if only stacks show the calls.
     """
 
     comm: str
@@ -126,7 +128,7 @@ def ended_badly(ranks: Iterable[Rank]) -> list[tuple[int, Operation]]:
 def disagreements(
     graph: WaitGraph, sequences: Mapping[str, Sequence], bad: Iterable[tuple[int, Operation]]
 ) -> list[Disagreement]:
-    """Returns the disagreements in collectives that ranks wait in for long, or that failed last (``bad``)."""
+    """Returns the disagreements in collectives in which ranks wait for long, or which failed last (``bad``)."""
     suspects = _suspects(graph, sequences, bad)
     found = [d for comm, number in suspects if (d := _at(graph, sequences[comm], number)) is not None]
     return [*found, *_by_stacks(graph, sequences)]
@@ -143,7 +145,7 @@ def _suspects(
                 found[wait.comm, number] = None
     for rank, one in bad:
         number = sequences[one.comm].number(rank, one.seq)
-        # If the job went on after the failure, its cause no longer matters.
+        # If the job went on after the failure, the cause no longer matters.
         if number is not None and number >= sequences[one.comm].called.get(rank, number):
             found[one.comm, number] = None
     return list(found)
@@ -159,7 +161,7 @@ def _at(graph: WaitGraph, sequence: Sequence, number: int) -> Disagreement | Non
 
 
 def _by_stacks(graph: WaitGraph, sequences: Mapping[str, Sequence]) -> Iterator[Disagreement]:
-    # Ranks in collectives of one group that only stacks show.
+    # Ranks in collectives of one group, by stacks alone.
     groups: dict[str, dict[int, Operation]] = {}
     for rank, wait in graph.waits.items():
         sequence = sequences.get(wait.comm) if wait.comm is not None else None

@@ -1,8 +1,9 @@
-"""Ranks that made collectives more or less on one communicator than the others, by the order among communicators.
+"""Ranks that made more or fewer collectives on one communicator than the others, judged by calls on other
+communicators.
 
-The calls of a communicator have the same numbers on all its ranks. So the number that a rank had reached on one when it
-made a certain call on another is alike on all ranks of a program that makes the same calls everywhere; from the step on
-in which one of them skips a call, it is one less on that rank.
+The calls of a communicator have the same numbers on all its ranks. If a program makes the same calls on all ranks, then
+at a given call on one communicator all ranks have reached the same number on another. When a rank skips a call, its
+number is one less from that step on.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from probing.diagnosis.words import clean
 
 __all__ = ("Drift", "drifts_of", "with_drift")
 
-# So many calls of the other communicator, one after the other, found all ranks at the same number before.
+# Before the drift, all ranks must have had the same number at this many successive calls of the other communicator.
 _BEFORE = 8
 _MOST_MARKS = 64
-# A look takes at most 5 s: of a thousand ranks one other communicator takes 50 ms.
+# Limits so that a look takes at most 5 s: comparing a thousand ranks with one other communicator takes 50 ms.
 _MOST_RANKS, _MOST_OTHERS, _MOST_WAITS = 2048, 4, 3
 # By call of the other communicator: the number that the rank had reached.
 _Marks = dict[int, int]
@@ -34,10 +35,10 @@ _Marks = dict[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """``ranks`` are ``count`` calls of ``comm`` ahead of the other ranks, behind if negative, since call ``since`` of
-    ``marks``, another communicator.
+    """Ranks that drift apart: ``ranks`` are ``count`` calls of ``comm`` ahead of the other ranks, behind if negative,
+    since call ``since`` of ``marks``, another communicator.
 
-    A single other communicator shows as well that they made as many calls less or more on that one.
+    With a single other communicator, the ranks may also have made that many calls fewer or more on that one.
     """
 
     comm: str
@@ -48,7 +49,9 @@ class Drift:
 
 
 def drifts_of(sequences: Mapping[str, Sequence], comm: str) -> Iterator[Drift]:
-    """Yields what the calls of each other communicator show about ``comm``, at most of four and of 2,048 ranks."""
+    """Yields what calls of other communicators show about ``comm``; at most four communicators and 2,048 ranks are
+    compared.
+    """
     own = sequences.get(comm)
     if own is None or len(own.members) > _MOST_RANKS or not _complete(own):
         return
@@ -61,9 +64,10 @@ def drifts_of(sequences: Mapping[str, Sequence], comm: str) -> Iterator[Drift]:
 
 
 def with_drift(case: Case, finding: Finding) -> Finding:
-    """Returns a hang with the drift of ranks on the communicators that they wait in; others as they are.
+    """Returns a hang with the drift of ranks on the communicators in which they wait; other findings unchanged.
 
-    Of culprits that wait for each other only those that drifted stay, where all waits of the finding are explained.
+    If drifts explain all waits of the finding, only the ranks that drifted stay culprits among those that wait for each
+    other.
     """
     if finding.verdict.group != "hang":
         return finding
@@ -111,7 +115,7 @@ def _text(case: Case, drift: Drift, certain: bool) -> str:
 
 
 def _step(case: Case, drift: Drift) -> int | None:
-    """Returns the step of the rank in which the calls began to differ; None if it is not known."""
+    """Returns the step of the rank in which the calls began to differ; None if unknown."""
     rank = case.ranks[drift.ranks[0]]
     numbers = case.sequences[drift.marks].numbers[rank.rank]
     at = next((numbers[n].t_call_ns for n in (drift.since, drift.since - 1) if n in numbers), None)
@@ -121,7 +125,7 @@ def _step(case: Case, drift: Drift) -> int | None:
 
 
 def _complete(sequence: Sequence) -> bool:
-    """Whether all calls of all members in the window are known, with numbers that agree between ranks."""
+    """Returns whether all calls of all members in the window are known, with numbers that agree between ranks."""
     known = {rank for rank, numbers in sequence.numbers.items() if numbers}
     return sequence.counted and not sequence.gaps and not sequence.unidentified and known >= set(sequence.members)
 
@@ -154,7 +158,9 @@ def _marks(own: Sequence, other: Sequence, rank: int) -> _Marks:
 def _by_marks(
     own: Sequence, other: Sequence, marks: Mapping[int, _Marks], differ: list[int], equal: int, each: int | None
 ) -> Drift | None:
-    """Returns the drift of a minority at all marks of ``differ``; of two equal parts, of that which left the period."""
+    """Returns the drift of a minority at all marks of ``differ``; of two equal groups, of the group that left the
+    period.
+    """
     votes = [vote({rank: one[mark] for rank, one in marks.items()}) for mark in differ]
     last = votes[-1]
     usual = last.groups[0][0]
@@ -174,7 +180,7 @@ def _by_marks(
 
 
 def _by_last(own: Sequence, other: Sequence, marks: Mapping[int, _Marks], equal: int, each: int) -> Drift | None:
-    """Returns the drift of the ranks whose calls since the last mark of all are not those of the period."""
+    """Returns the drift of the ranks whose calls since the last mark shared by all differ from the period."""
     usual = next(iter(marks.values()))[equal] + each
     fewer = {rank: one[equal + 1] - usual for rank, one in marks.items() if one.get(equal + 1, usual) < usual}
     more = {

@@ -1,6 +1,6 @@
-"""Errors of NVLink that several GPUs of one fabric clique report at about the same time: one fault of the fabric.
+"""Faults of an NVLink fabric: errors that several GPUs of one fabric clique report at about the same time.
 
-A clique are the GPUs that NVLink switches connect, of one node or of many.
+A clique consists of GPUs, of one node or several, that NVLink switches connect.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from probing.diagnosis.xids import NVLINK_CODES, NvlinkError, nvlink_error
 
 __all__ = ("FabricFault", "FabricReport", "fabric_faults")
 
-# XID 74 is that of earlier NVLinks.
+# XID 74 belongs to earlier versions of NVLink.
 _CODES = frozenset((74, *NVLINK_CODES))
 _TOGETHER_NS = 30_000_000_000
-# Counters are read every few seconds.
+# Counters are read every few seconds; errors within this time count, ns.
 _COUNTED_NS = 60_000_000_000
 _COUNTS = frozenset(("nvlink_errors", "link_down"))
 
 
 @dataclass(frozen=True, slots=True)
 class FabricReport:
-    """The first error of NVLink that a GPU reported. ``at_ns``: on the common clock. ``error``: None without its line.
+    """The first error of NVLink that a GPU reported. ``at_ns``: its time on the common clock. ``error``: None if the
+    line is missing.
 
-    ``counted``: whether the counters of its own links show errors; None where they are not read.
+    ``counted``: whether the counters of the GPU's own links show errors; None if they are not read.
     """
 
     at_ns: int
@@ -45,7 +46,9 @@ class FabricReport:
 
 @dataclass(frozen=True, slots=True)
 class FabricFault:
-    """``reports``: one of each GPU, in their order. ``apart_ns``: how far the clocks of their nodes may be apart."""
+    """A fault of a fabric. ``reports``: one of each GPU, by time. ``apart_ns``: how far the clocks of their nodes may
+    differ.
+    """
 
     fabric: str
     reports: tuple[FabricReport, ...]
@@ -53,21 +56,23 @@ class FabricFault:
 
     @property
     def first_is_certain(self) -> bool:
-        """Whether the first report is of an earlier time than those of other nodes, for all that clocks may differ."""
+        """Whether the first report is certainly earlier than those of other nodes, given the errors of clocks."""
         first = self.reports[0]
         others = [one.at_ns for one in self.reports if one.node != first.node]
         return not others or min(others) - first.at_ns > self.apart_ns
 
     @property
     def behind_the_links(self) -> bool:
-        """Whether the fault is at the other end: links say so, or none of the GPUs' own links counted an error."""
+        """Whether the fault is at the other end of the links: links say so, or none of the GPUs' own links counted an
+        error.
+        """
         if any(one.error is not None and one.error.from_peer for one in self.reports):
             return True
         return all(one.counted is False for one in self.reports)
 
 
 def fabric_faults(nodes: Iterable[NodeFacts], clocks: Mapping[str, ClockOffset]) -> list[FabricFault]:
-    """Returns the faults of each clique: two or more of its GPUs reported errors within 30 s of another."""
+    """Returns the faults of each clique: two or more of its GPUs reported errors within 30 s of each other."""
     by_fabric: dict[str, dict[tuple[str, int], list[FabricReport]]] = {}
     for node in nodes:
         offset = clocks[node.node].offset_ns if node.node in clocks else node.clock_offset_ns
@@ -76,7 +81,7 @@ def fabric_faults(nodes: Iterable[NodeFacts], clocks: Mapping[str, ClockOffset])
             gpus.setdefault((node.node, report.gpu.device), []).append(report)
     found = []
     for fabric, gpus in by_fabric.items():
-        # What is fatal counts before what is not.
+        # Fatal errors count before other errors.
         firsts = [min(own, key=lambda one: (not one.fatal, one.at_ns)) for own in gpus.values()]
         for group in _groups(sorted(firsts, key=lambda one: one.at_ns)):
             names = sorted({one.node for one in group})
@@ -86,7 +91,7 @@ def fabric_faults(nodes: Iterable[NodeFacts], clocks: Mapping[str, ClockOffset])
 
 
 def _groups(reports: Sequence[FabricReport]) -> Iterator[list[FabricReport]]:
-    """Yields the reports that follow each other by less than 30 s, if they are of two GPUs or more."""
+    """Yields groups of reports that follow each other by less than 30 s, if they come from two GPUs or more."""
     ends = [at for at, (one, other) in enumerate(pairwise(reports), 1) if other.at_ns - one.at_ns > _TOGETHER_NS]
     for begin, end in pairwise([0, *ends, len(reports)]):
         if end - begin > 1:

@@ -1,8 +1,8 @@
-"""The facts of a job: what nodes recorded of its ranks, at one moment. They are the only input of the rules.
+"""The facts of a job: what nodes recorded about its ranks, at one moment. They are the only input of the rules.
 
-All values are plain, so that facts can be written to a file and read back (``facts_file``). Times are UTC ns by the
-clock of the rank's node; ``Case`` corrects them. Tuples are ordered from old to new unless a field says otherwise. The
-gatherer bounds each sequence, so that the facts of a rank stay below 64 KB.
+All values are plain, so facts can be written to a file and read back (``facts_file``). Times are UTC ns on the clock of
+the rank's node; ``Case`` corrects them. Tuples are ordered from old to new unless a field says otherwise. The gatherer
+limits each sequence, so that the facts of a rank stay below 64 KB.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Operation:
 class Progress:
     """How far a rank has come on a communicator: its last operation, in flight or completed.
 
-    ``seq``: the highest sequence number that it has called. ``calls``: the number of recorded operations.
+    ``seq``: the highest sequence number that the rank has called. ``calls``: the number of recorded operations.
     """
 
     comm: str
@@ -85,7 +85,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame of a stack. ``values``: names and texts of its local variables, where they were read."""
+    """A frame of a stack. ``values``: names and texts of its local variables, if they were read."""
 
     func: str
     file: str = ""
@@ -96,12 +96,12 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A thread and its stack, innermost frame first. ``main``: it trains, so it issues the collectives of its process,
-    or is the main thread where no thread is known to.
+    """A thread and its stack, innermost frame first. ``main``: this thread trains: it issues the collectives of its
+    process, or is the main thread if no thread was seen to.
 
-    ``since_ns``: since when each sample showed this innermost Python frame; None without samples. ``moving``: whether
-    the stack differed between two readings; None after one reading. ``native_missing``: why there are no native frames.
-    The later fields are as in ``Condition``.
+    ``since_ns``: the time since which each sample showed this innermost Python frame; None without samples. ``moving``:
+    whether the stack differed between two readings; None after one reading. ``native_missing``: why there are no native
+    frames. The last fields are as in ``Condition``.
     """
 
     tid: int
@@ -124,17 +124,18 @@ class Thread:
 class Condition:
     """The kernel's view of a process. Values that could not be read are None.
 
-    Of the thread that trains: ``state``, the kernel's letter (R, S, D, T, t, Z); ``wchan``, the kernel function in
+    About the thread that trains: ``state``, the kernel's letter (R, S, D, T, t, Z); ``wchan``, the kernel function in
     which it waits; ``syscall``, the system call in which it waits; ``target``, the file, pipe or socket of that call (a
     path, pipe:[INODE] or socket:[INODE]); ``target_kind``: file, fifo, pipe, socket, listener (a socket that listens),
-    tty, directory, device, child or other; ``target_fd``, its descriptor; ``file_system``, its type and mount point, as
-    "fuse /mnt/ckpt"; ``lock_holder``, the pid of the process that holds the file lock that it waits for;
-    ``asleep_since_ns``: it has not run since then, or longer. ``children``: name, pid and state of the child processes.
+    tty, directory, device, child or other; ``target_fd``, its descriptor; ``file_system``, its type and mount point,
+    such as "fuse /mnt/ckpt"; ``lock_holder``, the pid of the process that holds the file lock that it waits for;
+    ``asleep_since_ns``: it has not run since then, perhaps for longer. ``children``: name, pid and state of the child
+    processes.
 
     The fields after ``interval_ns`` are differences over that time: ``cpu_ns``, ``run_delay_ns`` (runnable without a
-    CPU) and ``switches`` are those of that thread, the others those of the process. ``read_bytes`` and
-    ``write_bytes`` count all read and write calls, also those on pipes and cached files; ``storage_read_bytes`` what
-    came from storage or a file server.
+    CPU) and ``switches`` of that thread, the others of the process. ``read_bytes`` and ``write_bytes`` count all read
+    and write calls, including those on pipes and cached files; ``storage_read_bytes`` counts what came from storage or
+    a file server.
     """
 
     state: str | None = None
@@ -179,7 +180,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended. ``oom``: the OOM killer of the kernel or of a cgroup killed it."""
+    """How a process ended. ``oom``: killed by the OOM killer of the kernel or of a cgroup."""
 
     ts_ns: int
     code: int | None = None
@@ -202,7 +203,7 @@ class Helper:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A stack of the main thread. ``share``: the part of the window in which samples showed it, 0 to 1."""
+    """A stack of the main thread. ``share``: the share of the window in which samples showed it, 0 to 1."""
 
     frames: tuple[Frame, ...]
     share: float
@@ -211,7 +212,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A training step of a rank. ``comm_ns`` is None when it is not known."""
+    """A training step of a rank. ``comm_ns`` is None if unknown."""
 
     step: int
     t_start_ns: int
@@ -224,7 +225,7 @@ class Step:
 class Series:
     """Values over time. ``name``: rss_bytes, device_bytes or a watched variable. ``values`` may have nan and inf.
 
-    ``limit``: the most that is possible, as the size of the device's memory; None if not known.
+    ``limit``: the largest possible value, such as the size of the device's memory; None if unknown.
     """
 
     name: str
@@ -235,14 +236,14 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What another source than the operations' probes reports of a rank on a communicator.
+    """What another source than the probes of operations reports about a rank on a communicator.
 
     ``source``: ras (NCCL's RAS), flight_recorder (a dump of PyTorch's flight recorder), or probe (the error and state
     of the communicator in the library). ``ts_ns``: when the source looked, or for probe when the error was first seen;
-    None if not known. ``launched``: names of operations and how many of each the rank has launched (ras).
-    ``operations``: its last ones (flight_recorder); their ``seq`` is not that of the probes, their ``count`` is that of
-    the input. ``time_out_ns``: of the last of them. ``missing``: ras could not reach the rank. ``dead``: ras considers
-    it dead.
+    None if unknown. ``launched``: names of operations and how many of each the rank has launched (ras). ``operations``:
+    its last operations (flight_recorder); their ``seq`` differs from the probes', their ``count`` is that of the input.
+    ``time_out_ns``: the time-out of the last operation. ``missing``: ras could not reach the rank. ``dead``: ras
+    considers it dead.
     """
 
     source: str
@@ -260,7 +261,9 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The local end of a TCP socket of a rank, or the address on which it listens. ``closed``: it was lately."""
+    """The local end of a TCP socket of a rank, or an address on which it listens. ``closed``: the socket was closed
+    lately.
+    """
 
     address: str
     port: int
@@ -274,7 +277,9 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class TimeOut:
-    """How long an operation on a communicator may take before the library ends it: of the process group's options."""
+    """How long an operation on a communicator may take before the library ends it, from the options of the process
+    group.
+    """
 
     comm: str
     ns: int
@@ -284,12 +289,12 @@ class TimeOut:
 class Rank:
     """A rank of the job. ``state``: running, stopped, blocked, zombie, exited or unknown.
 
-    ``seen_from_ns``: operations that began before were not recorded; None: all were. ``lost``: the number of operations
-    lost lately. ``open`` and ``done``: its operations, at most the last 64 of each communicator. ``env``: MASTER_ADDR,
-    MASTER_PORT, WORLD_SIZE and others that ``ranks check`` compares. ``logs``: its last stored lines.
-    ``witnesses``: reports of RAS and the flight recorder, and errors of communicators. ``endpoints``: its sockets, and
-    those that it closed in the last ten minutes, as far as they were seen. ``time_outs``: of the communicators in
-    which it has operations in flight, while the job stands still.
+    ``seen_from_ns``: operations that began before this time were not recorded; None: all were recorded. ``lost``: the
+    number of operations lost lately. ``open`` and ``done``: its operations, at most the last 64 of each communicator.
+    ``env``: MASTER_ADDR, MASTER_PORT, WORLD_SIZE and others that ``ranks check`` compares. ``logs``: its last stored
+    lines. ``witnesses``: reports of RAS and the flight recorder, and errors of communicators. ``endpoints``: its
+    sockets that were seen, including those that it closed in the last ten minutes. ``time_outs``: the time-outs of the
+    communicators in which it has operations in flight, while the job stands still.
     """
 
     rank: int
@@ -323,7 +328,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of the job that is not a rank: the launcher, or one whose rank is not known."""
+    """A process of the job that is not a rank: the launcher, or a process whose rank is unknown."""
 
     node: str
     pid: int
@@ -335,7 +340,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A rank of a communicator: ``rank`` in the job, as ``comm_rank`` in the communicator."""
+    """A member of a communicator: ``rank`` in the job, ``comm_rank`` in the communicator."""
 
     comm_rank: int
     rank: int
@@ -343,7 +348,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A communicator. ``members``: the known ones, at most ``size``. ``witness``: probe, ras or stack."""
+    """A communicator. ``members``: the known members, at most ``size``. ``witness``: probe, ras or stack."""
 
     comm: str
     name: str | None
@@ -362,9 +367,8 @@ class Missing:
     """A gap in the facts. ``kind``: node, rank, operations, stacks, condition, rule, clock, history, pause, size or
     claim.
 
-    ``history``: rows that could not be read. ``pause``: the probes of a node are paused.
-    ``size``: what was read, and left out since the facts are bounded.
-    ``claim``: a node that is not proven to take part in the job.
+    ``history``: rows that could not be read. ``pause``: the probes of a node are paused. ``size``: facts that were
+    read, but left out since facts are limited. ``claim``: a node that is not proven to take part in the job.
     """
 
     kind: str
@@ -377,9 +381,9 @@ class Missing:
 class NodeFacts:
     """A node that answered. Subtract ``clock_offset_ns``, which is exact to ``clock_error_ns``, from its times.
 
-    ``watching_since_ns``: the start of its daemon. ``advanced_ns``: when an operation of the job last began or ended
-    on it. ``memory_available_bytes``: MemAvailable of /proc/meminfo. ``idle_cpus``: the CPUs that were idle for 30 %
-    of the time between the readings of conditions, or longer; None if not known.
+    ``watching_since_ns``: the start of its daemon. ``advanced_ns``: when an operation of the job last began or ended on
+    it. ``memory_available_bytes``: MemAvailable of /proc/meminfo. ``idle_cpus``: the CPUs that were idle for at least
+    30 % of the time between the readings of conditions; None if unknown.
     """
 
     node: str
@@ -398,9 +402,9 @@ class NodeFacts:
 class Facts:
     """The facts of one run of a job. ``stall_s``: W, the time without progress after which a job counts as stalled.
 
-    ``usual_gap_ns``: the longest usual time between two operations of a rank; None if not known. ``step_history``: end
-    and duration, on the slowest rank, of each past step of the job. ``owner``: the uid of the user whose job it is, on
-    the node; None where a peer's version does not say.
+    ``usual_gap_ns``: the longest usual time between two operations of a rank; None if unknown. ``step_history``: end
+    and duration, on the slowest rank, of each past step of the job. ``owner``: the uid of the job's user on the node;
+    None if a peer's version does not send it.
     """
 
     job: str

@@ -1,24 +1,24 @@
 """Reads and writes facts as JSON: in a file, and between nodes.
 
 A file is JSON lines: a header ``{"format", "version", "facts"}``, then one object for each run. Fields with their
-default are left out, and unknown ones are ignored, so that fields may be added within a version. Numbers that are not
-finite occur in values of series only, as the texts "nan", "inf" and "-inf". Input is hostile: it is bounded, and all of
-it is checked against the type hints of ``facts``.
+default value are left out, and unknown fields are ignored, so that fields may be added within a version. Numbers that
+are not finite occur only in values of series, as the texts "nan", "inf" and "-inf". Input is hostile: it is limited,
+and all of it is checked against the type hints of ``facts``.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import types
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from probing.api.errors import FormatError, UsageError
-from probing.diagnosis.facts import MAX_RANKS, VERSION, Facts, Rank, Series
+from probing.api.typed import typed
+from probing.diagnosis.facts import MAX_RANKS, VERSION, Facts, Rank
 
 __all__ = ("MAX_BYTES", "RANK_BYTES", "decoded", "encoded", "from_json", "load", "save", "size_of", "to_json")
 
@@ -26,24 +26,15 @@ RANK_BYTES = 64 << 10
 """The most bytes of a rank."""
 MAX_BYTES = 256 << 20
 """The most bytes of a file, and of the facts of one run."""
-# The most bytes beside the ranks: members of communicators, history of steps.
+# The most bytes of facts other than ranks: members of communicators, history of steps.
 _SHARED_BYTES = 16 << 20
 _MAX_STALL_S = 1e6
 _FORMAT = "probing-facts"
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_LEAST, _MOST, _DIGITS = -(1 << 63), (1 << 64) - 1, 20
 _CUT = "the file is cut or damaged: copy it again, or make it again by `probingctl diagnose --save FILE`"
 _OTHER = f"read it with the probingctl of the version that wrote it; this one reads version {VERSION}"
-_Read = Callable[[Any], Any]
 _T = TypeVar("_T")
-
-
-class _Wrong(Exception):
-    """A value of a wrong type or out of bounds. ``path``: its place, built while the error propagates."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.path = ""
 
 
 def to_json(facts: Facts) -> bytes:
@@ -57,28 +48,31 @@ def size_of(rank: Rank) -> int:
 
 
 def from_json(data: bytes) -> Facts:
-    """Returns the facts that ``to_json`` wrote. Raises FormatError for anything else."""
+    """Returns the facts that ``to_json`` wrote as ``data``. Raises FormatError for anything else."""
     found = _object(data)
     _check_version(found)
     ranks = found.get("ranks")
     if isinstance(ranks, list):
         _check_size(data, ranks)
-    try:
-        return cast("Facts", _reader(Facts)(found))
-    except _Wrong as e:
-        raise _damaged(f"{e.path.lstrip('.') or 'they'}: {e.problem}") from None
+        _read_words(ranks)
+    facts = _typed(Facts, found)
+    for series in (series for rank in facts.ranks for series in rank.series):
+        if len(series.ts_ns) != len(series.values):
+            raise _damaged(f"{len(series.ts_ns)} times of {len(series.values)} values")
+    if not 0 < facts.stall_s < _MAX_STALL_S:
+        raise _damaged(f"stall_s is {facts.stall_s:g}")
+    return facts
 
 
 def decoded(kind: type[_T], data: bytes) -> _T:
-    """Returns ``data`` as the dataclass ``kind``, written by ``encoded``. Raises FormatError for anything else."""
-    try:
-        return cast("_T", _reader(cast("Any", kind))(_object(data)))
-    except _Wrong as e:
-        raise _damaged(f"{e.path.lstrip('.') or 'they'}: {e.problem}") from None
+    """Returns the dataclass ``kind`` that ``encoded`` wrote as ``data``. Raises FormatError for anything else."""
+    return _typed(kind, _object(data))
 
 
 def encoded(value: Any) -> bytes:
-    """Returns a dataclass of dataclasses, tuples and plain values as JSON, without what is as its default."""
+    """Returns a dataclass of dataclasses, tuples and plain values as JSON. Fields with their default value are left
+    out.
+    """
     return _bytes(_plain(value))
 
 
@@ -92,7 +86,7 @@ def save(path: Path, facts: Sequence[Facts]) -> None:
 
 
 def load(path: Path) -> list[Facts]:
-    """Returns the facts of a file. Raises FormatError if ``save`` did not write it, UsageError if it cannot be read."""
+    """Returns the facts in a file. Raises FormatError if ``save`` did not write it, UsageError if it cannot be read."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -103,7 +97,7 @@ def load(path: Path) -> list[Facts]:
     header, *lines = data.split(b"\n")
     found = _object(header)
     if found.get("format") != _FORMAT:
-        raise FormatError(f"{path} is no file of facts", hint="give a file of `probingctl diagnose --save FILE`")
+        raise FormatError(f"{path} is not a file of facts", hint="give a file of `probingctl diagnose --save FILE`")
     _check_version(found)
     if not lines or lines.pop() or len(lines) != found.get("facts"):
         raise _damaged(f"{len(lines)} entries, where its header has {found.get('facts')!r:.20}")
@@ -111,23 +105,56 @@ def load(path: Path) -> list[Facts]:
 
 
 def _damaged(problem: str) -> FormatError:
-    return FormatError(f"the facts make no sense: {problem}", hint=_CUT)
+    return FormatError(f"the facts are malformed: {problem}", hint=_CUT)
 
 
 def _object(data: bytes) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise _damaged(f"more than {MAX_BYTES} bytes")
     try:
-        found = json.loads(data.decode(), parse_constant=_refuse)
+        found = json.loads(data.decode(), parse_constant=_number, parse_float=_number, parse_int=_integer)
     except (ValueError, RecursionError):
         raise _damaged("they are no JSON") from None
     if not isinstance(found, dict):
         raise _damaged("they are no JSON object")
+    if rb"\u" in data and not _is_unicode(found):
+        raise _damaged("half a character")
     return found
 
 
-def _refuse(word: str) -> NoReturn:
-    raise ValueError(word)
+def _typed(kind: type[_T], found: dict[str, Any]) -> _T:
+    try:
+        return typed(kind, found)
+    except ValueError as e:
+        raise _damaged(str(e)) from None
+
+
+def _number(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError("no finite number")
+    return number
+
+
+def _integer(text: str) -> int | float:
+    """Returns an integer of 64 bits, or a float, which no field for integers takes."""
+    if len(text) <= _DIGITS and _LEAST <= (number := int(text)) <= _MOST:
+        return number
+    return _number(text)
+
+
+def _is_unicode(found: dict[str, Any]) -> bool:
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read_words(ranks: list[Any]) -> None:
+    """Replaces the words for numbers that are not finite; values of other shapes are refused later."""
+    with suppress(AttributeError, KeyError, TypeError):
+        for series in (series for rank in ranks for series in rank.get("series", ())):
+            series["values"] = [_WORDS.get(x, x) if isinstance(x, str) else x for x in series["values"]]
 
 
 def _check_version(found: dict[str, Any]) -> None:
@@ -141,7 +168,7 @@ def _check_version(found: dict[str, Any]) -> None:
 def _check_size(data: bytes, ranks: list[Any]) -> None:
     if len(ranks) > MAX_RANKS:
         raise _damaged(f"more than {MAX_RANKS} ranks")
-    # A rank is measured by encoding it again, which small facts do not need.
+    # To measure a rank it is encoded again, which is not needed for small facts.
     if len(data) > RANK_BYTES:
         if any(len(_bytes(rank)) > RANK_BYTES for rank in ranks):
             raise _damaged(f"a rank of more than {RANK_BYTES} bytes")
@@ -150,7 +177,7 @@ def _check_size(data: bytes, ranks: list[Any]) -> None:
 
 
 def _bytes(value: Any) -> bytes:
-    # Bytes of a target that are not UTF-8 have become surrogates.
+    # Bytes of a target that are not UTF-8 became surrogates.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
@@ -163,103 +190,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
-
-
-@cache
-def _reader(hint: Any) -> _Read:
-    """Returns the function that checks and converts a JSON value to the type ``hint``."""
-    if is_dataclass(hint):
-        return _dataclass_reader(cast("type[Any]", hint))
-    if isinstance(hint, types.UnionType):
-        [one] = [arg for arg in get_args(hint) if arg is not types.NoneType]
-        read = _reader(one)
-        return lambda value: None if value is None else read(value)
-    if get_origin(hint) is tuple:
-        return _tuple_reader(get_args(hint))
-    return _PLAIN[hint]
-
-
-def _dataclass_reader(cls: type[Any]) -> _Read:
-    hints = get_type_hints(cls)
-    readers = {field.name: _reader(hints[field.name]) for field in fields(cls)}
-    if cls is Series:
-        readers["values"] = _series_values
-    needed = [field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING]
-
-    def read(value: Any) -> Any:
-        if type(value) is not dict:
-            raise _Wrong("no object")
-        for name in needed:
-            if name not in value:
-                raise _Wrong(f"without {name}")
-        found = cls(**{name: _at(f".{name}", one, value[name]) for name, one in readers.items() if name in value})
-        if isinstance(found, Series) and len(found.ts_ns) != len(found.values):
-            raise _Wrong(f"{len(found.ts_ns)} times of {len(found.values)} values")
-        if isinstance(found, Facts) and not 0 < found.stall_s < _MAX_STALL_S:
-            raise _Wrong(f"stall_s is {found.stall_s:g}")
-        return found
-
-    return read
-
-
-def _tuple_reader(args: tuple[Any, ...]) -> _Read:
-    if args[-1] is Ellipsis:
-        each = _reader(args[0])
-        return lambda value: tuple(_at(f"[{i}]", each, one) for i, one in enumerate(_list(value)))
-    readers = [_reader(arg) for arg in args]
-
-    def read(value: Any) -> Any:
-        if len(_list(value)) != len(readers):
-            raise _Wrong(f"{len(value)} values instead of {len(readers)}")
-        return tuple(_at(f"[{i}]", one, part) for i, (one, part) in enumerate(zip(readers, value, strict=True)))
-
-    return read
-
-
-def _at(place: str, read: _Read, value: Any) -> Any:
-    try:
-        return read(value)
-    except _Wrong as e:
-        e.path = place + e.path
-        raise
-
-
-def _list(value: Any) -> list[Any]:
-    if type(value) is not list:
-        raise _Wrong("no list")
-    return value
-
-
-def _int(value: Any) -> int:
-    if type(value) is not int or not -(1 << 63) <= value < 1 << 64:
-        raise _Wrong("no integer of 64 bits")
-    return value
-
-
-def _float(value: Any) -> float:
-    if type(value) is int:
-        value = float(_int(value))
-    if type(value) is not float or not math.isfinite(value):
-        raise _Wrong("no finite number")
-    return value
-
-
-def _series_values(value: Any) -> tuple[float, ...]:
-    return tuple(_WORDS[one] if type(one) is str and one in _WORDS else _float(one) for one in _list(value))
-
-
-def _bool(value: Any) -> bool:
-    if type(value) is not bool:
-        raise _Wrong("neither true nor false")
-    return value
-
-
-def _str(value: Any) -> str:
-    if type(value) is not str:
-        raise _Wrong("no text")
-    if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-        raise _Wrong("half a character")
-    return value
-
-
-_PLAIN: dict[Any, _Read] = {int: _int, float: _float, bool: _bool, str: _str}

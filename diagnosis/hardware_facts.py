@@ -1,7 +1,7 @@
-"""Facts of a node's hardware: its GPUs, network ports, connections, disks and file systems, and what they reported.
+"""Facts about a node's hardware: its GPUs, network ports, connections, disks and file systems, and their reports.
 
-Values are of the last one or two minutes, those of events of the last hour; None: not known. ``ranks`` are those of the
-job that use the part. Times are UTC ns by the clock of the node.
+Values are from the last one or two minutes, events from the last hour; None: unknown. ``ranks``: the ranks of the job
+that use the part. Times are UTC ns on the clock of the node.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU. ``state``: ok, lost (it fell off the bus, or wants a reset) or gone; ``reason``: why it is not ok.
+    """A GPU. ``state``: ok, lost (it fell off the bus, or needs a reset) or gone; ``reason``: why it is not ok.
 
-    Shares of the time, 0 to 1: ``busy``, and ``power_capped``, ``thermal``, ``power_brake``, in which the power limit,
-    heat or the external power brake held the clock down. Clocks are in MHz, ``clock_mhz`` a median. ``remap_*``: rows
-    of its memory wait for a remap, or failed it. ``recovery``: the action that the driver asks for. ``lanes``: of PCIe,
-    as trained. ``fabric``: "CLUSTER/CLIQUE", the same for all GPUs, of any node, that NVLink switches connect with this
-    GPU; None if no switch does.
-    ``counts_nvlink``: the counters of its NVLinks are read, so that their errors are events.
+    Shares of the time, 0 to 1: ``busy``; and ``power_capped``, ``thermal`` and ``power_brake``, in which the power
+    limit, heat or the external power brake held the clock down. Clocks are in MHz, ``clock_mhz`` a median. ``remap_*``:
+    rows of its memory wait for a remap, or failed it. ``recovery``: the action that the driver asks for. ``lanes``: of
+    PCIe, as trained. ``fabric``: "CLUSTER/CLIQUE", the same for all GPUs, of any node, that NVLink switches connect
+    with this GPU; None if no switch does. ``counts_nvlink``: the counters of its NVLinks are read, so that their errors
+    are events.
     """
 
     device: int
@@ -58,11 +58,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class HardwareEvent:
-    """Events of one kind and part. ``source``: gpu (``kind`` is that of gpu.events) or kernel (that of process.kmsg).
+    """Events of one kind and part. ``source``: gpu (``kind`` as in gpu.events) or kernel (``kind`` as in process.kmsg).
 
     ``first_ns`` and ``last_ns``: the first and last of ``count``. ``gpu``: number of the GPU; ``part``: the device as
-    the source names it; ``code``: number of an XID; ``pid``: the process that is named; ``text``: of the last one.
-    Errors of NVLink 5 have that of the first one, and those of another unit or severity are another event.
+    the source names it; ``code``: number of an XID; ``pid``: the process that is named; ``text``: the text of the last
+    event, for errors of NVLink 5 of the first. Errors of NVLink 5 with another unit or severity are a separate event.
     """
 
     source: str
@@ -93,8 +93,8 @@ class NetworkPort:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPath:
-    """TCP connections of a rank with one peer host. ``segments`` were sent, ``resent`` of them again; ``timeouts``: the
-    most retransmissions in a row of a connection that waits for an answer now."""
+    """TCP connections of a rank with one peer host. ``segments``: sent segments, of which ``resent`` were sent again;
+    ``timeouts``: the most retransmissions in a row on a connection that waits for an answer now."""
 
     rank: int
     peer: str
@@ -107,7 +107,7 @@ class NetworkPath:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A disk. ``busy``: part of the time; latencies: means over requests, ns; ``in_flight``: open requests."""
+    """A disk. ``busy``: share of the time; latencies: means over requests, ns; ``in_flight``: open requests."""
 
     name: str
     busy: float | None = None
@@ -118,9 +118,9 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
-    """A mounted file system. ``rank``: the rank in whose container it is mounted; None: that of the node.
+    """A mounted file system. ``rank``: the rank in whose container it is mounted; None: it is mounted on the node.
 
-    ``used``: part of what processes may use, 0 to 1. ``answers``: False for one whose server did not answer.
+    ``used``: share of what processes may use, 0 to 1. ``answers``: False if its server did not answer.
     """
 
     mount_point: str
@@ -134,7 +134,7 @@ class FileSystem:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The parts of a node with records."""
+    """The parts of a node about which there are records."""
 
     gpus: tuple[Gpu, ...] = ()
     events: tuple[HardwareEvent, ...] = ()

@@ -1,4 +1,6 @@
-"""Hold-ups: ranks at the ends of the wait-for graph, or perhaps there; texts and confidence of findings about waits."""
+"""Hold-ups: ranks that are, or may be, at the ends of the wait-for graph; texts and confidence of findings
+about waits.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,10 @@ _LEAST = 0.3
 
 @dataclass(frozen=True, slots=True)
 class HoldUp:
-    """``ranks`` wait for no rank, and ``victims`` wait for them. ``edge``: the oldest wait, for ``age_ns``.
+    """A hold-up: ``ranks`` wait for no rank, and ``victims`` wait for them. ``edge``: the oldest wait, which lasts
+    ``age_ns``.
 
-    ``age_ns`` and ``since_ns`` are None if not known.
+    ``age_ns`` and ``since_ns`` are None if unknown.
     """
 
     ranks: tuple[int, ...]
@@ -48,7 +51,9 @@ class HoldUp:
 
 
 def hold_ups(case: Case) -> list[HoldUp]:
-    """Returns the hold-ups, those with most victims first. Ranks that one operation lacks are in one hold-up."""
+    """Returns the hold-ups, those with the most victims first. Ranks that are missing in one operation form one
+    hold-up.
+    """
     graph = case.graph
     by_call: dict[tuple[str | None, int | None, str | None], set[int]] = {}
     for one in graph.operations:
@@ -70,12 +75,12 @@ def hold_ups(case: Case) -> list[HoldUp]:
 
 
 def oldest(case: Case, edges: Iterable[Edge]) -> Edge:
-    """Returns the edge of the rank that waits longest."""
+    """Returns the edge of the rank that has waited longest."""
     return min(edges, key=lambda e: (-(case.wait_ns(e.waiter) or 0), str(e.comm), e.waiter, e.awaited))
 
 
 class _LongestWait(NamedTuple):
-    """``since_ns`` is on the common clock. Both are None if not known."""
+    """The longest wait. ``since_ns`` is on the common clock. Both fields are None if unknown."""
 
     age_ns: int | None
     since_ns: int | None
@@ -91,7 +96,7 @@ def longest_wait(case: Case, ranks: Iterable[int]) -> _LongestWait:
 
 
 def _age(case: Case, rank: int) -> int | None:
-    # A wait for a file lock is in the graph alone.
+    # A wait for a file lock is only in the graph.
     wait = case.graph.waits.get(rank)
     if wait is not None and wait.op == FILE_LOCK and wait.since_ns is not None:
         return max(0, case.now(rank) - wait.since_ns)
@@ -99,7 +104,7 @@ def _age(case: Case, rank: int) -> int | None:
 
 
 def site(case: Case, rank: int) -> str | None:
-    """Returns the innermost frame of a rank's own code, as "evaluate, train.py:60"; None without a stack."""
+    """Returns the innermost frame of a rank's own code, such as "evaluate, train.py:60"; None without a stack."""
     own = case.ranks.get(rank)
     main = main_thread(own) if own else None
     frames = [f for f in main.frames if not f.native and "torch/" not in f.file] if main else []
@@ -107,7 +112,9 @@ def site(case: Case, rank: int) -> str | None:
 
 
 def operation_text(case: Case, comm: str | None, op: str | None, seq: int | None) -> str:
-    """Returns "all_reduce seq 7 of default_pg", with a known role of the communicator "of tp (NAME)"."""
+    """Returns a text such as "all_reduce seq 7 of default_pg"; if the role of the communicator is known, "of tp
+    (NAME)".
+    """
     if op == INIT:
         return "the creation of a communicator"
     if op == FILE_LOCK:
@@ -116,7 +123,7 @@ def operation_text(case: Case, comm: str | None, op: str | None, seq: int | None
 
 
 def place_text(case: Case, comm: str | None, seq: int | None) -> str:
-    """Returns "at seq 7 of default_pg", or "on default_pg" where the number is unknown."""
+    """Returns a text such as "at seq 7 of default_pg", or "on default_pg" if the number is unknown."""
     name = clean(_group_text(case, comm))
     return f"on {name}" if seq is None else f"at seq {seq} of {name}"
 
@@ -132,7 +139,7 @@ def _group_text(case: Case, comm: str | None) -> str:
 
 
 def destroyed_text(case: Case, rank: int, comm: str | None) -> str:
-    """Returns "rank 1 has destroyed default_pg 12 s ago"; an empty text where it has not."""
+    """Returns a text such as "rank 1 has destroyed default_pg 12 s ago"; empty if it has not."""
     left = (w for w in case.ranks[rank].witnesses if (w.source, w.comm, w.state) == ("probe", comm, "destroyed"))
     witness = next(left, None)
     if witness is None:
@@ -142,7 +149,9 @@ def destroyed_text(case: Case, rank: int, comm: str | None) -> str:
 
 
 def edge_text(case: Case, edge: Edge, *, timed: bool = True) -> str:
-    """Returns "rank 0 waits in all_reduce seq 5 of tp for rank 1 for 12 s", or without the time."""
+    """Returns a text such as "rank 0 waits in all_reduce seq 5 of tp for rank 1 for 12 s"; without the time if not
+    ``timed``.
+    """
     call = operation_text(case, edge.comm, edge.op, edge.seq)
     tail = f" for {time_text(case.wait_ns(edge.waiter))}" if timed else ""
     if edge.op == FILE_LOCK:
@@ -151,7 +160,7 @@ def edge_text(case: Case, edge: Edge, *, timed: bool = True) -> str:
 
 
 def doubts(case: Case, ranks: Iterable[int], waiters: Iterable[int]) -> list[str]:
-    """Returns the gaps in what is known of ``ranks`` and of the operations in which ``waiters`` wait."""
+    """Returns the gaps in the facts about ``ranks`` and about the operations in which ``waiters`` wait."""
     found = []
     own, waiting = sorted(set(ranks)), sorted(set(waiters))
     if lossy := [r for r in (*own, *waiting) if r in case.ranks and case.ranks[r].lost]:
@@ -178,7 +187,7 @@ def lowered(base: float, found: Iterable[str]) -> float:
 @dataclass(frozen=True, slots=True)
 class Unseen:
     """An operation in which ``waiters`` wait. ``unknown``: the ranks that may not have joined it. ``unidentified``: the
-    number of members whose ranks are not known. ``age_ns`` and ``since_ns``: None if not known."""
+    number of members whose ranks are unknown. ``age_ns`` and ``since_ns``: None if unknown."""
 
     comm: str | None
     number: int | None
@@ -192,7 +201,9 @@ class Unseen:
 
 
 def unseen(case: Case) -> list[Unseen]:
-    """Returns these operations, the oldest first, without those whose waiters a finding explains."""
+    """Returns the operations that ranks may not have joined, the oldest first, except those whose waiters a finding
+    explains.
+    """
     graph = case.graph
     explained = case.explained
     places: dict[tuple[str | None, int | None], list[int]] = {}

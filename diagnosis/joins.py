@@ -1,4 +1,4 @@
-"""Finds which ranks have joined the operations that others wait in, by their operations and stacks."""
+"""Finds which ranks have joined the operations in which others wait, by their operations and stacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ _RECEIVES = ("recv", "recv_any_source")
 
 @dataclass(frozen=True)
 class Joins:
-    """``waits``: all waits, also short ones. ``now``: when the facts were taken, by the clock of a rank's node."""
+    """Decides who has joined what. ``waits``: all waits, including short ones. ``now``: when the facts were read, on
+    the clock of a rank's node.
+    """
 
     ranks: Mapping[int, Rank]
     waits: Mapping[int, Wait]
@@ -40,15 +42,15 @@ class Joins:
         """Returns the graph of the ``old`` waits. A rank whose wait is short makes progress: it waits for no rank."""
         alike: dict[object, list[int]] = {}
         for waiter, wait in old.items():
-            # All ranks that wait in one collective at one line have the same edges.
+            # All ranks that wait in one collective at the same line have the same edges.
             place = waiter if is_p2p(wait.op) else _place(main_thread(self.ranks[waiter]))
             alike.setdefault((wait.comm, self._number(waiter, wait), wait.op, place), []).append(waiter)
         return WaitGraph(old, [self._pending(waiters, old) for waiters in alike.values()])
 
     def in_flight(self) -> list[Pending]:
-        """Returns all operations in flight with their waiters, and of collectives also the ranks that have not joined.
+        """Returns all operations in flight with their waiters; for collectives also the ranks that have not joined.
 
-        ``seq`` is the number of one of the waiters where the ranks' numbers cannot be compared.
+        ``seq`` is the number on one of the waiters if the ranks' numbers cannot be compared.
         """
         calls: dict[tuple[str | None, int | None, str | None], dict[int, Wait]] = {}
         for rank in self.ranks.values():
@@ -63,7 +65,7 @@ class Joins:
         return found
 
     def _pending(self, waiters: list[int], old: Mapping[int, Wait]) -> Pending:
-        # Of the others, all operations since the first call must have been recorded.
+        # Whether a rank has joined shows only if all its operations since the first call were recorded.
         waiter = max(waiters, key=lambda rank: (self._age(rank, old[rank]) or 0, -rank))
         wait = old[waiter]
         sequence = self._sequence(wait)
@@ -90,7 +92,7 @@ class Joins:
         return self.now(waiter) - wait.since_ns if wait.since_ns is not None else None
 
     def joined(self, other: int, waiter: int, wait: Wait) -> bool | None:
-        """Returns whether ``other`` has called the operation that ``waiter`` waits in; None if not known."""
+        """Returns whether ``other`` has called the operation in which ``waiter`` waits; None if unknown."""
         rank = self.ranks.get(other)
         if rank is None:
             return None
@@ -99,7 +101,7 @@ class Joins:
             return _in_init(rank, own)
         called = self._has_called(rank, waiter, wait)
         if called:
-            # A process that is stopped in an operation takes no part in it.
+            # A process that is stopped in an operation does not take part in it.
             return not (halted(rank) and any(o.comm == wait.comm for o in rank.open))
         if halted(rank):
             return False
@@ -107,15 +109,15 @@ class Joins:
         if shown is not False:
             return shown
         if is_p2p(wait.op) and wait.peer is None:
-            # Any of several ranks may be the sender.
+            # Any rank may be the sender.
             return None
         elsewhere = _elsewhere(rank, own, self.ranks.get(waiter))
         return False if elsewhere or self._complete(rank, waiter, wait) else None
 
     @cached_property
     def _single(self) -> bool:
-        # Whether the job has only one group, so that an operation of an unknown group is one of it. A daemon that
-        # started late may not have recorded the other groups.
+        # If the job has only one group, an operation of an unknown group belongs to it. A daemon that started late may
+        # not have recorded the other groups.
         return len(self.sequences) == 1 and not any(rank.seen_from_ns is not None for rank in self.ranks.values())
 
     def _sequence(self, wait: Wait) -> Sequence | None:
@@ -130,13 +132,13 @@ class Joins:
         return members
 
     def _in_some_group(self, states: Mapping[int, bool | None]) -> dict[int, bool | None]:
-        # The group of the operation is not known: a rank in a collective may be in the same one, and of several ranks
-        # that are in none, or are not known, some may be no members.
+        # The group of the operation is unknown: a rank in a collective may be in the same one. Ranks in no collective,
+        # or unknown ones, may not be members.
         apart = [other for other, state in states.items() if state is not True and other not in self.waits]
         return {other: False if apart == [other] and state is False else None for other, state in states.items()}
 
     def _has_called(self, rank: Rank, waiter: int, wait: Wait) -> bool:
-        # Whether its operations show that it has called the same one, or the counterpart of a send or receive.
+        # Returns whether its operations show that it called the same operation, or the matching send or receive.
         sequence = self._sequence(wait)
         if is_p2p(wait.op):
             wanted = _RECEIVES if wait.op == "send" else ("send",)
@@ -148,7 +150,7 @@ class Joins:
         return any(o.comm == wait.comm and not is_p2p(o.op) for o in rank.open)
 
     def _shown(self, own: Wait, waiter: int, wait: Wait) -> bool | None:
-        # Whether ``own``, which only a stack shows, is the same operation as ``wait``, or its counterpart.
+        # Returns whether ``own``, which only a stack shows, is the same operation as ``wait``, or its counterpart.
         if own.op == INIT or own.comm not in (None, wait.comm) or is_p2p(own.op) != is_p2p(wait.op):
             return False
         if not is_p2p(wait.op):
@@ -158,8 +160,7 @@ class Joins:
         return True if own.peer == waiter else None
 
     def _complete(self, rank: Rank, waiter: int, wait: Wait) -> bool:
-        # Whether all its operations since the call of ``waiter`` were recorded. Clocks of nodes differ, so ages are
-        # compared.
+        # Returns whether all its operations since ``waiter`` called are recorded; ages, because clocks differ.
         sequence = self._sequence(wait)
         if rank.lost or (sequence is not None and rank.rank in sequence.gaps):
             return False
@@ -170,14 +171,14 @@ class Joins:
 
 
 def _in_init(rank: Rank, own: Wait | None) -> bool | None:
-    # Whether it also waits in a store or creates a communicator.
+    # Returns whether it also waits in a store or creates a communicator.
     if own is not None and own.op == INIT:
         return True
     return None if not rank.threads and not rank.progress else False
 
 
 def _elsewhere(rank: Rank, own: Wait | None, waiter: Rank | None) -> bool:
-    # Whether its stack shows that it is not in the operation, but in another one or in none.
+    # Returns whether its stack shows that it is not in the operation, but in another or in none.
     if own is not None:
         return own.firm and own.comm is not None
     main = main_thread(rank)
@@ -189,13 +190,13 @@ def _elsewhere(rank: Rank, own: Wait | None, waiter: Rank | None) -> bool:
 
 
 def _place(thread: Thread | None) -> tuple[str, str, int | None] | None:
-    # The innermost Python frame. Its variables differ between ranks.
+    # The innermost Python frame, without its variables, which differ between ranks.
     frames = thread.frames if thread is not None else ()
     return next(((f.func, f.file, f.line) for f in frames if not f.native), None)
 
 
 def with_file_locks(graph: WaitGraph, ranks: Iterable[Rank]) -> WaitGraph:
-    """Returns ``graph`` with the ranks that wait for a file lock, which wait in no operation, and for whom."""
+    """Returns ``graph`` with the ranks that wait for a file lock, and for whom; these wait in no operation."""
     living = [rank for rank in ranks if rank.exit is None]
     pids = {(rank.node, rank.pid): rank.rank for rank in living}
     waiters: dict[int, list[int]] = {}

@@ -41,31 +41,31 @@ from probing.diagnosis.verdict import ERROR, NOTE, WARNING, Finding, Verdict
 __all__ = ("RULES", "Diagnosis", "Rule", "begun_ns", "diagnose", "diagnose_runs")
 
 _ORDER = {ERROR: 0, WARNING: 1, NOTE: 2}
-# The highest confidence while a node does not answer.
+# The highest confidence of a finding while a node does not answer.
 _WITHOUT_A_NODE = 0.8
 _log = logging.getLogger(__name__)
 
 
 class Rule(Protocol):
-    """A module of ``rules``."""
+    """A module in ``rules``."""
 
     @property
     def VERDICTS(self) -> tuple[Verdict, ...]:  # noqa: N802
-        """The verdicts that it may return."""
+        """Returns the verdicts that the rule may give."""
 
     def find(self, case: Case) -> Iterator[Finding]:
-        """Returns what the facts show. ``case.found`` has the findings of earlier rules."""
+        """Yields the findings of the rule. ``case.found`` has the findings of earlier rules."""
 
 
 RULES: tuple[Rule, ...] = (
-    # Different calls make ranks fail: they come before deaths.
+    # Comes before deaths, since different calls make ranks fail.
     shifted_sequence,
     mismatch,
     death,
     absent,
     point_to_point,
     deadlock,
-    # Before the rules that blame ranks.
+    # Comes before the rules that blame ranks.
     idle,
     not_joined,
     communicator_error,
@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = (
     memory,
     numbers,
     mixed_devices,
-    # Before the rule that names single parts.
+    # Comes before the rule that names single parts.
     fabric,
     hardware,
 )
@@ -90,8 +90,8 @@ RULES: tuple[Rule, ...] = (
 class Diagnosis:
     """The result of the rules. ``findings``: the worst first. ``missing``: gaps in the facts, and rules that failed.
 
-    ``ripens_ns``: how soon a wait that is too short for the rules lasts long enough; None: there is none.
-    ``outlived``: the run has ended, and a later run of its job goes on, so that all findings are notes.
+    ``ripens_ns``: how soon a wait that is still too short for the rules will be long enough; None: there is none.
+    ``outlived``: the run has ended, and a later run of its job goes on, so all findings are notes.
     """
 
     facts: Facts
@@ -102,16 +102,18 @@ class Diagnosis:
 
 
 def _completed(case: Case, finding: Finding) -> Finding:
-    """Returns ``finding`` with drifts, witnesses, hardware, known bugs, its time-out, advice and commands added."""
+    """Returns ``finding`` with drifts, reports of witnesses, hardware, known bugs, its time-out, advice and commands
+    added.
+    """
     for add in (with_drift, corroborated, with_symptoms, with_known_bugs, with_time_out, advised, with_commands):
         finding = add(case, finding)
     return finding
 
 
 def diagnose(facts: Facts, rules: Sequence[Rule] = RULES, *, later_run_ns: int | None = None) -> Diagnosis:
-    """Returns what the rules find. A rule that raises is added to ``missing``; the others still run.
+    """Returns the findings of the rules. If a rule raises, this is added to ``missing``, and the other rules still run.
 
-    ``later_run_ns``: when the newest living run of the job began, UTC ns; None where no run lives.
+    ``later_run_ns``: when the newest living run of the job began, UTC ns; None if no run lives.
     """
     case = Case(facts)
     failed = []
@@ -134,7 +136,7 @@ def diagnose(facts: Facts, rules: Sequence[Rule] = RULES, *, later_run_ns: int |
 
 
 def diagnose_runs(runs: Sequence[Facts]) -> list[Diagnosis]:
-    """Returns the diagnosis of each run; ``runs`` has all known runs of each job."""
+    """Returns the diagnosis of each run. ``runs`` must have all known runs of each job."""
     living: dict[str, int] = {}
     for facts in runs:
         if not all(map(_ended, facts.ranks)):
@@ -143,13 +145,13 @@ def diagnose_runs(runs: Sequence[Facts]) -> list[Diagnosis]:
 
 
 def begun_ns(facts: Facts) -> int:
-    """Returns when the first rank of a run started, UTC ns; ``taken_ns`` where no start is known."""
+    """Returns when the first rank of a run started, UTC ns; ``taken_ns`` if no start is known."""
     return min((rank.started_ns for rank in facts.ranks if rank.started_ns is not None), default=facts.taken_ns)
 
 
 def _judged(findings: Iterable[Finding], missing: Iterable[Missing], *, outlived: bool) -> Iterator[Finding]:
-    """Yields findings as they are shown and stored: less sure, and with the gap, while a node does not answer; as notes
-    where the job outlived the run."""
+    """Yields findings as they are shown and stored: while a node does not answer, less sure and with the gap; as notes
+    if the job outlived the run."""
     gaps = [gap for gap in missing if gap.kind in ("node", "claim")]
     most = _WITHOUT_A_NODE if any(gap.kind == "node" for gap in gaps) else 1.0
     for one in findings:

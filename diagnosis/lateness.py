@@ -1,4 +1,4 @@
-"""Finds ranks that are persistently last at collectives, and what that costs the others."""
+"""Finds ranks that are persistently last at collectives, and how much time the others lose by them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ MIN_LAG_NS = 5_000_000
 MIN_SHARE = 0.1
 _LAST_IN = 0.6
 CLOCK_ERRORS = 3
-# The highest probability that chance alone makes the same rank last so often: many jobs are judged each minute.
+# The highest accepted probability that a rank is last this often by chance: many jobs are judged each minute.
 _BY_CHANCE = 1e-6
 _SLOW_AS_THE_WORST = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Late:
-    """``ranks`` are late on a communicator. ``lag_ns``: the median lag of the worst one. ``share``: of the time, lost.
+    """The lateness of ``ranks`` on a communicator. ``lag_ns``: the median lag of the worst rank. ``share``: the lost
+    share of the time.
 
-    Of all ``of`` operations, any rank was late in ``compared``; in ``last_in`` of these one of ``ranks`` was the last.
+    Of all ``of`` operations a rank was late in ``compared``; in ``last_in`` of these one of ``ranks`` was the last.
     """
 
     arrivals: Arrivals
@@ -40,7 +41,9 @@ class Late:
 
 
 def late_ranks(found: Iterable[Arrivals]) -> list[Late]:
-    """Returns the late ranks of each communicator, without those that are late because they wait in another one."""
+    """Returns the late ranks of each communicator, except ranks that are late because they wait on another
+    communicator.
+    """
     late = [one for a in found if (one := _late(a)) is not None]
     kept = [(one, tuple(r for r in one.ranks if not _victim(r, one, late))) for one in late]
     return [replace(one, ranks=ranks) for one, ranks in kept if ranks]
@@ -50,7 +53,7 @@ def _late(a: Arrivals) -> Late | None:
     if len(a.seqs) < MIN_OPERATIONS or a.covered_ns <= 0:
         return None
     least = max(MIN_LAG_NS, CLOCK_ERRORS * a.error_ns)
-    # No rank is late right after a collective that all have left. Only collectives with a late rank count.
+    # No rank is late right after a collective that all ranks have left, so only collectives with a late rank count.
     rows = np.nanmax(a.lag_ns, axis=1) > least
     compared = int(rows.sum())
     if not compared or not _still(rows):
@@ -69,7 +72,7 @@ def _late(a: Arrivals) -> Late | None:
 
 
 def _median_if_late(own: npt.NDArray[np.float64], least: float) -> float | None:
-    """Returns the median own lag of a rank that is late in most operations; None for another rank."""
+    """Returns the median of a rank's own lag if it is late in most operations; None otherwise."""
     known = own[np.isfinite(own)]
     if len(known) * 2 < len(own) or (known > least).mean() < _LAST_IN:
         return None
@@ -77,13 +80,15 @@ def _median_if_late(own: npt.NDArray[np.float64], least: float) -> float | None:
 
 
 def _still(rows: npt.NDArray[np.bool_]) -> bool:
-    """Whether ranks are late in the newest quarter of the operations about as often as before."""
+    """Returns whether ranks are late in the newest quarter of the operations about as often as before."""
     newest = rows[-max(1, len(rows) // 4) :]
     return bool(newest.mean() >= rows.mean() / 3)
 
 
 def _last_in(lag: npt.NDArray[np.float64], ranks: Sequence[int], slow: Sequence[int]) -> tuple[int, int]:
-    """Returns in how many operations one of ``slow`` was the last, and in how many that is known."""
+    """Returns in how many operations one of ``slow`` was the last, and of how many operations the last rank is
+    known.
+    """
     columns = [ranks.index(r) for r in slow]
     rows = lag[np.isfinite(lag[:, columns]).all(axis=1)]
     if not len(rows):
@@ -93,14 +98,14 @@ def _last_in(lag: npt.NDArray[np.float64], ranks: Sequence[int], slow: Sequence[
 
 
 def _chance(hits: int, of: int, each: float) -> float:
-    """Returns the chance of at least so many hits, each with probability ``each``."""
+    """Returns the chance of at least ``hits`` hits in ``of`` tries, each with probability ``each``."""
     return float(sum(comb(of, k) * each**k * (1 - each) ** (of - k) for k in range(hits, of + 1)))
 
 
 def _victim(rank: int, one: Late, late: Sequence[Late]) -> bool:
-    """Whether ``rank`` waits in another communicator for a rank that is late there.
+    """Returns whether ``rank`` waits on another communicator for a rank that is late there.
 
-    Two ranks that wait for each other in two communicators are both late by themselves.
+    If two ranks wait for each other on two communicators, both count as late by themselves.
     """
     for other in late:
         if other is one or rank in other.ranks or rank not in other.arrivals.ranks:

@@ -19,8 +19,8 @@ _T = TypeVar("_T", bound=int)
 def merge_runs(found: Iterable[Facts], silent: Mapping[str, str] | None = None) -> list[Facts]:
     """Returns the merged facts of each run, sorted by job and run.
 
-    Facts of other owners are those of other jobs: the owner with most ranks keeps the name. ``silent``: the nodes that
-    did not answer, and why; each is added to ``missing`` of every run.
+    Facts of different owners belong to different jobs: the owner with the most ranks keeps the name. ``silent``: the
+    nodes that did not answer, and why; each is added to ``missing`` of every run.
     """
     runs: dict[tuple[str, str], list[Facts]] = {}
     for facts in _by_owner(found):
@@ -29,7 +29,7 @@ def merge_runs(found: Iterable[Facts], silent: Mapping[str, str] | None = None) 
 
 
 def _by_owner(found: Iterable[Facts]) -> Iterator[Facts]:
-    """Yields the facts, with the owner in the name of a job of which another owner has more ranks."""
+    """Yields the facts; if another owner has more ranks, the name of the job gets the owner added."""
     parts = list(found)
     ranks: dict[str, Counter[int]] = defaultdict(Counter)
     for facts in parts:
@@ -44,16 +44,16 @@ def _by_owner(found: Iterable[Facts]) -> Iterator[Facts]:
 
 
 def merge(found: Sequence[Facts], silent: Mapping[str, str] | None = None) -> Facts:
-    """Returns the facts of one run, merged from one or more parts. ``silent``: as in ``merge_runs``.
+    """Returns the facts of one run, merged from one or more nodes. ``silent``: see ``merge_runs``.
 
-    If several processes claim a rank, the one that lives and shares communicators with more other ranks counts, then
-    the newest one, and ``missing`` says so. Raises ValueError for facts of several runs or owners.
+    If several processes claim a rank, the living process that shares communicators with more other ranks counts, then
+    the newest process; ``missing`` says so. Raises ValueError for facts of several runs or owners.
     """
     first = found[0]
     if len({facts.owner for facts in found} - {None}) > 1:
-        raise ValueError("facts of several owners")
+        raise ValueError("the facts belong to several owners")
     if any((facts.job, facts.run) != (first.job, first.run) for facts in found):
-        raise ValueError("facts of several runs")
+        raise ValueError("the facts belong to several runs")
     ranks, notes = _ranks([rank for facts in found for rank in facts.ranks])
     communicators, more = _communicators([one for facts in found for one in facts.communicators])
     unanswered = [
@@ -72,7 +72,7 @@ def merge(found: Sequence[Facts], silent: Mapping[str, str] | None = None) -> Fa
         missing=tuple(dict.fromkeys([*missing, *unanswered, *notes, *more])),
         usual_gap_ns=_highest(facts.usual_gap_ns for facts in found),
         owner=_highest(facts.owner for facts in found),
-        # All nodes record the same steps; the longest history has most of them.
+        # All nodes record the same steps; the longest history has the most of them.
         step_history=max((facts.step_history for facts in found), key=len),
     )
 
@@ -125,7 +125,7 @@ def _comms(rank: Rank) -> set[str]:
 
 
 def _age(rank: Rank) -> tuple[int, int, bool]:
-    # ``start_ns`` counts from the boot of a node, so it orders the processes of one node only.
+    # ``start_ns`` counts from the boot of a node, so it can only order processes of one node.
     return rank.started_ns or 0, rank.start_ns, bool(rank.threads)
 
 
@@ -164,7 +164,7 @@ def _united(parts: Sequence[Communicator], notes: list[Missing]) -> Communicator
         role=_first(one.role for one in parts),
         async_error=_first(one.async_error for one in parts),
         aborted=_highest(one.aborted for one in parts),
-        # A state other than active, on any member, counts.
+        # A state other than active counts, whichever member has it.
         state=_first(one.state for one in parts if one.state != "active") or _first(one.state for one in parts),
     )
 

@@ -1,9 +1,9 @@
-"""Finds whose socket an error names, and so which rank closed its connections first.
+"""Finds out whose socket an error names, and so which rank closed its connections first.
 
-Addresses in errors: gloo's "[127.0.0.1]:49552" (Address::str of gloo/transport/tcp/address.cc), NCCL's
+Forms of addresses in errors: gloo's "[127.0.0.1]:49552" (Address::str of gloo/transport/tcp/address.cc), NCCL's
 "10.0.0.1<49552>" (ncclSocketToString of src/misc/socket.cc), and c10d's "[localhost]:29500"
 (torch/csrc/distributed/c10d/socket.cpp), which names both ends. The gloo of torch 2.13 writes ports in network order,
-later ones do not.
+later versions do not.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ PEER_GONE = re.compile(
     r"|remote process exited|ncclRemoteError|ncclSystemError|unhandled system error|NCCL communicator was aborted"
     r"|[Ww]atchdog caught collective|recvValue failed"
 )
-# Errors of these kinds alone say that the other end has closed a connection: one that is late has not.
+# Only errors of these kinds say that the other end has closed a connection: a late rank has not closed it.
 _CLOSED = re.compile(r"[Cc]onnection (?:was )?(?:closed|reset)|[Bb]roken pipe|EPIPE|recvValue failed")
-# What is cut has an ellipsis: the port may lack digits.
+# A text that was cut ends in an ellipsis: then digits of the port may be missing.
 _PORT = r"([0-9]{1,5})(?![0-9…])"
 _ADDRESS = re.compile(
     rf"\[([0-9A-Za-z.:]{{2,64}})\]:{_PORT}|([0-9A-Fa-f.:]{{3,64}})<{_PORT}>|([0-9]{{1,3}}(?:\.[0-9]{{1,3}}){{3}}):{_PORT}"
@@ -40,7 +40,7 @@ _CUT = frozenset((200, 300))
 class Named:
     """An error of ``rank`` says that a connection is closed, and names ``endpoint``, a socket of the rank ``owner``.
 
-    ``port``: as the error writes it.
+    ``port``: its port, written as in the error.
     """
 
     rank: int
@@ -57,10 +57,10 @@ class Named:
 
 
 def first_to_close(case: Case, fell: Collection[int]) -> tuple[Rank | None, tuple[Named, ...]]:
-    """Returns the rank that closed its connections before all others, and the errors that name sockets of it.
+    """Returns the rank that closed its connections before all others, and the errors that name its sockets.
 
-    ``fell``: ranks that ended since a peer was gone. None: no error names a socket of a rank that did not fail itself,
-    or they name those of several.
+    ``fell``: ranks that ended because a peer was gone. The rank is None if no error names a socket of a rank outside of
+    these, or if errors name sockets of several such ranks.
     """
     named = [one for rank in case.facts.ranks for one in named_by(case, rank)]
     failed = {*fell, *(rank.rank for rank in case.facts.ranks if any(PEER_GONE.search(t) for t in _errors(rank)))}
@@ -72,7 +72,9 @@ def first_to_close(case: Case, fell: Collection[int]) -> tuple[Rank | None, tupl
 
 
 def named_by(case: Case, rank: Rank) -> Iterator[Named]:
-    """Yields whose sockets the errors of ``rank`` name, each owner once; an address that several had is left out."""
+    """Yields whose sockets the errors of ``rank`` name, each owner once; an address that several ranks had is
+    left out.
+    """
     owners = set[int]()
     for address, ports in _addresses(rank):
         having = {other.rank: end for other in case.facts.ranks if (end := _owned(other, rank, address, ports))}
@@ -84,7 +86,7 @@ def named_by(case: Case, rank: Rank) -> Iterator[Named]:
 
 
 def _addresses(rank: Rank) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns the addresses in the errors of ``rank``, each with the ports that it may mean."""
+    """Returns the addresses in the errors of ``rank``, each with its possible ports."""
     found: dict[tuple[str, tuple[int, ...]], None] = {}
     for text in _errors(rank):
         for match in _ADDRESS.finditer(text) if _CLOSED.search(text) else ():
@@ -101,7 +103,9 @@ def _errors(rank: Rank) -> list[str]:
 
 
 def _plain(address: str) -> str:
-    """Returns an address as Python writes it, one of IPv4 within IPv6 as IPv4; "loopback" for all of those."""
+    """Returns an address as Python writes it, an IPv4 address within IPv6 as IPv4; "loopback" for all loopback
+    addresses.
+    """
     if address == "localhost":
         return "loopback"
     try:
@@ -113,7 +117,7 @@ def _plain(address: str) -> str:
 
 
 def _owned(owner: Rank, by: Rank, address: str, ports: Collection[int]) -> Endpoint | None:
-    """Returns the socket of ``owner`` with this address; a loopback address is of the node of the rank ``by``."""
+    """Returns the socket of ``owner`` with this address; a loopback address belongs to the node of the rank ``by``."""
     if address == "loopback" and owner.node != by.node:
         return None
     having = (end for end in owner.endpoints if end.port in ports and _plain(end.address) == address)

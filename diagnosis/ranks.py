@@ -1,4 +1,4 @@
-"""Checks how the ranks of a job are numbered, placed and claimed, and numbers workers as the launcher does."""
+"""Checks how the ranks of a job are numbered, placed and claimed; numbers workers in the way the launcher does."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _K = TypeVar("_K", bound=Hashable)
 class Placed:
     """A trainer of a job. ``box``: its pod or container; LOCAL_RANKs differ within a node and box.
 
-    ``master``: MASTER_ADDR:MASTER_PORT. ``step``: the number of its last step; steps are compared among ranks of one
-    ``counted_by`` only. None: not known.
+    ``master``: MASTER_ADDR:MASTER_PORT. ``step``: the number of its last step; only steps with the same ``counted_by``
+    are compared. None: unknown.
     """
 
     rank: int | None
@@ -40,7 +40,9 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """``rule``: rank, local_rank, world_size, master, steps or launcher. ``ranks``: those that break it."""
+    """A broken rule. ``rule``: rank, local_rank, world_size, master, steps or launcher. ``ranks``: the ranks that break
+    it.
+    """
 
     rule: str
     text: str
@@ -49,7 +51,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker and the environment that the launcher gives it."""
+    """A worker, and the environment that the launcher gives it."""
 
     worker: str
     node: str
@@ -63,10 +65,10 @@ class Worker:
 
 
 def companions(processes: Sequence[tuple[int | None, Collection[Hashable]]]) -> list[int]:
-    """Returns, for each process, the number of other ranks with which it shares something.
+    """Returns for each process the number of other ranks with which it shares something.
 
-    ``processes``: the rank that each has, and what it could share: communicators, its parent, its container. Of two
-    processes with one rank the one with more companions is the rank.
+    ``processes``: the rank of each, and what it may share: communicators, its parent, its container. If two processes
+    claim a rank, the process with more companions is the rank.
     """
     ranks: dict[Hashable, set[int | None]] = defaultdict(set)
     for rank, ties in processes:
@@ -76,9 +78,9 @@ def companions(processes: Sequence[tuple[int | None, Collection[Hashable]]]) -> 
 
 
 def check_ranks(members: Sequence[Placed], *, whole: bool = True) -> list[Violation]:
-    """Returns what is wrong with the trainers of one run of a job.
+    """Returns the rules that the trainers of one run of a job break.
 
-    ``whole``: all members were seen, so that ranks may be reported as missing.
+    ``whole``: all members are listed, so missing ranks may be reported.
     """
     return [
         *_world(members),
@@ -146,7 +148,9 @@ def _steps(members: Sequence[Placed]) -> Iterator[Violation]:
 
 
 def check_workers(members: Sequence[Placed], workers: Sequence[Worker]) -> list[Violation]:
-    """Returns where ``members`` differ from what the launcher gives ``workers``; nothing without workers."""
+    """Returns where ``members`` differ from the environment that the launcher gives ``workers``; empty without
+    workers.
+    """
     found = []
     by_rank = {worker.rank: worker for worker in workers}
     for member in sorted(members, key=lambda m: -1 if m.rank is None else m.rank):
@@ -174,7 +178,7 @@ def check_workers(members: Sequence[Placed], workers: Sequence[Worker]) -> list[
 
 
 def launched(workers: Sequence[str], master: str, port: int = DEFAULT_PORT) -> list[Worker]:
-    """Returns the workers (``NODE-N``) in the order of their ranks. ``master``: a worker, or the node of one.
+    """Returns the workers (``NODE-N``) in the order of their ranks. ``master``: a worker, or the node of a worker.
 
     The master's node comes first, the other nodes in alphabetical order, the workers of a node in the order of N.
     Raises ValueError for a name without a number, a number that occurs twice, and a master that is not among them.
@@ -199,7 +203,7 @@ def launched(workers: Sequence[str], master: str, port: int = DEFAULT_PORT) -> l
 def _split(worker: str) -> tuple[str, int]:
     match = _WORKER.fullmatch(worker)
     if match is None or not match[2].isascii():
-        raise ValueError(f"{worker} is no worker: its name is NODE-NUMBER")
+        raise ValueError(f"{worker} is not a worker: its name is NODE-NUMBER")
     return match[1], int(match[2])
 
 

@@ -1,4 +1,4 @@
-"""Diagnoses and findings as plain objects: what `diagnose -f json` prints and hooks receive."""
+"""Diagnoses and findings as plain objects, which `diagnose -f json` prints and hooks receive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEALTHY = "healthy"
 CANNOT_TELL = "cannot_tell"
 # Gaps of these kinds may hide a fault: they lower the confidence that the job is healthy.
 _WITNESSES = frozenset({"rank", "operations"})
-# With gaps of these kinds a job is not said to be healthy; nor with the others, unless it is seen to advance.
+# With gaps of these kinds a job is not called healthy; with other gaps only if it is seen to advance.
 _UNREAD = frozenset({"node", "rule", "history", "pause"})
 _UNREAD_AT_REST = frozenset({"stacks", "condition"})
 QUIET_NS = 2_000_000_000
@@ -34,10 +34,10 @@ QUIET_NS = 2_000_000_000
 
 
 def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Returns the object of a job: its worst finding, and the other ones as ``others``.
+    """Returns the object of a job: its worst finding, and the other findings as ``others``.
 
-    Notes are never the worst finding: a job with nothing else is healthy, or cannot_tell if no rank of it was seen or
-    what may hide a fault could not be read.
+    Notes are never the worst finding: a job with notes only is healthy, or cannot_tell if none of its ranks was seen,
+    or if facts that could show a fault could not be read.
     """
     facts = diagnosis.facts
     worst = next((finding for finding in diagnosis.findings if finding.severity != NOTE), None)
@@ -54,8 +54,8 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def unread(facts: Facts, missing: Sequence[Missing]) -> list[Missing]:
-    """Returns those of ``missing`` that could not be read and may hide a fault: nodes, rows and rules, and the stacks
-    and conditions of a job that is not seen to advance."""
+    """Returns the gaps of ``missing`` that may hide a fault: nodes, rows and rules that could not be read; and the
+    stacks and conditions of a job that is not seen to advance."""
     advanced = max((node.advanced_ns for node in facts.nodes if node.advanced_ns is not None), default=None)
     advances = advanced is not None and facts.taken_ns - advanced < QUIET_NS
     kinds = _UNREAD if advances else _UNREAD | _UNREAD_AT_REST
@@ -63,7 +63,7 @@ def unread(facts: Facts, missing: Sequence[Missing]) -> list[Missing]:
 
 
 def finding_dict(finding: Finding) -> dict[str, Any]:
-    """Returns a finding without its job. Times are UTC texts, unknown ones None."""
+    """Returns a finding without its job. Times are UTC texts, unknown times None."""
     return {
         "verdict": finding.verdict.id,
         "severity": finding.severity,
@@ -86,7 +86,7 @@ def finding_dict(finding: Finding) -> dict[str, Any]:
     }
 
 
-def stack_dict(stack: StackOf) -> dict[str, Any]:
+def stack_dict(stack: StackOf) -> dict[str, object]:
     """Returns a stack with the fields of `stacks -f json`, and ``role``, ``since`` and ``moving``."""
     thread = stack.thread
     return {
@@ -105,19 +105,19 @@ def stack_dict(stack: StackOf) -> dict[str, Any]:
     }
 
 
-def ending_dict(at_ns: int, by: str) -> dict[str, Any]:
-    """Returns what ends a job, and when."""
+def ending_dict(at_ns: int, by: str) -> dict[str, object]:
+    """Returns what will end a job, and when."""
     return {"at": utc_text(at_ns), "by": by}
 
 
 def utc_text(ns: int | None) -> str | None:
-    """Returns a time of JSON as ``utc`` prints it; None where it is unknown or beyond the calendar."""
+    """Returns a time for JSON in the form of ``utc``; None if it is unknown or beyond the calendar."""
     text = "" if ns is None else utc(ns)
     return text if text.endswith("Z") else None
 
 
-def _frame(frame: Frame) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _frame(frame: Frame) -> dict[str, object]:
+    found: dict[str, object] = {
         "func": frame.func,
         "file": frame.file,
         "lineno": frame.line,
@@ -148,7 +148,7 @@ def _nothing(facts: Facts, missing: Sequence[Missing]) -> Mapping[str, Any]:
     }
 
 
-def _advice(advice: Advice | None) -> dict[str, Any] | None:
+def _advice(advice: Advice | None) -> dict[str, object] | None:
     if advice is None:
         return None
     return {"action": advice.action, "nodes": list(advice.nodes), "reason": advice.reason}

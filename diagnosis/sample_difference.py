@@ -1,4 +1,4 @@
-"""Finds the code in which samples differ: those of a rank from its peers', or of a job from its past."""
+"""Finds the code in which samples differ: a rank's samples from its peers', or a job's samples from its past."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ _LEAST = 0.15
 _NEAR = 0.8
 _COLLECTIVES = "/distributed/distributed_c10d.py"
 _LOADER = "torch/utils/data/"
-# A thread off the CPU in torch's own code waits for a CUDA stream or for other ranks.
+# A thread that is off the CPU in torch's own code waits for a CUDA stream or for other ranks.
 _TORCH = "/torch/"
 _Key = tuple[str, str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a rank does when it does not wait for others, as shares of the window.
+    """What a rank does while it does not wait for others, as shares of the window.
 
-    ``shares``: by frame, with and without its line, at any depth of a stack. ``leaves``: of innermost frames.
-    ``depths``: the mean distance from the innermost frame. ``blocked``: the part of a frame's share off the CPU.
+    ``shares``: the shares by frame, with and without its line, at any depth of a stack. ``leaves``: shares of innermost
+    frames. ``depths``: the mean distance from the innermost frame. ``blocked``: the part of a frame's share that is off
+    the CPU.
     """
 
     total: float
@@ -38,7 +39,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """``frame`` takes ``share`` of the window, ``off_cpu`` of it off the CPU, and on the others ``others`` (median).
+    """A difference: ``frame`` takes ``share`` of the window, of which ``off_cpu`` is off the CPU; on the other ranks it
+    takes ``others`` (median).
 
     ``loader``: the frame is in a data loader, or called by one.
     """
@@ -50,13 +52,15 @@ class Difference:
     loader: bool = False
 
     def blocked(self, waits_for_cpu: float = 0.0) -> bool:
-        """Whether it is mostly off the CPU, ``waits_for_cpu`` of the window not counted: it could run then."""
+        """Returns whether the frame is mostly off the CPU. The share ``waits_for_cpu`` of the window does not count, as
+        it could run then.
+        """
         return self.off_cpu - waits_for_cpu > 0.6 * self.share
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """``frame``, an innermost one, takes ``after`` of each step, and took ``before``; ns."""
+    """The growth of an innermost ``frame``: it takes ``after`` of each step, and took ``before``, ns."""
 
     frame: Frame
     before: float
@@ -64,9 +68,9 @@ class Growth:
 
 
 def growth(past: Iterable[Sample], before: float, recent: Iterable[Sample], after: float) -> Growth | None:
-    """Returns the innermost frame that takes most of the time by which steps grew from ``before`` to ``after``, ns.
+    """Returns the innermost frame with most of the time by which steps grew from ``before`` to ``after``, ns.
 
-    None: no frame takes half of it.
+    None if no frame has half of it.
     """
     was, now = work_of(past).leaves, work_of(recent).leaves
     grown = {key: share * after - was.get(key, 0.0) * before for key, share in now.items()}
@@ -95,7 +99,7 @@ def work_of(samples: Iterable[Sample]) -> Work:
 
 
 def _stacks(samples: Iterable[Sample]) -> Iterator[tuple[Sample, dict[_Key, int]]]:
-    """Yields the samples of work, with the depth of each frame in Python."""
+    """Yields the samples of work, and the depth of each Python frame in them."""
     for sample in samples:
         frames = [f for f in sample.frames if not f.native]
         if not frames or _waits(sample, frames):
@@ -108,16 +112,16 @@ def _stacks(samples: Iterable[Sample]) -> Iterator[tuple[Sample, dict[_Key, int]
 
 
 def difference(one: Sequence[Sample], others: Iterable[Work]) -> Difference | None:
-    """Returns the innermost frame that takes a larger part of the work of ``one`` than of ``others``.
+    """Returns the innermost frame that takes a larger share of the work of ``one`` than of ``others``.
 
-    None: there is no such frame; ``one`` does the same as the others, perhaps for longer.
+    None if there is none: ``one`` does the same as the others, perhaps for longer.
     """
     mine, theirs = work_of(one), [work for work in others if work.total > 0]
     if mine.total <= 0 or not theirs:
         return None
     more: defaultdict[_Key, float] = defaultdict(float)
     for sample, keys in _stacks(one):
-        # A caller of its own is no difference if what it calls takes as long as usual.
+        # A caller that only this rank has is no difference if what it calls takes as long as usual.
         excess = _excess(next(iter(keys)), mine, theirs) * sample.share / mine.total
         for key in keys:
             more[key] += excess
@@ -125,7 +129,7 @@ def difference(one: Sequence[Sample], others: Iterable[Work]) -> Difference | No
     if most < _LEAST:
         return None
     near = [key for key, extra in more.items() if extra >= _NEAR * most]
-    # The innermost; of a function and its line, the line.
+    # The innermost frame is chosen, and rather its line than its function.
     key = min(near, key=lambda k: (mine.depths[k], k[2] is None, -more[k]))
     func, file, line = key
     if line is None:
@@ -142,7 +146,7 @@ def difference(one: Sequence[Sample], others: Iterable[Work]) -> Difference | No
 
 
 def _excess(leaf: _Key, mine: Work, theirs: Sequence[Work]) -> float:
-    """Returns the part of an innermost frame's share that exceeds that of the others."""
+    """Returns the part of an innermost frame's share that exceeds the other ranks' share."""
     usual = median(work.leaves.get(leaf, 0.0) / work.total for work in theirs)
     return max(0.0, 1 - usual * mine.total / mine.leaves[leaf]) if mine.leaves[leaf] > 0 else 0.0
 
@@ -152,14 +156,14 @@ def _line(frame: Frame) -> _Key:
 
 
 def _waits(sample: Sample, frames: Sequence[Frame]) -> bool:
-    """Whether a sample shows a wait for other ranks."""
+    """Returns whether a sample shows a wait for other ranks."""
     if any(f.file.endswith(_COLLECTIVES) for f in frames):
         return True
     return not sample.on_cpu and _TORCH in frames[0].file and not any(_LOADER in f.file for f in frames)
 
 
 def _in_loader(samples: Iterable[Sample], key: _Key) -> bool:
-    """Whether the frame mostly stands in stacks of a data loader."""
+    """Returns whether the frame is mostly in stacks of a data loader."""
     inside = outside = 0.0
     for sample in samples:
         if any((f.func, f.file) == key[:2] for f in sample.frames):

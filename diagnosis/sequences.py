@@ -1,4 +1,4 @@
-"""The collectives of each communicator, with the same numbers on all its ranks, and how far each rank has come."""
+"""The collectives of each communicator, numbered equally on all its ranks, and how far each rank has come."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Signature = tuple[str | None, str | None, int | None, str | None]
 
 
 def signature(one: Operation) -> Signature:
-    """Returns what must agree between ranks: the name, dtype, count and reduction of a collective."""
+    """Returns what all ranks must have in common: the name, dtype, count and reduction of a collective."""
     return one.op, one.dtype, one.count, one.redop
 
 
@@ -23,8 +23,8 @@ def signature(one: Operation) -> Signature:
 class Sequence:
     """The collectives of one communicator. ``counted``: whether their numbers agree between ranks.
 
-    They do not if sequence numbers are unknown, or if gloo counted sends and receives with them that were not all
-    recorded. ``members``: the known ones, as ranks of the job; ``unidentified``: the number of the others.
+    They do not if sequence numbers are unknown, or if gloo also counted sends and receives of which some were not
+    recorded. ``members``: the known members, as ranks of the job; ``unidentified``: the number of the other members.
     """
 
     comm: str
@@ -41,7 +41,7 @@ class Sequence:
 
     @cached_property
     def names(self) -> Mapping[int, int]:
-        """The members' ranks in the job by their ranks in the communicator."""
+        """The members' ranks in the job, by their ranks in the communicator."""
         return {m.comm_rank: m.rank for m in self.communicator.members} if self.communicator else {}
 
     @property
@@ -50,11 +50,11 @@ class Sequence:
         return max(self.called.values(), default=0)
 
     def at(self, number: int) -> dict[int, Operation]:
-        """Returns the collective ``number`` of each rank that has it."""
+        """Returns the collective ``number`` of each rank for which it was recorded."""
         return {rank: own[number] for rank, own in self.numbers.items() if number in own}
 
     def number(self, rank: int, seq: int | None) -> int | None:
-        """Returns the common number of the collective whose sequence number on ``rank`` is ``seq``."""
+        """Returns the common number of the collective that has the sequence number ``seq`` on ``rank``."""
         if seq is None or not self.counted:
             return None
         own = self.numbers.get(rank, {})
@@ -63,18 +63,18 @@ class Sequence:
         return next((number for number, one in own.items() if one.seq == seq), seq)
 
     def job_rank(self, comm_rank: int | None) -> int | None:
-        """Returns the rank in the job of a rank of the communicator."""
+        """Returns the rank in the job that has this rank in the communicator."""
         return None if comm_rank is None else self.names.get(comm_rank, comm_rank)
 
 
 def world_of(facts: Facts) -> range:
-    """Returns the ranks of the job by its world size; none if that is not known or above MAX_RANKS."""
+    """Returns the ranks of the job by its world size; empty if that is unknown or above MAX_RANKS."""
     size = facts.world_size or 0
     return range(size if size <= MAX_RANKS else 0)
 
 
 def sequences_of(facts: Facts) -> dict[str, Sequence]:
-    """Returns the sequence of each communicator that ``facts`` show."""
+    """Returns the sequence of each communicator in ``facts``."""
     known = {c.comm: c for c in facts.communicators}
     names = dict.fromkeys(known)
     for rank in facts.ranks:
@@ -109,8 +109,8 @@ def _sequence(comm: str, communicator: Communicator | None, users: list[Rank], f
 
 
 def _renumbered(empty: Sequence, own: Mapping[int, list[Operation]]) -> Sequence:
-    # gloo counts the sends and receives of a rank with its collectives (ProcessGroupGloo::send, seq_). If all
-    # operations of each rank were recorded, its collectives can be counted without them.
+    # gloo counts the sends and receives of a rank together with its collectives (ProcessGroupGloo::send, seq_). If all
+    # operations of each rank were recorded, its collectives can be counted alone.
     numbers: dict[int, dict[int, Operation]] = {}
     for rank, ops in own.items():
         ordered = sorted((o.seq, n) for n, o in enumerate(ops) if o.seq is not None)

@@ -1,4 +1,4 @@
-"""Finds why a rank is slower than its peers. Each reason is a function in REASONS."""
+"""Finds out why a rank is slower than its peers. Each reason is a function in REASONS."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OWN_CPUS = (
 )
 _WARM_PAGES = "Read the files once before the job, or free memory of the node: other files push them out of its cache."
 _WAITS_FOR_IO = "disk_io", "waits for I/O in"
-# With a fast disk the copy takes more time than the wait: it looks like computing.
+# Bytes a second. With a fast disk copying takes more time than waiting, which looks like computing.
 _COLD_PER_S, _MUCH_PER_S = 1 << 20, 100 << 20
 _COMPILES, _TIMES_COMPILING = 0.1, 3
 _IO = frozenset({"fsync", "flush", "load", "open", "read", "readinto", "readline", "save", "write"})
@@ -42,7 +42,9 @@ _IO = frozenset({"fsync", "flush", "load", "open", "read", "readinto", "readline
 
 @dataclass(frozen=True, slots=True)
 class SlowReason:
-    """``activity``: a key of ACTIVITIES. ``why``: a clause that follows "rank 1 (node b, pid 4)". ``sure``: 0 to 1."""
+    """Why a rank is slow. ``activity``: a key of ACTIVITIES. ``why``: a clause that follows "rank 1 (node b, pid 4)".
+    ``sure``: 0 to 1.
+    """
 
     activity: str
     why: str
@@ -56,7 +58,7 @@ Reason = Callable[[Case, Rank, Sequence[Rank]], SlowReason | None]
 
 
 def reason_of(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
-    """Returns the first of REASONS that holds; None if none does. Of many peers only some are compared."""
+    """Returns the first of REASONS that applies; None if none does. If there are many peers, only some are compared."""
     some = peers[:: len(peers) // _MOST_PEERS + 1]
     return next((found for reason in REASONS if (found := reason(case, rank, some)) is not None), None)
 
@@ -81,7 +83,7 @@ def _contended(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | No
     own, usual = _share(rank, _run_delay_ns), _usual(peers, _run_delay_ns)
     if condition is None or own < max(_CONTENDED, 2 * usual):
         return None
-    # On a busy node a rank that computes for longer waits for longer, by no fault of its CPU.
+    # On a busy node a rank that computes for longer waits for longer; its CPU is not the reason.
     ratios = [_delay_ratio(peer) for peer in peers if _rate(peer, _cpu_ns)]
     if _delay_ratio(rank) < _RATIO * median(ratios or [0.0]):
         return None
@@ -123,7 +125,7 @@ def _swapping(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | Non
 
 
 def _compiling(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
-    """A compiler that runs on this rank alone."""
+    """Returns the reason that a compiler runs on this rank only."""
     del case
     own = compiling_share(rank.samples)
     usual = median([compiling_share(peer.samples) for peer in peers if peer.samples] or [own])
@@ -142,7 +144,7 @@ def _compiling(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | No
 
 
 def _slow_code(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
-    """Code that takes a larger part of its work than of the others' work."""
+    """Returns the reason that some code takes a larger share of this rank's work than of the others' work."""
     found = difference(rank.samples, [case.work(peer.rank) for peer in peers])
     if found is None or found.share - found.others < _LEAST or _common(rank, found):
         return None
@@ -163,7 +165,7 @@ def _slow_code(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | No
 
 
 def _workers_wait(case: Case, rank: Rank) -> str:
-    """Returns a clause for data-loader workers that wait for a CPU which they share; empty if none does."""
+    """Returns a clause about data-loader workers that wait for a CPU which they share; empty if none does."""
     for helper in rank.helpers:
         condition = helper.condition
         if helper.role != "data_loader" or condition is None or not condition.interval_ns:
@@ -176,12 +178,12 @@ def _workers_wait(case: Case, rank: Rank) -> str:
 
 
 def _blocked(rank: Rank, found: Difference) -> bool:
-    """Whether it is mostly off the CPU there, for other reasons than that it waits for a CPU."""
+    """Returns whether the rank is mostly off the CPU in this code, for other reasons than waiting for a CPU."""
     return found.blocked(_share(rank, _run_delay_ns))
 
 
 def _common(rank: Rank, found: Difference) -> bool:
-    """Whether all ranks compute there for a notable time, so that this one only has more to compute."""
+    """Returns whether all ranks compute in this code for a notable time, so that this rank only has more to compute."""
     return not _blocked(rank, found) and not found.loader and found.others >= max(_COMMON, found.share / _TIMES)
 
 
@@ -197,7 +199,9 @@ def _kind(rank: Rank, peers: Sequence[Rank], found: Difference) -> tuple[str, st
 
 
 def _uneven(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
-    """The same code for longer. This needs the rank's condition: a rank that lacks CPU looks the same."""
+    """Returns the reason that the rank runs the same code for longer. Needs its condition: a rank that lacks CPU looks
+    the same.
+    """
     if rank.condition is None or rank.condition.interval_ns is None:
         return None
     theirs = [case.work(peer.rank) for peer in peers if peer.samples]
@@ -216,7 +220,9 @@ def _uneven(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
 
 
 def _hardware(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
-    """Hardware of its own that works worse; what its peers have as well explains no difference."""
+    """Returns the reason that hardware of this rank works worse; hardware that its peers share explains no
+    difference.
+    """
     common = [{symptom.kind for symptom in case.symptoms_of_rank(peer.rank)} for peer in peers]
     shared = set.intersection(*common) if common else set()
     own = [symptom for symptom in case.symptoms_of_rank(rank.rank) if symptom.kind not in shared]
@@ -241,7 +247,7 @@ def _cgroup(rank: Rank) -> tuple[str, ...]:
 
 
 def _delay_ratio(rank: Rank) -> float:
-    """Returns how long the main thread waited for a CPU for each second on one."""
+    """Returns how long the main thread waited for a CPU for each second on a CPU."""
     delay, ran = _rate(rank, _run_delay_ns), _rate(rank, _cpu_ns)
     return delay / ran if ran else inf
 
@@ -267,7 +273,7 @@ def _io_bytes(condition: Condition) -> int | None:
 
 
 def _rate(rank: Rank, what: Callable[[Condition], int | None]) -> float:
-    """Returns a value of the rank's condition per second; 0 if not known."""
+    """Returns a value of the rank's condition per second; 0 if unknown."""
     condition = rank.condition
     if condition is None or not condition.interval_ns:
         return 0.0

@@ -16,7 +16,7 @@ __all__ = ("StackCall", "native_wait", "python_wait")
 class StackCall:
     """A call in a stack. ``kind``: collective, p2p, device (waits for a GPU), store or init (waits for other ranks).
 
-    ``op``: a name as in comm.ops; None if not known. ``default``: it is a call of the default group.
+    ``op``: a name as in comm.ops; None if unknown. ``default``: the call is on the default group.
     """
 
     kind: str
@@ -28,7 +28,7 @@ class StackCall:
     default: bool = False
 
 
-# Functions of distributed_c10d.py that wait, and the operation that comm.ops names.
+# Functions of distributed_c10d.py that wait, with the operation's name in comm.ops.
 _COLLECTIVES = {
     **{name: name for name in ("all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "barrier")},
     **{name: name for name in ("reduce_scatter", "all_to_all")},
@@ -62,10 +62,10 @@ _INIT = frozenset(
         "_file_rendezvous_handler",
     )
 )
-# Wrappers between the call and the wait.
+# A file with wrappers, which are between the call and the wait.
 _LOGGER = "torch/distributed/c10d_logger.py"
 _WRAPPERS = (_LOGGER, "torch/_ops.py")
-# Longer texts of values may have been cut.
+# Texts of values that are longer than this may have been cut.
 _WHOLE = 150
 _FUNCTIONAL = "torch/distributed/_functional_collectives.py"
 _GROUP_NAME = re.compile(r"group_name='?([\w.:-]{1,64})|^'?(\d{1,9})'?$")
@@ -74,7 +74,7 @@ _DTYPE = re.compile(r"dtype=(?:torch\.)?(\w{1,16})")
 _DATA = ("tensor", "object_tensor", "input", "input_tensor", "tensors")
 _PEERS = ("dst", "src", "group_dst", "group_src")
 
-# The most specific kind first; of one kind the outermost frame counts.
+# The most specific kind comes first; of one kind the outermost frame counts.
 _NATIVE = (
     # gloo/allreduce.h and its siblings, which wait in gloo::transport.
     re.compile(r"^(gloo::)(?:\(anonymous namespace\)::)?(\w+)\("),
@@ -82,16 +82,16 @@ _NATIVE = (
     re.compile(r"^(c10d::)(?:TCP|File|Hash|Prefix)?(Store::\w+)\("),
     re.compile(r"^()(cu(?:da)?(?:Stream|Event|Device|Ctx)Synchronize\w*|cudaMemcpy\w*|cudaFree\w*)"),
     re.compile(r"^(gloo::)(?:transport::\w+::)(?:\w+::)*(wait\w+)\("),
-    # DistributedDataParallel waits in the latter for its buckets. Compilers inline Future::wait into its callers.
+    # DistributedDataParallel waits for its buckets in the latter. Compilers inline Future::wait into its callers.
     re.compile(r"^(c10d::)(\w*Work::wait\w*|Reducer::finalize_backward)\("),
-    # JAX waits for arrays, which other threads compute.
+    # JAX waits for arrays that other threads compute.
     re.compile(r"^(jax::)(BlockUntilReady\w*|AwaitBuffersReady)\("),
     re.compile(r"^(c10::ivalue::|torch::jit::Python)(Future(?:Wrapper)?::wait)\("),
 )
 
 
 def native_wait(frames: Iterable[Frame]) -> str | None:
-    """Returns the native call in which ``frames`` wait, as gloo::allreduce, ncclGroupEnd or c10d::Store::wait."""
+    """Returns the native call in which ``frames`` wait, such as gloo::allreduce, ncclGroupEnd or c10d::Store::wait."""
     functions = [f.func for f in frames if f.native]
     if functions:
         for kind in _NATIVE:
@@ -102,7 +102,9 @@ def native_wait(frames: Iterable[Frame]) -> str | None:
 
 
 def python_wait(frames: Sequence[Frame]) -> StackCall | None:
-    """Returns the call of torch.distributed in which the Python ``frames``, innermost first, wait; None if in none."""
+    """Returns the call of torch.distributed in which the Python ``frames``, innermost first, wait; None if there is
+    none.
+    """
     python = [f for f in frames if not f.native and not f.file.endswith(_WRAPPERS)]
     if not python:
         return None
@@ -131,8 +133,7 @@ def _group(frame: Frame) -> str | None:
 
 
 def _in_default_group(frames: Sequence[Frame]) -> bool:
-    # The wrapper of each function of torch.distributed has the caller's arguments. In the function itself, None has
-    # become the default group.
+    # The wrapper of a torch.distributed function has the caller's arguments, the function a default group.
     python = [f for f in frames if not f.native]
     if len(python) < 2 or not python[1].file.endswith(_LOGGER):
         return False

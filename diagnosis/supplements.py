@@ -1,11 +1,11 @@
-"""What is added to findings after the rules: faulty hardware, known bugs, time-outs, advice, and commands to type.
+"""Adds to findings after the rules: faulty hardware, known bugs, time-outs, advice, and commands to type.
 
 NCCL: a watchdog compares the age of each operation since its call with the time-out of its process group, and ends the
 process (WorkNCCL::checkTimeout of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). gloo: the wait for a peer fails
-(UnboundBuffer::waitRecv of gloo/transport/tcp/unbound_buffer.cc). The default time-outs are those of torch/distributed/
-constants.py since torch 2.2.
+(UnboundBuffer::waitRecv of gloo/transport/tcp/unbound_buffer.cc). The default time-outs are those of
+torch/distributed/constants.py since torch 2.2.
 
-Next steps in the vocabulary have ``--job J``, ``--rank R`` and ``PID`` in the place of the job, the rank and the pid.
+Next steps in the vocabulary have ``--job J``, ``--rank R`` and ``PID`` for the job, the rank and the pid.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from probing.diagnosis.words import clean, exit_text
 __all__ = ("ACTIONS", "advised", "filled_in", "with_commands", "with_known_bugs", "with_symptoms", "with_time_out")
 
 _MOST = 4
-# Nobody is to blame: the hardware of those that wait is looked at.
+# These verdicts blame no rank, so the hardware of the waiting ranks is looked at.
 _OF_VICTIMS = frozenset({"no_completion"})
 
 
 def with_symptoms(case: Case, finding: Finding) -> Finding:
-    """Returns a hang or death with the symptoms of its culprits' hardware as evidence; others as they are.
+    """Returns a hang or death with the symptoms of its culprits' hardware as evidence; other findings unchanged.
 
-    The finding of a slow rank has them as its reason.
+    The finding of a slow rank has such symptoms as its reason already.
     """
     if finding.verdict.group not in ("hang", "death"):
         return finding
@@ -58,9 +58,10 @@ _FRAMES = 32
 
 
 class _KnownBug(NamedTuple):
-    """``function``: on the stack of a thread; ``other``: on the stack of another thread, if the bug takes two.
+    """A known bug. ``function``: a function on the stack of a thread; ``other``: a function on the stack of another
+    thread, if the bug involves two.
 
-    ``text``: what it is, since when it is fixed, and where it was reported.
+    ``text``: what the bug is, in which version it is fixed, and where it was reported.
     """
 
     function: re.Pattern[str]
@@ -71,7 +72,7 @@ class _KnownBug(NamedTuple):
 _BUGS = (
     _KnownBug(
         re.compile(r"ncclLocalOpAppend"),
-        "NCCL before 2.29.3 loses slots of its proxy on aarch64, until a launch waits for one for ever"
+        "NCCL before 2.29.3 loses slots of its proxy on aarch64, until a launch waits for one forever"
         " (NVIDIA/nccl#2353): update it, or see what its proxy thread waits for",
     ),
     _KnownBug(
@@ -88,7 +89,9 @@ _BUGS = (
 
 
 def with_known_bugs(case: Case, finding: Finding) -> Finding:
-    """Returns a hang with the known bugs that the stacks of its culprits, or else of its victims, may show."""
+    """Returns a hang with the known bugs that the stacks of its culprits, or of its victims if there are none, may
+    show.
+    """
     if finding.verdict.group != "hang":
         return finding
     ranks = [culprit.rank for culprit in finding.culprits] or list(finding.victims)
@@ -108,18 +111,18 @@ def _lines(case: Case, rank: int) -> Iterator[str]:
 
 
 def _shown(thread: Thread, function: re.Pattern[str]) -> str:
-    """Returns the name of the function on the stack of ``thread``; empty if it is not there."""
+    """Returns the name of the function on the stack of ``thread``; empty if it is not on it."""
     native = (frame.func for frame in thread.frames[:_FRAMES] if frame.native)
     return next((match[0] for name in native if (match := function.match(name))), "")
 
 
 _DEFAULTS_NS = {"nccl": 600 * 10**9, "gloo": 1800 * 10**9}
-# Functions with a time-out of their own, by their argument of that name.
+# Functions that have an argument for a time-out of their own.
 _WITH_OWN = frozenset(("barrier", "monitored_barrier"))
 
 
 def with_time_out(case: Case, finding: Finding) -> Finding:
-    """Returns ``finding`` with the first end by a time-out of a wait of its ranks."""
+    """Returns ``finding`` with the earliest time-out that will end a wait of its ranks."""
     if finding.severity != ERROR:
         return finding
     ranks = {*finding.victims, *(culprit.rank for culprit in finding.culprits)} & case.waits.keys()
@@ -139,7 +142,7 @@ def _end(case: Case, rank: Rank) -> Ending | None:
         return None
     at = call.t_call_ns + limit
     if at <= case.now(rank.rank):
-        # It should have ended by now: something is not as it seems.
+        # The wait should have ended by now, so something is not as it seems.
         return None
     default = ", the default" if limit == _DEFAULTS_NS[backend] else ""
     by = "NCCL's watchdog" if backend == "nccl" else "gloo's time-out"
@@ -147,21 +150,21 @@ def _end(case: Case, rank: Rank) -> Ending | None:
 
 
 def _limit_ns(rank: Rank, call: Operation) -> int | None:
-    """Returns the time-out of an operation: as a dump has it, else that of its process group."""
+    """Returns the time-out of an operation: from a dump, else from its process group."""
     dumped = (w.time_out_ns for w in rank.witnesses if w.source == "flight_recorder" and w.comm == call.comm)
     read = (limit.ns for limit in rank.time_outs if limit.comm == call.comm)
     return next((ns for ns in (*dumped, *read) if ns is not None), None)
 
 
 def _has_own(rank: Rank) -> bool:
-    """Whether the call has, or may have, a time-out of its own."""
+    """Returns whether the call has, or may have, a time-out of its own."""
     main = main_thread(rank)
     frames = main.frames if main is not None else ()
     return any(dict(f.values).get("timeout", "None") != "None" for f in frames if f.func in _WITH_OWN)
 
 
 def _is_watched(rank: Rank) -> bool:
-    """Whether the watchdog of ProcessGroupNCCL handles time-outs: it does by default."""
+    """Returns whether the watchdog of ProcessGroupNCCL handles time-outs, which it does by default."""
     env = dict(rank.env)
 
     def value(name: str, default: str) -> str:
@@ -175,9 +178,9 @@ ACTIONS = (RESTART, RESTART_WITHOUT, DO_NOT_RESTART, WAIT)
 _PROGRAM = "the program does the same again"
 # Verdicts whose cause is the order or the arguments of calls in the program, or its numbers.
 _OF_PROGRAM = frozenset(("deadlock", "unmatched_p2p", "shifted_sequence", "bad_values", "memory_growth"))
-# The job goes on, or will.
+# Verdicts with which the job goes on, or will go on.
 _GOES_ON = frozenset(("slow_rank", "job_slowdown", "memory_imbalance", "mixed_devices", "packet_loss", "gpu_throttled"))
-# Activities that pass, or that end by a signal or by more CPU or memory.
+# Activities that end by themselves, by a signal, or with more CPU or memory.
 _PASSES = {
     "compiling": "compilation ends",
     "garbage_collection": "a collection of garbage ends",
@@ -189,13 +192,13 @@ _PASSES = {
     "traced": "it goes on once the debugger lets it",
 }
 _OUTSIDE = {"disk_io": "the file system", "network": "the other end", "pipe": "the other end of the pipe"}
-# Signals that a process sends itself, or that the kernel sends it for what it did.
+# Signals that a process sends to itself, or that the kernel sends for what the process did.
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
 _PEER_GONE = re.compile(r"[Cc]onnection|[Bb]roken pipe|[Tt]imed? ?out|remote process|ncclRemoteError|aborted")
 
 
 def advised(case: Case, finding: Finding) -> Finding:
-    """Returns ``finding`` with what to do with the job."""
+    """Returns ``finding`` with advice on what to do with the job."""
     return replace(finding, advice=_advice(case, finding))
 
 
@@ -217,7 +220,7 @@ def _advice(case: Case, finding: Finding) -> Advice:
 
 
 def _broken(case: Case, finding: Finding) -> Advice | None:
-    """Returns the advice to leave a node out, whose hardware fails or that does not answer."""
+    """Returns the advice to leave out a node whose hardware fails, or that does not answer."""
     if finding.verdict.id == "rank_unreachable":
         nodes = sorted({clean(culprit.node) for culprit in finding.culprits if culprit.node})
         return Advice(RESTART_WITHOUT, "it does not answer", tuple(nodes))
@@ -268,14 +271,15 @@ def _after_hang(case: Case, finding: Finding) -> Advice:
 
 _COMMAND = re.compile(r"`probingctl ([a-z]+)[^`]*`")
 _OF_JOB = "--job J"
-# What they show of a job is on the nodes of its ranks.
+# Commands that read from the nodes of a job's ranks.
 _ON_NODES = ("stacks", "logs", "events", "profile", "balance")
 
 
 def filled_in(step: str, job: str, culprits: Sequence[Culprit], *, many_nodes: bool = False) -> str:
-    """Returns ``step`` with commands that can be typed; with several culprits or none they are about the whole job.
+    """Returns ``step`` with commands that can be typed; with several culprits or none, the commands are for the whole
+    job.
 
-    ``many_nodes``: the job has ranks on more nodes than one, and each is asked.
+    ``many_nodes``: the job has ranks on several nodes, each of which has to be asked.
     """
     culprit = culprits[0] if len(culprits) == 1 else None
 
@@ -290,7 +294,7 @@ def filled_in(step: str, job: str, culprits: Sequence[Culprit], *, many_nodes: b
 
 
 def with_commands(case: Case, finding: Finding) -> Finding:
-    """Returns ``finding`` with next steps, its own or those of its verdict, whose commands can be typed."""
+    """Returns ``finding`` with next steps, its own or its verdict's, whose commands can be typed."""
     many = len({rank.node for rank in case.facts.ranks}) > 1
     steps = finding.next_steps or finding.verdict.next_steps
     filled = [filled_in(step, case.facts.job, finding.culprits, many_nodes=many) for step in steps]

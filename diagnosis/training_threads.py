@@ -1,8 +1,8 @@
-"""Finds the thread that trains by stacks, where a daemon that came late has seen no operation of it.
+"""Finds the thread that trains by stacks, for daemons that started late and have seen none of its operations.
 
-Ray Train and embedded interpreters train in another thread than the main one, which only waits for tasks. In a job
-that hangs some of these threads wait in a collective, or in a step. The thread of another rank that began in the same
-function trains as well.
+Ray Train and embedded interpreters train in another thread than the main thread, which only waits for tasks. In a job
+that hangs, some of these threads wait in a collective or in a step. A thread of another rank that began in the same
+function trains, too.
 
 A rank of torch.distributed.rpc serves requests in threads of torch, while its main thread waits for the end of the job.
 """
@@ -20,11 +20,11 @@ from probing.diagnosis.stack_calls import python_wait
 
 __all__ = ("training_threads", "with_training_threads")
 
-# The innermost Python frame of a main thread that waits for tasks, events or other threads.
+# Files of the innermost Python frame of a main thread that waits for tasks, events or other threads.
 _IDLE_FILES = ("threading.py", "queue.py", "concurrent/futures/_base.py", "selectors.py", "ray/_private/worker.py")
-# Frames of a training step.
+# Files of frames in a training step.
 _STEP_FILES = ("torch/autograd/graph.py", "torch/nn/modules/module.py", "torch/optim/optimizer.py")
-# torch runs the function of a request within this one.
+# torch runs the function of a request within this function.
 _SERVES = ("torch/distributed/rpc/internal.py", ("_run_function",))
 _DIGITS = re.compile(r"\d+")
 _Key = TypeVar("_Key")
@@ -32,7 +32,7 @@ _Begin = tuple[str, str, str]
 
 
 def with_training_threads(facts: Facts) -> Facts:
-    """Returns ``facts`` with ``Thread.main`` set for the threads that train; unchanged where the main threads do."""
+    """Returns ``facts`` with ``Thread.main`` set for the threads that train; unchanged if the main threads train."""
     silent = {rank.rank: rank.threads for rank in facts.ranks if not _issues(rank)}
     training = training_threads(silent)
     served = {rank.rank: rank.threads for rank in facts.ranks if rank.rank not in training and _idle(rank.threads)}
@@ -41,7 +41,7 @@ def with_training_threads(facts: Facts) -> Facts:
 
 
 def training_threads(processes: Mapping[_Key, Sequence[Thread]]) -> dict[_Key, Thread]:
-    """Returns the thread of each process that trains beside an idle main thread, which ``Thread.main`` marks."""
+    """Returns the thread that trains in each process whose main thread, marked by ``Thread.main``, is idle."""
     idle = {key: threads for key, threads in processes.items() if _idle(threads)}
     waiting = {key: thread for key, threads in idle.items() if (thread := _at_work(threads)) is not None}
     begins = {_begin(thread) for thread in waiting.values()}
@@ -50,7 +50,7 @@ def training_threads(processes: Mapping[_Key, Sequence[Thread]]) -> dict[_Key, T
 
 
 def _issues(rank: Rank) -> bool:
-    """Whether the main thread issued an operation, or another one is known to."""
+    """Returns whether the main thread issued an operation, or another thread was seen to."""
     main = next((thread.tid for thread in rank.threads if thread.main), rank.pid)
     return main != rank.pid or any(one.tid == rank.pid for one in (*rank.open, *rank.done))
 
@@ -72,7 +72,9 @@ def _serving(threads: Sequence[Thread]) -> Thread | None:
 
 
 def _works(thread: Thread) -> bool:
-    """Whether a thread is in a call of torch.distributed, or in a step: DDP waits for its buckets within backward."""
+    """Returns whether a thread is in a call of torch.distributed, or in a step: DDP waits for its buckets within
+    backward.
+    """
     in_step = any(frame.file.endswith(_STEP_FILES) for frame in thread.frames if not frame.native)
     return in_step or python_wait(thread.frames) is not None
 
@@ -83,7 +85,7 @@ def _begun_alike(threads: Sequence[Thread], begins: set[_Begin]) -> Thread | Non
 
 
 def _begin(thread: Thread) -> _Begin:
-    """The name of a thread without its numbers, and the user's function that it began with."""
+    """Returns the name of a thread without its numbers, and the user's function in which it began."""
     python = [frame for frame in thread.frames if not frame.native]
     outer = next((frame for frame in reversed(python) if not is_library(frame)), None)
     return _DIGITS.sub("*", thread.name), outer.func if outer else "", outer.file if outer else ""
@@ -99,7 +101,9 @@ def _with_thread(rank: Rank, training: Mapping[int, Thread]) -> Rank:
 
 
 def _of_thread(condition: Condition, thread: Thread) -> Condition:
-    """``condition`` with what is known of ``thread`` in place of the main thread: no difference of two readings."""
+    """Returns ``condition`` with values of ``thread`` in place of the main thread's; differences of two readings are
+    left out.
+    """
     return replace(
         condition,
         state=letter(thread) or None,

@@ -1,4 +1,4 @@
-"""Verdicts, which are what rules may conclude, and findings, which apply them to a job."""
+"""Verdicts, which rules may give, and findings, which apply a verdict to a job."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CANNOT_TELL = Verdict(
 class Culprit:
     """A rank to blame. ``activity``: a key of ``activity.kinds.ACTIVITIES``.
 
-    ``why``: the same for people, a clause that follows "rank 1 (node b, pid 4711)", as "its data loader waits in
+    ``why``: the activity as a clause that follows "rank 1 (node b, pid 4711)", such as "its data loader waits in
     fetch_shard, data.py:12".
     """
 
@@ -76,7 +76,7 @@ class StackOf:
 @dataclass(frozen=True, slots=True)
 class Advice:
     """What to do with the job. ``action``: restart, restart_without (``nodes``), do_not_restart (the same would happen
-    again) or wait. ``reason``: a clause for people."""
+    again) or wait. ``reason``: a clause to print."""
 
     action: str
     reason: str
@@ -85,7 +85,9 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What ends the job if nobody does. ``at_ns``: on the common clock. ``by``: as "gloo's time-out (30 min)"."""
+    """What will end the job if nobody acts. ``at_ns``: when, on the common clock. ``by``: such as "gloo's time-out (30
+    min)".
+    """
 
     at_ns: int
     by: str
@@ -93,12 +95,12 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule found. ``sentence``: the first line for people. ``confidence``: 0 to 1. ``since_ns``: on the common
-    clock. ``victims``: the ranks that wait for the culprits.
+    """The result of a rule. ``sentence``: the first line to print. ``confidence``: 0 to 1. ``since_ns``: its begin on
+    the common clock. ``victims``: the ranks that wait for the culprits.
 
-    ``about``: distinguishes this finding from others of its verdict, as communicator and seq. Job, run, verdict,
+    ``about``: distinguishes this finding from others with its verdict, such as communicator and seq. Job, run, verdict,
     culprits and ``about`` identify a finding, so ``about`` must not change while the situation lasts. ``advice``: None
-    until the ladder has added it. ``ends``: None where no time-out is known.
+    until the ladder has added it. ``ends``: None if no time-out is known.
     """
 
     verdict: Verdict

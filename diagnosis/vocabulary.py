@@ -1,4 +1,4 @@
-"""All verdicts and situations, and the page that describes them: ``make docs`` writes docs/verdicts.md."""
+"""Lists all verdicts and situations, and makes the page about them: ``make docs`` writes docs/verdicts.md."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ("GENERAL", "SITUATIONS", "Situation", "page", "verdicts")
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """``group``: hang, slow, hardware or before (the job starts). ``shown_by``: what shows it instead of a verdict;
-    empty: a verdict does."""
+    """A situation. ``group``: hang, slow, hardware or before (the job starts). ``shown_by``: what shows it in place of
+    a verdict; empty: a verdict shows it."""
 
     id: str
     group: str

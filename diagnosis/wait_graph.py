@@ -1,4 +1,4 @@
-"""The wait-for graph: which ranks wait for which others, through the operations that these have not joined.
+"""The wait-for graph: which ranks wait for which other ranks, through operations that those have not joined.
 
 Ranks and operations are its nodes: a rank leads to the operation in which it waits, and the operation to the ranks that
 it lacks. So the graph of ten thousand ranks in one operation has about as many edges, not a hundred million.
@@ -14,13 +14,13 @@ from probing.diagnosis.waits import Wait
 
 __all__ = ("Edge", "Pending", "WaitGraph")
 
-# A cycle is searched for from so many ranks of a component; each rank of a component lies on one.
+# Cycles are searched from this many ranks of a component; each rank of a component lies on a cycle.
 _MOST_STARTS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """``waiter`` waits in operation ``op``, number ``seq``, of ``comm`` for ``awaited``."""
+    """An edge: ``waiter`` waits in operation ``op``, number ``seq``, of ``comm`` for ``awaited``."""
 
     waiter: int
     awaited: int
@@ -34,7 +34,7 @@ class Pending:
     """An operation in which ``waiters`` wait for ``awaited``, the ranks that have not joined it.
 
     ``unknown``: the ranks that may not have joined it. ``unidentified``: the number of members of unknown ranks.
-    ``age_ns``: since the first call of it; None if not known.
+    ``age_ns``: the time since its first call; None if unknown.
     """
 
     comm: str | None
@@ -48,7 +48,7 @@ class Pending:
 
     @property
     def doubtful(self) -> bool:
-        """Whether it is not known of all members if they have joined."""
+        """Whether some members may or may not have joined."""
         return bool(self.unknown or self.unidentified)
 
     def edge(self, waiter: int, awaited: int) -> Edge:
@@ -57,7 +57,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class WaitGraph:
-    """``waits``: the ranks that wait for long, each in one of ``operations``."""
+    """The wait-for graph. ``waits``: the ranks that have waited for long, each in one of ``operations``."""
 
     waits: Mapping[int, Wait]
     operations: Sequence[Pending] = ()
@@ -85,7 +85,7 @@ class WaitGraph:
 
     @cached_property
     def sinks(self) -> frozenset[int]:
-        """The ranks that others wait for and that wait for nothing themselves."""
+        """The ranks for which others wait and that wait for nothing themselves."""
         return frozenset(rank for rank in self._lacking if self._is_free(rank))
 
     def _is_free(self, rank: int) -> bool:
@@ -116,7 +116,7 @@ class WaitGraph:
         return (self.pending[node],) if node in self.pending else ()
 
     def cycle(self, component: Iterable[int]) -> list[Edge]:
-        """Returns a cycle of edges within ``component``: the shortest one through one of its lowest ranks."""
+        """Returns a cycle of edges within ``component``: the shortest through one of its lowest ranks."""
         inside = set(component)
         found: list[Edge] = []
         for start in sorted(inside)[:_MOST_STARTS]:
@@ -145,7 +145,7 @@ class WaitGraph:
 
 
 def _path(back: Mapping[int, Edge], rank: int) -> Iterator[Edge]:
-    """Yields the edges that lead to ``rank``, the last one first."""
+    """Yields the edges of the path to ``rank``, the last edge first."""
     while rank in back:
         yield back[rank]
         rank = back[rank].waiter

@@ -1,4 +1,6 @@
-"""The operation that a rank waits in, by its recorded operations and by its stack, and how long waits have to last."""
+"""Finds the operation in which a rank waits, by its recorded operations and its stack, and says how long waits must
+last to count.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,11 @@ INIT = "init"
 FILE_LOCK = "file lock"
 """``Wait.op`` of a rank that waits for the lock of a file that another rank holds."""
 _DEFAULT = "default_pg"
-# An open collective was missed to end if so many later ones have completed.
+# If this many later collectives have completed, the end of an open collective was missed.
 _STALE_AFTER = 8
-# A thread that waits for a collective sleeps in a futex, or spins.
+# A thread that waits for a collective sleeps in a futex, or spins in these calls.
 _WAITING_SYSCALLS = frozenset(("futex", "futex_waitv", "sched_yield", ""))
-# The main thread waits for another of its threads in these functions.
+# In these functions the main thread waits for another of its threads.
 _JOINS = frozenset(("join", "_wait_for_tstate_lock", "result", "wait", "get", "acquire", "_engine_run_backward"))
 # The threads that compute gradients on GPUs; their frames may all be native.
 _AUTOGRAD = "pt_autograd"
@@ -46,10 +48,11 @@ _JOIN_FILES = ("threading.py", "queue.py", "concurrent/futures/_base.py", "torch
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The operation that a rank waits in. ``seq``: None if only a stack shows it. ``peer``: of send and recv.
+    """The operation in which a rank waits. ``seq``: None if only a stack shows it. ``peer``: the other rank of a send
+    or recv.
 
     ``witnesses``: probe, stack, ras, flight_recorder. ``firm``: False if the operation is in flight, but the rank may
-    not wait for it. ``dtype``, ``count``: of the data, where known.
+    not wait for it. ``dtype``, ``count``: of the data, if known.
     """
 
     comm: str | None
@@ -64,7 +67,7 @@ class Wait:
 
 
 def wait_of(rank: Rank, facts: Facts) -> Wait | None:
-    """Returns the operation that ``rank`` waits in; None if it waits in none, or none is known."""
+    """Returns the operation in which ``rank`` waits; None if it waits in none, or none is known."""
     if halted(rank):
         return None
     own = open_operations(rank)
@@ -88,13 +91,13 @@ def halted(rank: Rank) -> bool:
 
 
 def main_thread(rank: Rank) -> Thread | None:
-    """Returns the thread that trains, which is the main thread unless known otherwise; None without its stack."""
+    """Returns the thread that trains, which is the main thread unless another was seen to; None without its stack."""
     return next((thread for thread in rank.threads if thread.main and thread.frames), None)
 
 
 def outside(rank: Rank, main: Thread) -> bool:
-    """Returns whether native frames or the system call show that ``main``, whose stack has no call of a communication
-    library, waits in none."""
+    """Returns whether ``main``, whose stack has no call of a communication library, certainly waits in none, by native
+    frames or the system call."""
     if any(f.native for f in main.frames) and not main.native_missing:
         return True
     return rank.condition is not None and rank.condition.syscall not in (None, *_WAITING_SYSCALLS)
@@ -106,7 +109,7 @@ def is_p2p(op: str | None) -> bool:
 
 
 def open_operations(rank: Rank) -> list[Operation]:
-    """Returns the operations of ``rank`` in flight, the oldest first, without those whose end was not recorded."""
+    """Returns the operations of ``rank`` in flight, the oldest first. Operations whose end was missed are left out."""
     ended: dict[str, list[int]] = {}
     if rank.open:
         for one in rank.done:
@@ -128,7 +131,7 @@ def _of(one: Operation, witnesses: tuple[str, ...], firm: bool = True) -> Wait:
 
 
 def _call(rank: Rank, main: Thread) -> tuple[StackCall | None, Thread]:
-    # The call in which the main thread waits, or the thread that it joins.
+    # Returns the call in which the main thread waits, or in which the thread waits that it joins.
     call = _thread_call(main, rank.open)
     if call is not None or not _joins(main):
         return call, main
@@ -156,7 +159,7 @@ def _thread_call(thread: Thread, own: Sequence[Operation]) -> StackCall | None:
         return StackCall("store", INIT)
     if native.startswith(("ncclCommInit", "pncclCommInit", "ncclCommSplit", "pncclCommSplit")):
         return StackCall("init", INIT)
-    # Without an operation in flight it waits for its own kernels, or for a future of something else.
+    # Without an operation in flight it waits for its own kernels, or for a future of another kind.
     if native.startswith("cu"):
         return StackCall("device") if own else None
     if "Future" in native or native.startswith("jax::"):
@@ -171,10 +174,10 @@ def _matched(rank: Rank, thread: Thread, call: StackCall, own: Sequence[Operatio
         return Wait(None, None, INIT, min(known, default=None), None, ("stack",))
     same = [o for o in own if o.op == call.op and call.comm in (None, o.comm)]
     if not same and call.op is not None:
-        # Python's name may differ from that of the operation, as for coalesced ones; whether it has a peer never does.
+        # The name in Python may differ from the operation's, if it is coalesced; both have a peer or neither.
         same = [o for o in own if is_p2p(o.op) == (call.kind == "p2p") and o.async_op is not True]
     if same or (own and call.op is None):
-        # An asynchronous call returns at once, so its frame is not on the stack.
+        # An asynchronous call returns at once, so its frame cannot be on the stack.
         return _of(min(same, key=lambda o: o.async_op is True) if same else own[0], ("probe", "stack"))
     comm = _default_group(facts) if call.comm is None and call.default else call.comm
     return Wait(comm, None, call.op, _since(rank, thread), call.peer, ("stack",), True, call.dtype, call.count)
@@ -186,13 +189,13 @@ def _default_group(facts: Facts) -> str:
 
 
 def _since(rank: Rank, thread: Thread) -> int | None:
-    # A rank may leave a frame between two samples that show it; a thread that sleeps has not left it.
+    # A rank may leave a frame and return between two samples; a thread that sleeps has not left it.
     asleep = rank.condition.asleep_since_ns if rank.condition is not None and thread.main else None
     return asleep if asleep is not None else thread.since_ns
 
 
 def _contradicts(rank: Rank, main: Thread, oldest: Operation) -> bool:
-    # A synchronous call waits in a frame of torch. The wait for an asynchronous one may be in C, called from any line.
+    # A synchronous call waits in a frame of torch. The wait for an asynchronous call may be in C, called from any line.
     return outside(rank, main) or (oldest.async_op is False and "torch/" not in main.frames[0].file)
 
 
@@ -212,12 +215,12 @@ def patience_ns(facts: Facts) -> int:
 
 
 def _now_of(rank: Rank, facts: Facts) -> int:
-    """Returns when the facts were taken, by the clock of the rank's node, ns."""
+    """Returns when the facts were read, on the clock of the rank's node, ns."""
     return next((node.taken_ns for node in facts.nodes if node.node == rank.node), facts.taken_ns)
 
 
 def last_seen_ns(rank: Rank) -> int | None:
-    """Returns when ``rank`` was last seen to begin or end an operation or a step, by its clock, ns; None if never."""
+    """Returns when ``rank`` was last seen to begin or end an operation or a step, on its clock, ns; None if never."""
     seen = [t for p in rank.progress for t in (p.last_call_ns, p.last_done_ns) if t is not None]
     operations = rank.open if seen else (*rank.open, *rank.done)
     seen += [t for o in operations for t in (o.t_call_ns, o.t_done_ns) if t is not None]
@@ -226,7 +229,7 @@ def last_seen_ns(rank: Rank) -> int | None:
 
 
 def quiet_ns(rank: Rank, facts: Facts) -> int | None:
-    """Returns how long ``rank`` has begun or ended no operation or step, at least, ns; None if not known."""
+    """Returns how long, at least, ``rank`` has begun or ended no operation or step, ns; None if unknown."""
     now, seen = _now_of(rank, facts), last_seen_ns(rank)
     if seen is not None:
         return max(0, now - seen)
@@ -237,5 +240,5 @@ def quiet_ns(rank: Rank, facts: Facts) -> int | None:
     if still:
         return max(0, now - min(still))
     watching = [n.watching_since_ns for n in facts.nodes if n.node == rank.node and n.watching_since_ns is not None]
-    # The daemon has recorded nothing of it since it started.
+    # The daemon has recorded nothing about the rank since it started.
     return max(0, now - max(watching[0], rank.started_ns or 0)) if watching else None

@@ -1,4 +1,4 @@
-"""Texts of ranks, operations, frames and ends of processes, for sentences and evidence."""
+"""Texts about ranks, operations, frames and ends of processes, for sentences and evidence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def clean(text: str, longest: int = _LONGEST) -> str:
 
 
 def who(ranks: Sequence[Rank]) -> str:
-    """Returns "rank 1 (node b, pid 4711)", and of several "ranks 1-3"."""
+    """Returns a text such as "rank 1 (node b, pid 4711)", or "ranks 1-3" for several."""
     if len(ranks) != 1:
         return ranks_of(rank.rank for rank in ranks)
     return f"rank {ranks[0].rank} (node {clean(ranks[0].node)}, pid {ranks[0].pid})"
@@ -34,7 +34,7 @@ def ranks_wait(ranks: Iterable[int]) -> str:
 def exit_text(end: Exit, condition: Condition | None = None) -> str:
     """Returns how a process ended: "was killed by SIGKILL, out of memory (OOM)" or "exited with code 1".
 
-    ``condition``: what is known of its memory.
+    ``condition``: has facts about its memory.
     """
     limit = f", limit {size(condition.memory_limit_bytes)}" if condition and condition.memory_limit_bytes else ""
     if end.oom:
@@ -53,13 +53,13 @@ def _signal(number: int) -> str:
 
 
 def call_text(op: str | None, comm: str, seq: int | None) -> str:
-    """Returns "all_reduce seq 7 of default_pg"."""
+    """Returns a text such as "all_reduce seq 7 of default_pg"."""
     number = f" seq {seq}" if seq is not None else ""
     return f"{clean(op) if op else 'a collective'}{number} of {clean(comm)}"
 
 
 def frame_text(frame: Frame) -> str:
-    """Returns "augment, data.py:33", without the folders of the file."""
+    """Returns a text such as "augment, data.py:33", without the folders of the file."""
     func, name = clean(frame.func), clean(frame.file.rpartition("/")[2])
     if not name:
         return func

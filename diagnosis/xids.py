@@ -1,6 +1,6 @@
 """What an XID of NVIDIA's driver means for a job: the classes of DCGM's health watch.
 
-Sources: DcgmHealthWatch.cpp (classes and subsystems), NVIDIA's "XID Errors" (meanings and remedies).
+The sources are DcgmHealthWatch.cpp (classes and subsystems) and NVIDIA's "XID Errors" (meanings and remedies).
 
 XIDs 144 to 150 are errors of NVLink 5, with unit, severity, link and reason in the driver's text:
 
@@ -34,24 +34,25 @@ _LINE = re.compile(
 _LINK_DOWN = ("NETIR_LINK_EVT", "NETIR_LINK_DOWN")
 _BIT_ERRORS = "NETIR_BER_EVENT"
 _RECEIVES = "RLW_RXPIPE"
-# Bits 20 to 25 of the first word. Of a link that went down they have the reason.
+# Bits 20 to 25 of the first word. For a link that went down they contain the reason.
 _REASON_SHIFT, _REASON_MASK = 20, 0x3F
 _PEER = frozenset((21, *range(32, 38)))
 _HEAT_OF_PEER = 35
 _SIGNAL, _CABLES = frozenset((2, 4, 10)), frozenset((42, 43))
 _COMMAND = frozenset((15, 16, 17, 18, 22, 38))
 _HOST = 40
-# Bits of the status with which the program alone is restarted, by unit: bucket XID_154_EVAL.
+# Status bits with which restarting the program is enough, by unit: bucket XID_154_EVAL.
 _OF_PROGRAM = {"RLW_REMAP": 0x3F, "RLW_SRC_TRACK": 0x0C}
 _RESET_LINK = "Drain the node and reset the GPU: `nvidia-smi --gpu-reset`; have it examined if the error returns."
 
 
 @dataclass(frozen=True, slots=True)
 class NvlinkError:
-    """``unit``: the part that reports, as NETIR_LINK_DOWN. ``link``: None where it is of no single link.
+    """An error of NVLink 5. ``unit``: the part that reports, such as NETIR_LINK_DOWN. ``link``: None if it concerns no
+    single link.
 
-    ``reason``: why a link went down, 0 if unknown; None for other units. ``status``: the bits of the error; None where
-    the line does not have them. ``injected``: a test made it. ``resets``: the GPU has to be reset.
+    ``reason``: why a link went down, 0 if unknown; None for other units. ``status``: the bits of the error; None if the
+    line lacks them. ``injected``: a test caused it. ``resets``: the GPU has to be reset.
     """
 
     code: int
@@ -70,7 +71,7 @@ class NvlinkError:
 
     @property
     def text(self) -> str:
-        """A clause for people: "NVLink 9 went down (NETIR_LINK_DOWN, fatal, reason 4: its signal is bad)"."""
+        """A clause such as "NVLink 9 went down (NETIR_LINK_DOWN, fatal, reason 4: its signal is bad)"."""
         of_link = f" of NVLink {self.link}" if self.link is not None else ""
         if self.reason is not None:
             what = f"NVLink {self.link} went down" if self.link is not None else "an NVLink went down"
@@ -89,7 +90,7 @@ class NvlinkError:
 
     @property
     def remedy(self) -> str:
-        """What to do, by the catalog's buckets."""
+        """What to do, according to the catalog's buckets."""
         link = f"NVLink {self.link}" if self.link is not None else "the link"
         if self.from_peer:
             heat = ", and at its cooling" if self.reason == _HEAT_OF_PEER else ""
@@ -109,12 +110,12 @@ class NvlinkError:
 
 
 def nvlink_error(line: str) -> NvlinkError | None:
-    """Returns what a line of the kernel's log says of an error of NVLink 5; None if it says nothing of one."""
+    """Returns the error of NVLink 5 in a line of the kernel's log; None if it has none."""
     match = _LINE.search(line)
     if match is None or int(match["code"]) not in NVLINK_CODES:
         return None
     info = int(match["info"], 16) if match["info"] else None
-    # A later driver writes the second of two names of a unit.
+    # A later driver writes the second of two names for a unit.
     unit = match["unit"].rpartition("/")[2]
     reason = None
     if unit in _LINK_DOWN:
@@ -136,7 +137,7 @@ def nvlink_error(line: str) -> NvlinkError | None:
 
 
 def _lost_packets(info: int) -> bool:
-    # "Decode for action 2" of RLW_RXPIPE: by drivers from R575 on, and by earlier ones.
+    # "Decode for action 2" of RLW_RXPIPE: for drivers from R575 on, and for earlier drivers.
     return info & 0xFF == 0x86 or info & 0x7FF == 0x4C2
 
 
@@ -165,8 +166,8 @@ _POWER = "Examine the power supply and its cables, and the power limit: `nvidia-
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """``fails``: DCGM calls the GPU failed, else it warns. ``part``: memory, pcie, thermal, power, nvlink, inforom,
-    driver or program."""
+    """An XID. ``fails``: DCGM says that the GPU failed, else it warns. ``part``: memory, pcie, thermal, power, nvlink,
+    inforom, driver or program."""
 
     text: str
     part: str
@@ -205,5 +206,5 @@ _XIDS: Mapping[int, Xid] = MappingProxyType(
 
 
 def xid(code: int | None) -> Xid:
-    """Returns the meaning of an XID; one that DCGM does not list warns."""
+    """Returns the meaning of an XID; an XID that DCGM does not list is a warning."""
     return _UNKNOWN if code is None else _XIDS.get(code, _UNKNOWN)

@@ -1,4 +1,4 @@
-"""The version of the engine, DuckDB: states of aggregates go from node to asker only where both have the same."""
+"""The version of the engine, DuckDB: a node sends states of aggregates only to an asker with the same version."""
 
 from __future__ import annotations
 

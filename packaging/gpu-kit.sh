@@ -14,8 +14,8 @@ most_mb=60
 # With CPython 3.12 and torch come these: too large to carry.
 brought="numpy pyarrow"
 carried="annotated-doc anyio cffi click cryptography duckdb grpcio grpcio-health-checking grpcio-reflection h11 idna linkify-it-py markdown-it-py
-mdit-py-plugins mdurl nvidia-ml-py packaging platformdirs prometheus_client prompt_toolkit protobuf pycparser Pygments PyYAML rich shellingham sqlglot
-starlette textual typer typing_extensions uvicorn wcwidth"
+mdit-py-plugins mdurl msgspec nvidia-ml-py packaging platformdirs prometheus_client prompt_toolkit protobuf psutil pycparser pyelftools Pygments PyYAML rich shellingham
+sqlglot starlette textual typer typing_extensions uvicorn wcwidth"
 
 die() {
     printf 'error: %s\nhint: %s\n' "$1" "$2" >&2

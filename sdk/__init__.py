@@ -1,3 +1,23 @@
-"""What a training job may import from probing. It needs no daemon and has no dependency."""
+"""What a training job may import to report of itself: tables, spans, events, metrics and steps.
 
-__all__: tuple[str, ...] = ()
+It needs no daemon and has no dependency. Each name is loaded when it is first used: the daemon and its client, which
+lie in this package, too, load none of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from probing.rows import ExternalTable
+    from probing.spans import attach_training_phases, event, is_enabled, metric, phase, span, step
+
+__all__ = ("ExternalTable", "attach_training_phases", "event", "is_enabled", "metric", "phase", "span", "step")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module("probing.rows" if name == "ExternalTable" else "probing.spans"), name)

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
-from probing.api.errors import ProbingError
+from probing.api.errors import ProbingError, ProcessGone
+from probing.daemon.elf.file import Elf
+from probing.daemon.elf.symbols import FileSymbols, matching_symbols
 from probing.daemon.ipc import Message
+from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.source import Identity, Loss
 from probing.daemon.source_state import Totals
 
-__all__ = ("TOTALS", "Now", "Processes", "Readers", "Sink", "SkippingLoop", "rows_of")
+__all__ = ("TOTALS", "LiveReaders", "Now", "Parsers", "Processes", "Readers", "Sink", "SkippingLoop", "rows_of")
 
 TOTALS = Totals("running", {}, {})
 
@@ -40,14 +46,20 @@ class Sink:
     def __init__(self, *tables: str, may_lose: bool = True) -> None:
         self.batches: list[pa.RecordBatch] = []
         self.losses: list[Loss] = []
+        self.read: dict[str, int] = {}
         self._rows: list[tuple[str, dict[str, Any]]] = []
         self._tables = tables
         self._may_lose = may_lose
 
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
+    def put(self, table: str, batch: pa.RecordBatch, read: Mapping[str, int] = MappingProxyType({})) -> None:
+        self.read.update(read)
         assert not self._tables or table in self._tables
         self.batches.append(batch)
         self._rows += [(table, row) for row in rows_of(batch)]
+
+    def forget(self, read: Iterable[str]) -> None:
+        for name in read:
+            self.read.pop(name, None)
 
     def lost(self, loss: Loss) -> None:
         assert self._may_lose, loss
@@ -123,6 +135,30 @@ class Readers:
 
     def count(self, op: str) -> int:
         return sum(1 for asked, _ in self.asked if asked == op)
+
+
+class LiveReaders:
+    """Answers ``maps`` and ``open`` of live processes as a reader does, in this process."""
+
+    def call(self, op: str, *, pid: int, **args: Any) -> Message:
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_bytes()
+        except OSError as e:
+            raise ProcessGone(f"process {pid} has ended") from e
+        if op == "maps":
+            named = [line for line in maps.splitlines(keepends=True) if b" /" in line]
+            return Message({}, b"".join(named) if args.get("files") else maps)
+        (mapping,) = [m for m in parse_maps(maps) if m.start == args["start"]]
+        return Message({}, fds=[os.open(mapping.path, os.O_RDONLY)])
+
+
+class Parsers:
+    """Finds symbols as a parser does, in this process."""
+
+    def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> FileSymbols:
+        del timeout
+        elf = Elf(fd)
+        return FileSymbols(tuple(matching_symbols(elf, patterns)), elf.first_vaddr, elf.relocated)
 
 
 class Now:

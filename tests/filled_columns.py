@@ -82,6 +82,10 @@ ELSEWHERE: dict[str, tuple[Elsewhere, ...]] = {
             "tests/frameworks/test_frameworks.py", "a framework that trains in a thread of its own", ("train_tid",)
         ),
     ),
+    "python.trace_event": (Elsewhere("tests/unit/job_rows/test_job_rows_source.py", "a job that imports probing"),),
+    "python.training_metrics": (
+        Elsewhere("tests/unit/job_rows/test_job_rows_source.py", "a job that imports probing", ("name", "value")),
+    ),
     "python.torch_nccl_flight_record": (
         Elsewhere(
             "tests/unit/nccl_uprobes/test_flight_dump.py",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from probing.daemon.confined.reader import serve
-from probing.daemon.elf.file import Elf
-from probing.daemon.elf.symbols import matching_symbols
 from probing.daemon.ipc import Channel, Message
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.python_stack.walk.layouts import Layout
@@ -18,7 +16,7 @@ from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.python_stack.walk.snapshot import Snapshot
 from probing.daemon.python_stack.walk.walker import Limits, RawThread, Walker
 
-__all__ = ("Parsers", "ServedReaders", "offset_of", "readers", "walked")
+__all__ = ("ServedReaders", "offset_of", "readers", "walked")
 
 
 class ServedReaders:
@@ -33,15 +31,6 @@ class ServedReaders:
         with self._lock:
             self.asked.append(op)
             return self._channel.request({"op": op, "pid": pid, "start_ns": start_ns, **args}, timeout=timeout + 30)
-
-
-class Parsers:
-    """``processes.parsers.ParserPool``."""
-
-    def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> dict[str, Any]:
-        elf = Elf(fd)
-        symbols = [{"name": s.name, "address": s.address} for s in matching_symbols(elf, patterns)]
-        return {"symbols": symbols, "first_vaddr": elf.first_vaddr, "relocated": elf.relocated}
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Generates the Python code of the protocols beside their .proto files: ``python api/proto/generate.py``.
 
-``probing/v1`` is ours. ``arrow/flight`` has the files of Apache Arrow, as it publishes them.
+``probing/v1`` is our own protocol. ``arrow/flight`` has unchanged files of Apache Arrow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROTOS = sorted(p for folder in ("arrow/flight", "probing/v1") for p in ROOT.glo
 def main() -> None:
     _run(PROTOS, "python", "pyi")
     _run([p for p in PROTOS if re.search(r"^service ", p.read_text(), re.M)], "grpc_python")
-    # protoc names modules after the .proto's folder; ours lie in the package probing.api.proto.
+    # protoc names modules by the .proto's directory; here they are in the package probing.api.proto.
     for path in ROOT.glob("*/*/*_pb2*.py"):
         old, new = r"^from (arrow\.flight|probing\.v1) import", r"from probing.api.proto.\1 import"
         path.write_text(re.sub(old, new, path.read_text(), flags=re.M))

@@ -1,4 +1,4 @@
-"""The tables: the one list that store, query, docs and clients are made from."""
+"""The list of all tables, from which store, query engine, docs and clients are made."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ TABLES: dict[str, Table] = {
         python.SAMPLES,
         python.STACKS,
         python.VARIABLES,
+        python.TRACE_EVENT,
         python.TRAINING_METRICS,
         python.FLIGHT_RECORD,
         net.INTERFACES,
@@ -65,5 +66,5 @@ TABLES: dict[str, Table] = {
 
 
 def table_named(name: str) -> Table:
-    """Returns the table ``schema.name``. Raises KeyError."""
+    """Returns the table ``schema.name``. Raises KeyError if there is none."""
     return TABLES[name]

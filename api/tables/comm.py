@@ -1,4 +1,4 @@
-"""Collective operations and communicators."""
+"""Tables of collective operations and communicators."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64
 
 __all__ = ("BUS_FACTOR", "COMMUNICATORS", "IDENTITY", "INFLIGHT", "MOVED_BYTES", "OPS", "PROGRESS", "RAS")
 
-# The absolute time of a stored difference to t_call in ns. Epochs, because DuckDB's intervals are microseconds.
+# Computes a time from its stored difference to t_call in ns. It uses epochs, because DuckDB's intervals are in us.
 _AFTER_CALL = "make_timestamp_ns(epoch_ns(ts) + {})"
-# An exact end is stored as its difference to t_call (`done_hi_ns`). Another end is stored as the time itself
-# (`done_hi`), which all operations that one wait or one look of a watchdog found finished share, so that it compresses
-# well, and as the width of the interval (`done_within_ns`). The columns of the other form are NULL. Old rows have both
+# An exact end is stored as its difference to t_call (`done_hi_ns`). An inexact end is stored as an interval: its end
+# (`done_hi`) and its width (`done_within_ns`). `done_hi` is a time, because it is the same for all operations that one
+# wait or one look of a watchdog found finished, and so compresses well. The unused columns are NULL. Old rows have two
 # differences.
 _HI = "coalesce(done_hi_ns, epoch_ns(done_hi) - epoch_ns(ts))"
 _BEFORE_DONE = "make_timestamp_ns(epoch_ns(done_hi) - done_within_ns)"
 _WITHIN = "coalesce(done_within_ns, done_hi_ns - done_lo_ns)"
 _LO = f"coalesce(done_lo_ns, {_HI} - done_within_ns)"
-# An operation on a CUDA stream has no visible start, and its end lies in an interval. Its duration is taken from the
-# launch to the middle of the interval, if the interval is at most a tenth of it.
+# The start of an operation on a CUDA stream is not seen, and its end lies in an interval. Its duration is the time from
+# the launch to the middle of the interval, if the interval is at most a tenth of that.
 _MIDDLE = f"({_LO} + {_HI}) // 2 - coalesce(launch_ns_after, 0)"
 _DURATION = (
     "CASE WHEN timing_source = 'exact' THEN done_hi_ns - start_ns_after"
@@ -37,118 +37,128 @@ _ALGBW = f"CASE WHEN bytes > 0 AND ({_DURATION}) > 0 THEN ({MOVED_BYTES}) / ({_D
 
 IDENTITY = (
     Column("node", NAME, "Name of the node: configured, else its host name."),
-    Column("ts", TIME, "When the row happened, UTC."),
-    Column("job", NAME, "The job: scheduler id, elastic run id, or MASTER_ADDR:MASTER_PORT."),
+    Column("ts", TIME, "Time of the event or reading that the row describes, UTC."),
+    Column("job", NAME, "The job: the scheduler's id, the elastic run id, or MASTER_ADDR:MASTER_PORT."),
     Column(
         "run",
         NAME,
-        "The incarnation of the job: a requeue, an elastic restart or the same script again is another run.",
+        "The run of the job: a requeue, an elastic restart, or a new start of the same script is another run.",
     ),
-    Column("pid", I32, "Process id as the host sees it."),
+    Column("pid", I32, "Process id as seen on the host."),
     Column(
         "start_ns",
         I64,
-        "Start of the process in ns since boot, in steps of a clock tick; with pid it names a process for ever.",
+        "Start of the process in ns since boot, exact to a clock tick; pid and start_ns together are unique.",
     ),
 )
 
 _OPERATION = (
     Column("tid", I32, "Thread that made the call."),
-    Column("rank", I32, "Rank in the job; NULL when the process is no trainer or its rank is unknown."),
+    Column("rank", I32, "Rank in the job; NULL if the process is not a trainer or its rank is unknown."),
     Column(
         "comm",
         NAME,
-        "Communicator, the same text on all ranks. NCCL: commHash as 16 hex digits. gloo: process-group name.",
+        "Communicator; the text is the same on all ranks. NCCL: commHash as 16 hex digits. gloo: name of the"
+        " process group.",
     ),
-    Column("comm_name", NAME, "What the framework calls the communicator, e.g. default_pg."),
+    Column("comm_name", NAME, "Name that the framework gives the communicator, e.g. default_pg."),
     Column("comm_rank", I32, "Rank within the communicator."),
     Column("comm_size", I32, "Number of ranks of the communicator."),
     Column("backend", NAME, "nccl or gloo."),
     Column(
         "seq",
         I64,
-        "Sequence number on the communicator, equal on all ranks; operations are joined on (job, run, comm, seq).",
+        "Sequence number on the communicator, the same on all ranks; (job, run, comm, seq) identifies an operation.",
     ),
     Column(
         "op",
         NAME,
         "Operation in torch's names: all_reduce, broadcast, all_gather, reduce_scatter, all_to_all, barrier, send, ...",
     ),
-    Column("dtype", NAME, "Element type in torch's names (float32, bfloat16, ...); NULL without data."),
-    Column("count", I64, "Elements that this rank contributes."),
-    Column("bytes", I64, "Bytes that this rank contributes: count times the element's size; 0 for a barrier."),
-    Column("redop", NAME, "Reduction (sum, avg, min, max, ...); NULL where there is none or it is not known."),
-    Column("root", I32, "Root rank of a rooted collective."),
-    Column("peer", I32, "Peer rank of send or recv."),
+    Column(
+        "dtype", NAME, "Element type in torch's names (float32, bfloat16, ...); NULL for an operation without data."
+    ),
+    Column("count", I64, "Number of elements that this rank contributes."),
+    Column("bytes", I64, "Bytes that this rank contributes: the number of elements times their size; 0 for a barrier."),
+    Column("redop", NAME, "Reduction (sum, avg, min, max, ...); NULL if the operation has none or it is unknown."),
+    Column("root", I32, "Root rank, for operations that have a root."),
+    Column("peer", I32, "Rank at the other end of send or recv."),
     Column("stream", U64, "CUDA stream handle; NULL for gloo."),
-    Column("group_id", I64, "Number of the enclosing group call; NULL outside one."),
-    Column("async_op", BOOL, "Whether the caller asked not to wait; NULL when it cannot be known."),
+    Column("group_id", I64, "Number of the enclosing group call; NULL outside of groups."),
+    Column("async_op", BOOL, "Whether the caller asked for an asynchronous operation; NULL if unknown."),
 )
 
 _OPS_COLUMNS = (
     *IDENTITY,
     *_OPERATION,
-    Column("t_call", TIME, "When the call was made (the same as ts), UTC.", "ts"),
+    Column("t_call", TIME, "When the call was made, UTC; the same as ts.", sql="ts"),
     Column(
         "t_launch",
         TIME,
-        "When the kernel or task was launched, UTC; NULL when not seen.",
-        _AFTER_CALL.format("launch_ns_after"),
+        "When the kernel or task was launched, UTC; NULL if that was not seen.",
+        sql=_AFTER_CALL.format("launch_ns_after"),
     ),
     Column(
-        "t_start", TIME, "When the work began to run, UTC; NULL when not seen.", _AFTER_CALL.format("start_ns_after")
+        "t_start",
+        TIME,
+        "When the operation began to run, UTC; NULL if that was not seen.",
+        sql=_AFTER_CALL.format("start_ns_after"),
     ),
     Column(
         "t_done_lo",
         TIME,
-        "The work was certainly not finished before this time, UTC.",
-        f"CASE WHEN timing_source = 'exact' THEN {_AFTER_CALL.format('done_hi_ns')}"
+        "Before this time the operation had certainly not finished, UTC.",
+        sql=f"CASE WHEN timing_source = 'exact' THEN {_AFTER_CALL.format('done_hi_ns')}"
         f" ELSE coalesce({_AFTER_CALL.format('done_lo_ns')}, {_BEFORE_DONE}) END",
     ),
     Column(
         "t_done_hi",
         TIME,
-        "The work was certainly finished at this time, UTC.",
-        f"coalesce({_AFTER_CALL.format('done_hi_ns')}, done_hi)",
+        "At this time the operation had certainly finished, UTC.",
+        sql=f"coalesce({_AFTER_CALL.format('done_hi_ns')}, done_hi)",
     ),
     Column(
         "timing_source",
         NAME,
-        "How completion is known: exact; sync (somebody waited for its stream or event); watchdog (a thread polls its"
-        " event) or blocking_wait (its own does); enqueue_only (not at all); graph (captured into a CUDA graph, whose"
-        " runs are not seen).",
+        "How the end is known: exact; sync (a thread waited for the stream or event); watchdog (a thread"
+        " polls the event) or blocking_wait (the watchdog waits for it); enqueue_only (the end is unknown);"
+        " graph (captured into a CUDA graph, whose runs are not seen).",
     ),
     Column(
         "state",
         NAME,
-        "done, failed, or abandoned (its end was missed, as the process ended); NULL if the end cannot be seen.",
+        "done, failed, or abandoned (the process ended before the end was seen); NULL if ends cannot be seen.",
     ),
-    Column("error", TEXT, "What the library reported, for state failed."),
-    Column("step", I64, "NULL: an operation is stored before its step is known; a recipe of docs/query.md joins them."),
+    Column("error", TEXT, "Error that the library reported, if state is failed."),
+    Column(
+        "step",
+        I64,
+        "Always NULL: operations are stored before their step is known; docs/query.md shows how to join steps.",
+    ),
     Column(
         "duration_ns",
         I64,
-        "From start to completion, ns; of an operation on a CUDA stream from its launch, waiting for the stream"
-        " included, and NULL where completion is known to less than a tenth of it.",
-        _DURATION,
+        "Time from start to end, ns. On a CUDA stream it begins with the launch and includes waiting for the"
+        " stream; NULL if the end is uncertain by more than a tenth of the duration.",
+        sql=_DURATION,
     ),
     Column(
         "algbw_gbps",
         F64,
-        "Algorithm bandwidth in 1e9 bytes/s, from duration_ns; includes waiting for other ranks.",
-        _ALGBW,
+        "Algorithm bandwidth in 1e9 bytes/s, computed from duration_ns; waiting for other ranks is included.",
+        sql=_ALGBW,
     ),
     Column(
         "busbw_gbps",
         F64,
         "Bus bandwidth in 1e9 bytes/s: algbw times the factor of nccl-tests.",
-        f"({_ALGBW}) * ({BUS_FACTOR})",
+        sql=f"({_ALGBW}) * ({BUS_FACTOR})",
     ),
 )
 
 OPS = Table(
     "comm.ops",
-    "Collective and point-to-point operations, one row for each, written when it is closed.",
+    "Collective and point-to-point operations, one row for each, written when the operation ends.",
     _OPS_COLUMNS,
     stored(
         _OPS_COLUMNS,
@@ -164,7 +174,7 @@ OPS = Table(
 
 INFLIGHT = Table(
     "comm.inflight",
-    "Operations that were called and are not finished, as they are now (live).",
+    "Operations that were called and have not finished, as of now (live).",
     (
         *IDENTITY,
         *_OPERATION,
@@ -175,83 +185,91 @@ INFLIGHT = Table(
 
 PROGRESS = Table(
     "comm.progress",
-    "How far each rank has come on each of its communicators, by the operations that have ended (live).",
+    "How far each rank has come on each of its communicators, counted by operations that have ended (live).",
     (
         *IDENTITY,
-        Column("rank", I32, "Rank in the job; NULL when it is unknown."),
-        Column("world_size", I32, "Ranks of the job; NULL when it is unknown."),
-        Column("owner", I64, "User id of the user whose job it is."),
-        Column("comm", NAME, "Communicator, the same text on all ranks; NULL while no operation was seen."),
-        Column("comm_name", NAME, "What the framework calls the communicator."),
+        Column("rank", I32, "Rank in the job; NULL if unknown."),
+        Column("world_size", I32, "Number of ranks of the job; NULL if unknown."),
+        Column("owner", I64, "Uid of the user who owns the job."),
+        Column("comm", NAME, "Communicator; the text is the same on all ranks. NULL until an operation was seen."),
+        Column("comm_name", NAME, "Name that the framework gives the communicator."),
         Column("comm_rank", I32, "Rank within the communicator."),
         Column("comm_size", I32, "Number of ranks of the communicator."),
         Column("backend", NAME, "nccl or gloo."),
-        Column("seq", I64, "Highest sequence number of an operation that has ended; NULL when not known."),
-        Column("op", NAME, "The operation that was called last, of those that have ended."),
-        Column("calls", I64, "Operations that were seen since the daemon started."),
-        Column("last_call", TIME, "When the last of them was called, UTC."),
-        Column("last_done", TIME, "When one of them last ended, UTC; NULL where ends cannot be seen."),
+        Column("seq", I64, "Highest sequence number of an operation that has ended; NULL if unknown."),
+        Column("op", NAME, "Of the operations that have ended, the one that was called last."),
+        Column("calls", I64, "Number of operations that were seen since the daemon started."),
+        Column("last_call", TIME, "When the last operation that has ended was called, UTC."),
+        Column("last_done", TIME, "When an operation last ended, UTC; NULL if ends cannot be seen."),
         Column(
             "longest_gap_ns",
             I64,
-            "The longest usual time between two successive calls of the process, ns: the second longest of late, as"
-            " one long pause is not usual. A start has pauses of its own: the first 8 calls do not count. NULL before"
-            " the ninth.",
+            "Longest usual time between two successive calls of the process, ns: the second longest of the"
+            " recent ones, since one long pause is not usual. The first 8 calls do not count, since pauses are"
+            " normal at the start; NULL until the ninth call.",
         ),
-        Column("attached", TIME, "Operations before were not seen, UTC; NULL: all were."),
-        Column("ended", TIME, "When the process ended, UTC; its rows stay for 10 minutes. NULL: it lives."),
-        Column("exit_code", I32, "Its exit code; NULL after a signal, or when it is not known."),
-        Column("signal", I32, "The signal that killed it."),
+        Column("attached", TIME, "Operations before this time were not seen, UTC; NULL if all were seen."),
+        Column(
+            "ended",
+            TIME,
+            "When the process ended, UTC; NULL while it lives. Rows of a process that ended stay for 10 minutes.",
+        ),
+        Column("exit_code", I32, "Exit code of the process; NULL if a signal ended it or the code is unknown."),
+        Column("signal", I32, "Signal that ended the process."),
     ),
 )
 
 _COMMUNICATOR_COLUMNS = (
     *IDENTITY,
-    Column("comm", NAME, "Communicator, the same text on all ranks."),
-    Column("name", NAME, "What the framework calls it."),
+    Column("comm", NAME, "Communicator; the text is the same on all ranks."),
+    Column("name", NAME, "Name that the framework gives the communicator."),
     Column("backend", NAME, "nccl or gloo."),
-    Column("size", I32, "Number of ranks."),
-    Column("rank", I32, "Rank of this process within it."),
+    Column("size", I32, "Number of ranks of the communicator."),
+    Column("rank", I32, "Rank of this process within the communicator."),
     Column("job_rank", I32, "Rank of this process in the job."),
-    Column("cuda_device", I32, "CUDA device that it uses; NULL for gloo."),
+    Column("cuda_device", I32, "CUDA device that the communicator uses; NULL for gloo."),
     Column(
         "node_index",
         I32,
-        "Index of this node among the communicator's nodes, as the library counts; NULL when not known.",
+        "Index of this node among the communicator's nodes, as the library counts; NULL if unknown.",
     ),
-    Column("nodes", I32, "Number of nodes it spans, as the library knows; NULL when not known."),
-    Column("async_error", TEXT, "Asynchronous error that the library holds; NULL when there is none."),
-    Column("aborted", BOOL, "Whether it was aborted; NULL when it cannot be known."),
-    Column("created", TIME, "When it was created, or else first seen, UTC."),
+    Column("nodes", I32, "Number of nodes of the communicator, as the library counts; NULL if unknown."),
+    Column("async_error", TEXT, "Asynchronous error that the library reports; NULL if there is none."),
+    Column("aborted", BOOL, "Whether the communicator was aborted; NULL if unknown."),
+    Column("created", TIME, "When the communicator was created, or first seen, UTC."),
     Column(
         "state",
         NAME,
-        "active, finalized, destroyed, aborted, or failed (it could not be made); a process that ended adds no row.",
+        "active, finalized, destroyed, aborted, or failed (it could not be created). No row is added when a"
+        " process ends.",
     ),
     Column(
         "made_by",
         NAME,
-        "Call that made it: init_rank, init_rank_config, init_rank_scalable, init_all, split, shrink, grow; NULL when"
-        " it was made before the probes were attached.",
+        "Call that created the communicator: init_rank, init_rank_config, init_rank_scalable, init_all,"
+        " split, shrink, grow; NULL if it was created before the probes were attached.",
     ),
-    Column("init_ns", I64, "Time that call took, ns; NULL when it was not seen."),
-    Column("parent", NAME, "Communicator that it was split from; NULL when there is none or it was not seen."),
-    Column("color", I32, "Color of the split; NULL when there was none."),
-    Column("bus_id", TEXT, "PCI address of its GPU, as 0000:17:00.0; NULL when not known."),
-    Column("root_address", TEXT, "Address of the bootstrap root, HOST:PORT, from the unique id; NULL when not seen."),
+    Column("init_ns", I64, "Duration of the call that created the communicator, ns; NULL if it was not seen."),
+    Column("parent", NAME, "Communicator from which this one was split; NULL if there is none or it was not seen."),
+    Column("color", I32, "Color of the split; NULL if there was no split."),
+    Column("bus_id", TEXT, "PCI address of the communicator's GPU, e.g. 0000:17:00.0; NULL if unknown."),
+    Column(
+        "root_address", TEXT, "Address of the bootstrap root, HOST:PORT, from the unique id; NULL if it was not seen."
+    ),
     Column(
         "identity",
         NAME,
-        "Origin of comm, rank and size: struct (read from the library's own), unique_id (computed from the call"
-        " that made it), derived (our own name of a split whose hash cannot be read), none; NULL for gloo.",
+        "Where comm, rank and size are from: struct (read from the library's struct), unique_id (computed"
+        " from the call that created it), derived (our own name for a split whose hash cannot be read), none;"
+        " NULL for gloo.",
     ),
     Column("parallel_role", NAME, "world, tp, pp, dp, ep or unknown."),
-    Column("parallel_role_why", TEXT, "The evidence for parallel_role."),
+    Column("parallel_role_why", TEXT, "Why parallel_role was chosen."),
 )
 
 COMMUNICATORS = Table(
     "comm.communicators",
-    "Communicators as each of their ranks has them; the newest row of (pid, start_ns, comm) holds.",
+    "Communicators, one row for each of their ranks and each change; the newest row of (pid, start_ns, comm) is valid.",
     _COMMUNICATOR_COLUMNS,
     stored(_COMMUNICATOR_COLUMNS),
     sort_by=("job", "comm", "ts"),
@@ -261,30 +279,33 @@ _RAS_COUNTS = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduc
 _RAS_COLUMNS = (
     *IDENTITY,
     Column("comm", NAME, "Communicator: commHash as 16 hex digits."),
-    Column("secondary_hash", NAME, "Second hash, which distinguishes communicators of equal hash, as RAS gives it."),
+    Column("secondary_hash", NAME, "Second hash, which distinguishes communicators with the same commHash, from RAS."),
     Column("size", I32, "Number of ranks of the communicator."),
-    Column("comm_rank", I32, "The rank that this row is about, within the communicator."),
-    Column("host", TEXT, "Its host, as RAS names it."),
-    Column("rank_pid", I32, "Its process id on that host, as RAS gives it."),
-    Column("cuda_device", I32, "Its CUDA device."),
-    Column("nvml_device", I32, "The same as NVML counts."),
+    Column("comm_rank", I32, "Rank within the communicator that this row is about."),
+    Column("host", TEXT, "Host of the rank, as RAS names it."),
+    Column("rank_pid", I32, "Process id of the rank on its host, from RAS."),
+    Column("cuda_device", I32, "CUDA device of the rank, in CUDA's numbering."),
+    Column("nvml_device", I32, "CUDA device of the rank, in NVML's numbering."),
     Column("missing", BOOL, "Whether RAS could not reach the rank."),
-    Column("unresponsive", BOOL, "Whether RAS calls a missing rank unresponsive."),
-    Column("considered_dead", BOOL, "Whether RAS considers a missing rank dead."),
-    Column("init_state", TEXT, "State of its initialization, as RAS words it."),
-    Column("async_error", TEXT, "Its asynchronous error, as RAS words it; NULL when there is none."),
-    Column("finalize_called", BOOL, "Whether it has called ncclCommFinalize."),
-    Column("destroy_flag", BOOL, "Whether it is being destroyed."),
-    Column("abort_flag", BOOL, "Whether it is being aborted."),
-    *(Column(name, I64, f"Operations of this kind that it has launched: {name}.") for name in _RAS_COUNTS),
-    Column("nccl_version", TEXT, "Version of NCCL that answered."),
-    Column("collection_ns", I64, "Time that RAS took to ask all ranks, ns."),
-    Column("timeouts", I32, "Peers that did not answer RAS in time."),
+    Column("unresponsive", BOOL, "Whether RAS reports a missing rank as unresponsive."),
+    Column("considered_dead", BOOL, "Whether RAS reports a missing rank as dead."),
+    Column("init_state", TEXT, "State of the rank's initialization, in RAS's words."),
+    Column("async_error", TEXT, "Asynchronous error of the rank, in RAS's words; NULL if there is none."),
+    Column("finalize_called", BOOL, "Whether the rank has called ncclCommFinalize."),
+    Column("destroy_flag", BOOL, "Whether the rank's communicator is being destroyed."),
+    Column("abort_flag", BOOL, "Whether the rank's communicator is being aborted."),
+    *(
+        Column(name, I64, f"Number of operations of the kind {name} that the rank has launched.")
+        for name in _RAS_COUNTS
+    ),
+    Column("nccl_version", TEXT, "Version of the NCCL that answered."),
+    Column("collection_ns", I64, "Time that RAS needed to ask all ranks, ns."),
+    Column("timeouts", I32, "Number of peers that did not answer RAS in time."),
 )
 
 RAS = Table(
     "comm.ras",
-    "The state of each rank of each communicator as NCCL's own RAS reports it; pid is the process that answered.",
+    "The state of each rank of each communicator, from NCCL's RAS; pid is the process that answered.",
     _RAS_COLUMNS,
     stored(_RAS_COLUMNS),
     sort_by=("job", "comm", "comm_rank", "ts"),

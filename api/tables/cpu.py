@@ -1,4 +1,4 @@
-"""CPU time of the processes that train, of their busiest threads, and of those that compete with them.
+"""Tables of CPU time: of the processes that train, of their busiest threads, and of processes that compete with them.
 
 Sources: /proc/PID/stat, status and wchan (proc(5)), schedstat (Documentation/scheduler/sched-stats.rst), cpu.stat and
 cpu.max of control groups (Documentation/admin-guide/cgroup-v2.rst).
@@ -11,77 +11,92 @@ from probing.api.tables.schema import F64, I32, I64, NAME, Column, Table, stored
 
 __all__ = ("TASKS", "UTILIZATION")
 
-_PLATFORM = Column("platform", NAME, "Always linux.", "'linux'")
+_PLATFORM = Column("platform", NAME, "Always linux.", sql="'linux'")
 _STATE = Column("state", NAME, "running, sleeping, blocked (uninterruptible), stopped, zombie, exited or idle.")
 _WCHAN = Column(
-    "wchan", NAME, "Function of the kernel in which it waits; NULL while it runs, and where the kernel does not say."
+    "wchan",
+    NAME,
+    "Kernel function in which the process or thread waits; NULL while it runs, and if the kernel does not say.",
 )
-_USER = Column("delta_user_ns", I64, "CPU time outside of the kernel in the interval, counted in ticks of 10 ms.")
-_SYS = Column("delta_sys_ns", I64, "CPU time in the kernel in the interval, counted in ticks of 10 ms.")
+_USER = Column("delta_user_ns", I64, "CPU time outside of the kernel in the interval, ns, counted in ticks of 10 ms.")
+_SYS = Column("delta_sys_ns", I64, "CPU time in the kernel in the interval, ns, counted in ticks of 10 ms.")
 _TOTAL = Column(
     "delta_total_ns",
     I64,
-    "CPU time in the interval: of a thread as the scheduler counts it, ns; of a process in ticks of 10 ms.",
+    "CPU time in the interval, ns: for a thread as the scheduler counts it, for a process in ticks of 10 ms.",
 )
 
 _UTILIZATION = (
     *IDENTITY,
-    Column("rank", I32, "Rank in the job, for a trainer."),
+    Column("rank", I32, "Rank in the job; only for a trainer."),
     Column(
-        "role", NAME, "trainer, data_loader or launcher; for the busiest other processes of the node other or kernel."
+        "role", NAME, "trainer, data_loader or launcher; for the busiest other processes of the node: other or kernel."
     ),
-    Column("scope", NAME, "process (all threads together) or thread (the main thread and the busiest of a trainer)."),
+    Column(
+        "scope",
+        NAME,
+        "process (all its threads together) or thread (the main thread and the busiest threads of a trainer).",
+    ),
     _PLATFORM,
-    Column("tid", I32, "The thread; NULL for a process."),
-    Column("comm", NAME, "Name of the thread, or of the process: that of its main thread."),
+    Column("tid", I32, "Thread id; NULL in rows of processes."),
+    Column("comm", NAME, "Name of the thread; for a process the name of its main thread."),
     Column("wall_ns", I64, "Length of the interval that ends at ts, ns."),
     _USER,
     _SYS,
     _TOTAL,
-    Column("cpu_user_pct", F64, "Part of one CPU used outside of the kernel, %.", "100.0 * delta_user_ns / wall_ns"),
-    Column("cpu_sys_pct", F64, "Part of one CPU used in the kernel, %.", "100.0 * delta_sys_ns / wall_ns"),
-    Column("cpu_total_pct", F64, "Part of one CPU used, %; above 100 for several.", "100.0 * delta_total_ns / wall_ns"),
-    Column("cum_user_ns", I64, "CPU time outside of the kernel since its start."),
-    Column("cum_sys_ns", I64, "CPU time in the kernel since its start."),
-    Column("rss_kb", I64, "Resident memory, KiB; of a process only."),
-    Column("thread_count", I32, "Threads; of a process only."),
+    Column(
+        "cpu_user_pct", F64, "Part of one CPU used outside of the kernel, %.", sql="100.0 * delta_user_ns / wall_ns"
+    ),
+    Column("cpu_sys_pct", F64, "Part of one CPU used in the kernel, %.", sql="100.0 * delta_sys_ns / wall_ns"),
+    Column(
+        "cpu_total_pct", F64, "Part of one CPU used, %; above 100 for several.", sql="100.0 * delta_total_ns / wall_ns"
+    ),
+    Column("cum_user_ns", I64, "CPU time outside of the kernel since the start of the process or thread, ns."),
+    Column("cum_sys_ns", I64, "CPU time in the kernel since the start of the process or thread, ns."),
+    Column("rss_kb", I64, "Resident memory, KiB; only for processes."),
+    Column("thread_count", I32, "Number of threads; only for processes."),
     Column(
         "delta_vol_ctxt",
         I64,
-        "Times that it went to sleep in the interval; of a process: its main thread. NULL for other processes.",
+        "How often the thread, or the main thread of the process, went to sleep in the interval; NULL for"
+        " other processes.",
     ),
     Column(
         "delta_invol_ctxt",
         I64,
-        "Times that it had to leave its CPU to another one; of a process: its main thread. NULL for other processes.",
+        "How often the thread, or the main thread of the process, was preempted in the interval; NULL for"
+        " other processes.",
     ),
     _STATE,
     _WCHAN,
     Column(
         "run_delay_ns",
         I64,
-        "Time in the interval in which it could run and had no CPU; of a trainer: of its threads together, so above"
-        " wall_ns where several wait, those of idle ones some seconds late; of another process: of its main thread."
-        " NULL without CONFIG_SCHED_INFO.",
+        "Time in the interval in which it could run but had no CPU, ns. For a trainer the sum over its"
+        " threads, which may be more than wall_ns and which counts idle threads some seconds late; for"
+        " another process that of its main thread. NULL without CONFIG_SCHED_INFO.",
     ),
-    Column("major_faults", I64, "Page faults in the interval that waited for a disk."),
-    Column("processor", I32, "CPU on which it last ran; of a process: its main thread."),
-    Column("cpu_list", NAME, "CPUs on which it may run, e.g. 0-3,8; NULL for other processes."),
+    Column("major_faults", I64, "Number of page faults in the interval that waited for a disk."),
+    Column("processor", I32, "CPU on which the thread, or the main thread of the process, last ran."),
+    Column("cpu_list", NAME, "CPUs on which it is allowed to run, e.g. 0-3,8; NULL for other processes."),
     Column(
         "throttled_periods",
         I64,
-        "Periods in the interval in which its control groups, also those above, used up their quota; NULL without.",
+        "Number of periods in the interval in which its control group or one above used up the CPU quota;"
+        " NULL without a quota.",
     ),
     Column(
-        "throttled_ns", I64, "Time in the interval for which the threads of these groups were held up by the quota."
+        "throttled_ns",
+        I64,
+        "Time in the interval for which the CPU quota stopped the threads of these control groups, ns.",
     ),
-    Column("cpu_quota", F64, "CPUs that the closest of these groups may use; NULL without a limit."),
+    Column("cpu_quota", F64, "Number of CPUs that the quota of these control groups allows; NULL without a quota."),
 )
 
 UTILIZATION = Table(
     "cpu.utilization",
-    "CPU of the processes that train and of their busiest threads, each host.cpu_interval_s, or in every eighth"
-    " interval while they use less than 2 %; beside them the busiest other processes of the node, at most 16, those"
+    "CPU use of the processes that train and of their busiest threads, every host.cpu_interval_s, or"
+    " every eighth interval while they use less than 2 %; also of at most 16 other processes of the node"
     " that use 1 % of a CPU or more.",
     _UTILIZATION,
     stored(_UTILIZATION),
@@ -90,27 +105,27 @@ UTILIZATION = Table(
 
 TASKS = Table(
     "cpu.tasks",
-    "All threads of the processes that train, as they are now (live); two looks a tenth of a second apart give the"
-    " differences.",
+    "All threads of the processes that train, as of now (live); the differences are between two readings 0.1 s apart.",
     (
         *IDENTITY,
-        Column("rank", I32, "Rank in the job, for a trainer."),
+        Column("rank", I32, "Rank in the job; only for a trainer."),
         Column("role", NAME, "trainer, data_loader or launcher."),
         Column("platform", NAME, "Always linux."),
         Column("tid", I32, "The thread."),
         Column("comm", NAME, "Name of the thread."),
         _STATE,
         _WCHAN,
-        Column("wall_ns", I64, "Time between the two looks, ns."),
+        Column("wall_ns", I64, "Time between the two readings, ns."),
         _USER,
         _SYS,
-        Column("delta_total_ns", I64, "CPU time between the two looks as the scheduler counts it, ns."),
+        Column("delta_total_ns", I64, "CPU time between the two readings, as the scheduler counts it, ns."),
         Column(
             "run_delay_ns",
             I64,
-            "Time between them in which it could run and had no CPU; NULL without CONFIG_SCHED_INFO.",
+            "Time between the two readings in which the thread could run but had no CPU, ns; NULL without"
+            " CONFIG_SCHED_INFO.",
         ),
-        Column("processor", I32, "CPU on which it last ran."),
-        Column("cpu_list", NAME, "CPUs on which it may run."),
+        Column("processor", I32, "CPU on which the thread last ran."),
+        Column("cpu_list", NAME, "CPUs on which the thread is allowed to run."),
     ),
 )

@@ -1,4 +1,4 @@
-"""What processes ask of the CUDA runtime."""
+"""Tables of processes' calls to the CUDA runtime."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from probing.api.tables.schema import I32, I64, NAME, TEXT, U64, Column, Table, 
 __all__ = ("LAUNCHES", "MEMORY", "SYNCS")
 
 _TEXTS = Type("VARCHAR[]", lambda pa: pa.list_(pa.string()))
-_RANK = Column("rank", I32, "Rank in the job, for a trainer.")
+_RANK = Column("rank", I32, "Rank in the job; only for a trainer.")
 _SYNC_COLUMNS = (
     *IDENTITY,
     Column("tid", I32, "Thread that waited."),
     _RANK,
-    Column("op", NAME, "stream_synchronize, event_synchronize or device_synchronize."),
-    Column("stream", U64, "Stream that was waited for; NULL for the device, or when it is not known."),
-    Column("event", U64, "Event that was waited for; NULL when it was none."),
-    Column("duration_ns", I64, "Time of the call, ns."),
-    Column("error", TEXT, "What the call returned, as cudaError 700; NULL for success."),
+    Column("op", NAME, "The call: stream_synchronize, event_synchronize or device_synchronize."),
+    Column(
+        "stream",
+        U64,
+        "Stream for which the thread waited; NULL if it waited for the device, or if the stream is unknown.",
+    ),
+    Column("event", U64, "Event for which the thread waited; NULL if it did not wait for an event."),
+    Column("duration_ns", I64, "Duration of the call, ns."),
+    Column("error", TEXT, "Error that the call returned, e.g. cudaError 700; NULL for success."),
 )
 SYNCS = Table(
     "cuda.syncs",
-    "Calls in which a thread waited for the GPU; ts is when the call was made.",
+    "Calls in which a thread waited for the GPU; ts is the begin of the call.",
     _SYNC_COLUMNS,
     stored(_SYNC_COLUMNS),
     sort_by=("job", "rank", "ts"),
@@ -30,22 +34,28 @@ SYNCS = Table(
 _MEMORY_COLUMNS = (
     *IDENTITY,
     _RANK,
-    Column("kind", NAME, "device, async, managed or host (pinned)."),
-    Column("size_class", I64, "Sizes of these allocations: up to so many bytes, a power of two."),
-    Column("stack", U64, "Hash of the frames; equal for equal stacks of a process."),
-    Column("caller", TEXT, "Innermost frame outside of the CUDA runtime: library+0xoffset, or its function."),
-    Column("frames", _TEXTS, "The frames, innermost first, as far as frame pointers lead."),
-    Column("interval_ns", I64, "Time in which allocations, frees and bytes were counted, ns; it ends at ts."),
-    Column("allocations", I64, "Allocations in the interval."),
-    Column("frees", I64, "Of allocations of this row, those freed in the interval."),
-    Column("bytes", I64, "Bytes allocated in the interval."),
-    Column("live", I64, "Allocations that were made since they are watched, and not freed."),
-    Column("live_bytes", I64, "Bytes of these."),
-    Column("errors", I64, "Allocations that failed in the interval."),
+    Column("kind", NAME, "Kind of memory: device, async, managed or host (pinned)."),
+    Column("size_class", I64, "Class of size of these allocations: at most this many bytes, a power of two."),
+    Column("stack", U64, "Hash of the stack's frames; the same for the same stacks of a process."),
+    Column(
+        "caller", TEXT, "Innermost frame outside of the CUDA runtime: library+0xoffset, or the name of the function."
+    ),
+    Column("frames", _TEXTS, "Frames of the stack, innermost first, as far as frame pointers lead."),
+    Column(
+        "interval_ns",
+        I64,
+        "Length of the interval in which allocations, frees and bytes were counted, ns; it ends at ts.",
+    ),
+    Column("allocations", I64, "Number of allocations in the interval."),
+    Column("frees", I64, "Number of this row's allocations that were freed in the interval."),
+    Column("bytes", I64, "Number of bytes allocated in the interval."),
+    Column("live", I64, "Number of allocations, since counting began, that are not freed."),
+    Column("live_bytes", I64, "Number of bytes of the allocations that are not freed."),
+    Column("errors", I64, "Number of allocations that failed in the interval."),
 )
 MEMORY = Table(
     "cuda.memory",
-    "Memory that was asked of the CUDA runtime, by stack and size: a row for each that has changed in an interval.",
+    "Memory that was allocated by the CUDA runtime, by stack and size: in each interval a row for each that changed.",
     _MEMORY_COLUMNS,
     stored(_MEMORY_COLUMNS),
     sort_by=("job", "rank", "stack", "ts"),
@@ -54,12 +64,12 @@ MEMORY = Table(
 _LAUNCH_COLUMNS = (
     *IDENTITY,
     _RANK,
-    Column("kernels", I64, "Kernels launched in the second that ends at ts."),
-    Column("graphs", I64, "CUDA graphs launched in it."),
+    Column("kernels", I64, "Number of kernels launched in the second that ends at ts."),
+    Column("graphs", I64, "Number of CUDA graphs launched in the second that ends at ts."),
 )
 LAUNCHES = Table(
     "cuda.launches",
-    "Kernels that each process launches, a row a second; off unless cuda.launches is set.",
+    "How many kernels each process launches, one row a second; off unless cuda.launches is set.",
     _LAUNCH_COLUMNS,
     stored(_LAUNCH_COLUMNS),
     sort_by=("job", "rank", "ts"),

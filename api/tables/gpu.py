@@ -1,6 +1,7 @@
-"""GPUs of the node: what they do, what they are, who uses them, what happens to them, and how they are linked.
+"""Tables of the GPUs of the node: their use, their properties, the processes that use them, their events, and their
+links.
 
-Outside facts: nvml.h of NVIDIA's driver (units and numbers of NVML), and Probing's columns of these tables.
+Sources: nvml.h of NVIDIA's driver (units and numbers of NVML), and the columns that Probing has in these tables.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, Col
 __all__ = ("DEVICES", "EVENTS", "LINKS", "PROCESSES", "UTILIZATION")
 
 _NOT_NVIDIA = "NULL: no GPU of NVIDIA reports it."
-_GPM = "NULL before Hopper, on drivers without GPM, and where the driver does not permit it."
+_GPM = "NULL before Hopper, on drivers without GPM, and if the driver does not permit it."
 _NODE = Column("node", NAME, "Name of the node: configured, else its host name.")
-_BACKEND = Column("backend", NAME, "Kind of device, in Probing's words: cuda. Other kinds are not read.")
-_DEVICE_ID = Column("device_id", I32, "Number of the GPU as NVML counts, in the order of PCI addresses, from 0.")
+_BACKEND = Column("backend", NAME, "Kind of device, in Probing's words: always cuda, because other kinds are not read.")
+_DEVICE_ID = Column("device_id", I32, "Number of the GPU in NVML's order, which is that of PCI addresses, from 0.")
 _UUID = Column("uuid", NAME, "UUID of the GPU (GPU-...) or of the MIG device (MIG-...).")
-_MIG = Column("mig", I32, "Number of the MIG device on its GPU, from 0; NULL for a whole GPU.")
+_MIG = Column("mig", I32, "Number of the MIG device within its GPU, from 0; NULL for a whole GPU.")
 
 _UTILIZATION_COLUMNS = (
     _NODE,
@@ -25,95 +26,131 @@ _UTILIZATION_COLUMNS = (
     _UUID,
     _MIG,
     Column("name", NAME, "Name of the product."),
-    Column("memory_model", NAME, "discrete: memory of its own; unified: none (NVML reports no size)."),
-    Column("chip", NAME, "Architecture, e.g. hopper; NULL when the driver does not say."),
-    Column("free_bytes", I64, "Memory that is free."),
-    Column("total_bytes", I64, "Memory of the device."),
-    Column("used_bytes", I64, "Memory that processes have; without what the driver reserves, where NVML reports both."),
-    Column("reserved_bytes", I64, "Memory that driver and firmware keep; NULL on drivers before 510."),
+    Column(
+        "memory_model", NAME, "discrete: the device has its own memory; unified: it has none (NVML reports no size)."
+    ),
+    Column("chip", NAME, "Architecture, e.g. hopper; NULL if the driver does not report it."),
+    Column("free_bytes", I64, "Free memory of the device, bytes."),
+    Column("total_bytes", I64, "Total memory of the device, bytes."),
+    Column(
+        "used_bytes",
+        I64,
+        "Memory that processes use, bytes; without the memory that the driver reserves, if NVML reports both.",
+    ),
+    Column("reserved_bytes", I64, "Memory that driver and firmware reserve, bytes; NULL on drivers before 510."),
     Column("mem_used_pct", F64, "used_bytes as per cent of total_bytes."),
     Column(
         "gpu_util_pct",
         F64,
-        "Per cent of the time in which any kernel ran; NULL for MIG devices, and for GPUs in"
-        " MIG mode: NVML has no such figure there.",
+        "Per cent of the time in which any kernel ran; NULL for MIG devices and GPUs in MIG mode, for which"
+        " NVML does not report it.",
     ),
     Column(
         "mem_controller_util_pct",
         F64,
-        "Per cent of the time in which device memory was read or written; NULL as gpu_util_pct.",
+        "Per cent of the time in which device memory was read or written; NULL for MIG devices and GPUs in MIG mode.",
     ),
     Column("renderer_util_pct", F64, _NOT_NVIDIA),
     Column("tiler_util_pct", F64, _NOT_NVIDIA),
-    Column("driver_mem_bytes", I64, "The same as reserved_bytes."),
-    Column("wall_ns", I64, "Time since the row before, ns: that of the rates and of GPM. NULL in the first row."),
+    Column("driver_mem_bytes", I64, "Memory that driver and firmware reserve, the same as reserved_bytes."),
+    Column(
+        "wall_ns",
+        I64,
+        "Time since the previous row, ns, over which rates and GPM metrics are computed; NULL in the first row.",
+    ),
     Column("vector_util_pct", F64, _NOT_NVIDIA),
-    Column("mem_bandwidth_util_pct", F64, "The same as dram_active_pct."),
+    Column("mem_bandwidth_util_pct", F64, "Used part of the memory bandwidth, the same as dram_active_pct."),
     Column("temperature_c", F64, "Temperature of the GPU, degrees Celsius; NULL for MIG devices."),
-    Column("power_w", F64, "Power that the whole board takes, W; NULL for MIG devices."),
-    Column("mem_temperature_c", F64, "Temperature of the memory, degrees Celsius; NULL where it has no sensor."),
-    Column("power_limit_w", F64, "Limit of the power that is enforced now, W."),
-    Column("energy_j", F64, "Energy since the driver was loaded, J."),
+    Column("power_w", F64, "Power that the whole board uses, W; NULL for MIG devices."),
+    Column("mem_temperature_c", F64, "Temperature of the memory, degrees Celsius; NULL if the memory has no sensor."),
+    Column("power_limit_w", F64, "Power limit that is enforced now, W."),
+    Column("energy_j", F64, "Energy used since the driver was loaded, J."),
     Column("sm_clock_mhz", I32, "Clock of the streaming multiprocessors, MHz."),
     Column("mem_clock_mhz", I32, "Clock of the memory, MHz."),
-    Column("pstate", I32, "Performance state, 0 the fastest."),
+    Column("pstate", I32, "Performance state; 0 is the fastest."),
     Column(
         "clock_event_reasons",
         NAME,
-        "Why clocks are lower than they could be, comma separated: gpu_idle,"
-        " app_clocks, sw_power_cap, hw_slowdown, sync_boost, sw_thermal, hw_thermal, hw_power_brake, display. Empty:"
-        " no reason.",
+        "Why the clocks are lower than they could be, comma separated: gpu_idle, app_clocks, sw_power_cap,"
+        " hw_slowdown, sync_boost, sw_thermal, hw_thermal, hw_power_brake, display. Empty if they are not.",
     ),
-    Column("power_capped_ns", I64, "Time since the row before in which the power limit held clocks down, ns."),
-    Column("sw_thermal_ns", I64, "The same for slowdown by software because of heat."),
-    Column("hw_thermal_ns", I64, "The same for slowdown by hardware because of heat; NULL on older drivers."),
-    Column("power_brake_ns", I64, "The same for the external power brake; NULL on older drivers."),
+    Column("power_capped_ns", I64, "Time since the previous row for which the power limit lowered the clocks, ns."),
+    Column(
+        "sw_thermal_ns", I64, "Time since the previous row for which software lowered the clocks because of heat, ns."
+    ),
+    Column(
+        "hw_thermal_ns",
+        I64,
+        "Time since the previous row for which hardware lowered the clocks because of heat, ns; NULL on older drivers.",
+    ),
+    Column(
+        "power_brake_ns",
+        I64,
+        "Time since the previous row for which the external power brake lowered the clocks, ns; NULL on older drivers.",
+    ),
     Column(
         "encoder_util_pct",
         F64,
-        "Per cent of the time in which the video encoder worked; read every 10 s, as counters of errors are.",
+        "Per cent of the time in which the video encoder worked; read only every 10 s.",
     ),
-    Column("decoder_util_pct", F64, "The same for the decoder."),
-    Column("pcie_rx_bytes_per_s", F64, "Bytes a second to the GPU over PCIe."),
-    Column("pcie_tx_bytes_per_s", F64, "Bytes a second from the GPU over PCIe."),
-    Column("nvlink_rx_bytes_per_s", F64, "Data a second to the GPU over all NVLinks; NULL without NVLink."),
-    Column("nvlink_tx_bytes_per_s", F64, "Data a second from the GPU over all NVLinks."),
+    Column("decoder_util_pct", F64, "Per cent of the time in which the video decoder worked; read only every 10 s."),
+    Column("pcie_rx_bytes_per_s", F64, "Bytes a second that the GPU receives over PCIe."),
+    Column("pcie_tx_bytes_per_s", F64, "Bytes a second that the GPU sends over PCIe."),
+    Column("nvlink_rx_bytes_per_s", F64, "Bytes a second that the GPU receives over all NVLinks; NULL without NVLink."),
+    Column("nvlink_tx_bytes_per_s", F64, "Bytes a second that the GPU sends over all NVLinks; NULL without NVLink."),
     Column("graphics_active_pct", F64, f"Per cent of the time in which any engine was active (GPM). {_GPM}"),
     Column("sm_active_pct", F64, f"Per cent of the multiprocessors that were busy (GPM). {_GPM}"),
-    Column("sm_occupancy_pct", F64, f"Active warps as per cent of the most that there could be (GPM). {_GPM}"),
+    Column("sm_occupancy_pct", F64, f"Active warps as per cent of the possible maximum (GPM). {_GPM}"),
     Column(
         "tensor_active_pct",
         F64,
         "Per cent of the time in which multiprocessors did tensor operations (GPM): the"
         f" cheapest measure of useful work. {_GPM}",
     ),
-    Column("fp64_active_pct", F64, f"Per cent of the time with FP64 outside of tensor cores (GPM). {_GPM}"),
-    Column("fp32_active_pct", F64, f"The same for FP32. {_GPM}"),
-    Column("fp16_active_pct", F64, f"The same for FP16. {_GPM}"),
-    Column("dram_active_pct", F64, f"Bandwidth of device memory as per cent of its most (GPM). {_GPM}"),
-    Column("ecc_corrected", I64, "Memory errors that ECC corrected since the driver was loaded; NULL without ECC."),
-    Column("ecc_uncorrected", I64, "Memory errors that it could not correct, since the driver was loaded."),
-    Column("ecc_corrected_total", I64, "The same over the life of the board."),
-    Column("ecc_uncorrected_total", I64, "The same over the life of the board."),
-    Column("remapped_corrected", I64, "Rows of memory remapped after corrected errors; NULL before Ampere."),
-    Column("remapped_uncorrected", I64, "Rows remapped after uncorrected errors."),
-    Column("remap_pending", BOOL, "Whether a row waits for a reset of the GPU to be remapped."),
+    Column("fp64_active_pct", F64, f"Per cent of the time in which FP64 ran outside of tensor cores (GPM). {_GPM}"),
+    Column("fp32_active_pct", F64, f"Per cent of the time in which FP32 ran outside of tensor cores (GPM). {_GPM}"),
+    Column("fp16_active_pct", F64, f"Per cent of the time in which FP16 ran outside of tensor cores (GPM). {_GPM}"),
+    Column("dram_active_pct", F64, f"Bandwidth of device memory as per cent of its maximum (GPM). {_GPM}"),
+    Column(
+        "ecc_corrected",
+        I64,
+        "Number of memory errors that ECC corrected since the driver was loaded; NULL without ECC.",
+    ),
+    Column("ecc_uncorrected", I64, "Number of memory errors that ECC could not correct since the driver was loaded."),
+    Column("ecc_corrected_total", I64, "Number of memory errors that ECC corrected over the life of the board."),
+    Column(
+        "ecc_uncorrected_total", I64, "Number of memory errors that ECC could not correct over the life of the board."
+    ),
+    Column("remapped_corrected", I64, "Number of memory rows remapped after corrected errors; NULL before Ampere."),
+    Column("remapped_uncorrected", I64, "Number of memory rows remapped after uncorrected errors."),
+    Column("remap_pending", BOOL, "Whether a memory row will be remapped at the next reset of the GPU."),
     Column("remap_failed", BOOL, "Whether a remap has failed: the board must be replaced."),
-    Column("retired_pages_sbe", I64, "Pages of memory retired after single-bit errors; NULL where rows are remapped."),
-    Column("retired_pages_dbe", I64, "Pages retired after double-bit errors."),
-    Column("retirement_pending", BOOL, "Whether a page waits for a reset to be retired."),
-    Column("pcie_replays", I64, "PCIe packets sent again since the driver was loaded."),
-    Column("pcie_errors", I64, "PCIe errors since then that cannot be corrected, fatal or not; NULL on older drivers."),
+    Column(
+        "retired_pages_sbe",
+        I64,
+        "Number of memory pages retired after single-bit errors; NULL on GPUs that remap rows.",
+    ),
+    Column("retired_pages_dbe", I64, "Number of memory pages retired after double-bit errors."),
+    Column("retirement_pending", BOOL, "Whether a memory page will be retired at the next reset of the GPU."),
+    Column("pcie_replays", I64, "Number of PCIe packets that were sent again since the driver was loaded."),
+    Column(
+        "pcie_errors",
+        I64,
+        "Number of PCIe errors since the driver was loaded that could not be corrected; NULL on older drivers.",
+    ),
     Column(
         "recovery_action",
         NAME,
-        "What the driver asks for: none, reset, reboot, drain_p2p, drain_and_reset, ...; NULL on older drivers.",
+        "Action that the driver asks for: none, reset, reboot, drain_p2p, drain_and_reset, ...; NULL on older drivers.",
     ),
-    Column("processes", I32, "Processes that have a context on the device; NULL where the driver does not tell."),
+    Column(
+        "processes", I32, "Number of processes that have a context on the device; NULL if the driver does not tell."
+    ),
 )
 UTILIZATION = Table(
     "gpu.utilization",
-    "What each GPU and MIG device does, a row each gpu.interval_s. What a device or driver does not report is NULL.",
+    "What each GPU and MIG device does, one row every gpu.interval_s. Values that a device or driver"
+    " does not report are NULL.",
     _UTILIZATION_COLUMNS,
     stored(_UTILIZATION_COLUMNS),
     sort_by=("device_id", "mig", "ts"),
@@ -121,7 +158,7 @@ UTILIZATION = Table(
 
 DEVICES = Table(
     "gpu.devices",
-    "The GPUs and MIG devices of the node (live). A GPU that was lost stays in the list.",
+    "The GPUs and MIG devices of the node (live). A GPU that is lost stays in the list.",
     (
         _NODE,
         Column("ts", TIME, "When the row was made, UTC."),
@@ -129,49 +166,55 @@ DEVICES = Table(
         _DEVICE_ID,
         _UUID,
         _MIG,
-        Column("parent_uuid", NAME, "UUID of the GPU of a MIG device; NULL for a GPU."),
-        Column("gpu_instance", I32, "GPU instance of a MIG device."),
-        Column("compute_instance", I32, "Compute instance of a MIG device."),
+        Column("parent_uuid", NAME, "UUID of the GPU that the MIG device is on; NULL for a whole GPU."),
+        Column("gpu_instance", I32, "Number of the GPU instance, for a MIG device."),
+        Column("compute_instance", I32, "Number of the compute instance, for a MIG device."),
         Column("name", NAME, "Name of the product."),
-        Column("memory_model", NAME, "discrete or unified, as in gpu.utilization."),
+        Column("memory_model", NAME, "discrete or unified; see gpu.utilization."),
         Column("chip", NAME, "Architecture, e.g. hopper."),
         Column("compute_capability", NAME, "CUDA compute capability, e.g. 9.0."),
         Column("registry_id", I64, _NOT_NVIDIA),
-        Column("total_bytes", I64, "Memory of the device."),
-        Column("total_mem_bytes", I64, "The same, by Probing's name."),
-        Column("bus_id", NAME, "PCI address, as 0000:17:00.0."),
-        Column("minor", I32, "Number of /dev/nvidiaN."),
-        Column("serial", TEXT, "Serial number of the board; NULL where it has none."),
-        Column("numa_node", I32, "NUMA node of the host that the GPU is attached to; NULL when the host has one node."),
-        Column("cpu_list", TEXT, "CPUs near the GPU, as 0-47,96-143."),
-        Column("sm_count", I32, "Streaming multiprocessors of a MIG device; NULL for a GPU."),
-        Column("mig_mode", BOOL, "Whether the GPU is in MIG mode; NULL where it cannot be."),
-        Column("ecc", BOOL, "Whether ECC is on; NULL where the memory has none."),
+        Column("total_bytes", I64, "Total memory of the device, bytes."),
+        Column("total_mem_bytes", I64, "Total memory of the device, bytes, under Probing's name."),
+        Column("bus_id", NAME, "PCI address, e.g. 0000:17:00.0."),
+        Column("minor", I32, "Number N of the file /dev/nvidiaN."),
+        Column("serial", TEXT, "Serial number of the board; NULL if it has none."),
+        Column(
+            "numa_node", I32, "NUMA node of the host to which the GPU is attached; NULL if the host has one NUMA node."
+        ),
+        Column("cpu_list", TEXT, "CPUs near the GPU, e.g. 0-47,96-143."),
+        Column("sm_count", I32, "Number of streaming multiprocessors of a MIG device; NULL for a whole GPU."),
+        Column("mig_mode", BOOL, "Whether the GPU is in MIG mode; NULL if it does not support MIG."),
+        Column("ecc", BOOL, "Whether ECC is on; NULL if the memory has no ECC."),
         Column("max_sm_clock_mhz", I32, "Highest clock of the multiprocessors, MHz."),
         Column("max_mem_clock_mhz", I32, "Highest clock of the memory, MHz."),
-        Column("pcie_width", I32, "PCIe lanes as trained."),
-        Column("pcie_width_max", I32, "PCIe lanes that GPU and slot could have."),
-        Column("pcie_gen", I32, "PCIe generation as trained; an idle GPU lowers it to save power."),
-        Column("pcie_gen_max", I32, "PCIe generation that GPU and slot could have."),
+        Column("pcie_width", I32, "PCIe lanes in use."),
+        Column("pcie_width_max", I32, "PCIe lanes that GPU and slot support."),
+        Column("pcie_gen", I32, "PCIe generation in use; an idle GPU lowers it to save power."),
+        Column("pcie_gen_max", I32, "PCIe generation that GPU and slot support."),
         Column("gpm", BOOL, "Whether the GPU has GPM metrics."),
-        Column("fabric_cluster", NAME, "UUID of the NVLink fabric that its switches belong to; NULL without one."),
-        Column("fabric_clique", I64, "Number of the GPUs in the fabric that can reach each other by NVLink."),
-        Column("state", NAME, "ok, lost (fell off the bus, or wants a reset) or gone (no longer listed)."),
-        Column("reason", TEXT, "Why it is not ok."),
+        Column("fabric_cluster", NAME, "UUID of the NVLink fabric to which the GPU belongs; NULL if there is none."),
+        Column(
+            "fabric_clique",
+            I64,
+            "Number that is the same for all GPUs of the fabric that can reach each other by NVLink.",
+        ),
+        Column("state", NAME, "ok, lost (it fell off the bus or needs a reset) or gone (it is no longer listed)."),
+        Column("reason", TEXT, "Why the state is not ok."),
         Column("driver_version", NAME, "Version of the driver."),
-        Column("cuda_version", NAME, "Newest CUDA that the driver runs, e.g. 12.4."),
+        Column("cuda_version", NAME, "Newest version of CUDA that the driver supports, e.g. 12.4."),
     ),
 )
 
 _PROCESS_COLUMNS = (
     _NODE,
     Column("ts", TIME, "When the values were read, UTC."),
-    Column("job", NAME, "Job of the process; NULL for a process that is not watched."),
-    Column("run", NAME, "Its incarnation."),
+    Column("job", NAME, "Job of the process; NULL if the process is not watched."),
+    Column("run", NAME, "The run of the job."),
     Column("pid", I32, "Process id as the host sees it."),
-    Column("start_ns", I64, "Start of the process since boot, ns; NULL for a process that is not watched."),
-    Column("rank", I32, "Rank in the job, for a trainer."),
-    Column("role", NAME, "trainer, launcher, data_loader or other; NULL for a process that is not watched."),
+    Column("start_ns", I64, "Start of the process since boot, ns; NULL if the process is not watched."),
+    Column("rank", I32, "Rank in the job; only for a trainer."),
+    Column("role", NAME, "trainer, launcher, data_loader or other; NULL if the process is not watched."),
     _BACKEND,
     _DEVICE_ID,
     _UUID,
@@ -179,24 +222,25 @@ _PROCESS_COLUMNS = (
     Column(
         "source",
         NAME,
-        "How the process was joined to the device: driver (NVML lists it), communicator (its NCCL"
-        " communicator names the PCI address) or environment (CUDA_VISIBLE_DEVICES and the local rank).",
+        "How the device of the process was found: driver (NVML lists the process), communicator (the"
+        " process's NCCL communicator names the PCI address) or environment (CUDA_VISIBLE_DEVICES and the"
+        " local rank).",
     ),
-    Column("kind", NAME, "compute, graphics or mps; NULL where the driver does not list the process."),
-    Column("used_bytes", I64, "Memory of the device that it has; NULL where the driver does not tell."),
+    Column("kind", NAME, "compute, graphics or mps; NULL if the driver does not list the process."),
+    Column("used_bytes", I64, "Device memory that the process uses, bytes; NULL if the driver does not tell."),
     Column(
         "sm_pct",
         F64,
-        "Per cent of the multiprocessors' time, in the last sample of the driver; NULL without one,"
-        " and on GPUs in MIG mode.",
+        "Per cent of the multiprocessors' time that the process used in the driver's last sample; NULL"
+        " without a sample, and on GPUs in MIG mode.",
     ),
-    Column("mem_pct", F64, "Per cent of the time in which it used device memory."),
-    Column("encoder_pct", F64, "Per cent of the video encoder."),
-    Column("decoder_pct", F64, "Per cent of the video decoder."),
+    Column("mem_pct", F64, "Per cent of the time in which the process used device memory."),
+    Column("encoder_pct", F64, "Per cent of the time in which the process used the video encoder."),
+    Column("decoder_pct", F64, "Per cent of the time in which the process used the video decoder."),
 )
 PROCESSES = Table(
     "gpu.processes",
-    "Which process uses which GPU, a row a process and device every gpu.interval_s.",
+    "Which process uses which GPU, one row for each process and device every gpu.interval_s.",
     _PROCESS_COLUMNS,
     stored(_PROCESS_COLUMNS),
     sort_by=("job", "rank", "device_id", "ts"),
@@ -204,36 +248,39 @@ PROCESSES = Table(
 
 _EVENT_COLUMNS = (
     _NODE,
-    Column("ts", TIME, "When it was reported, UTC."),
+    Column("ts", TIME, "When the event was reported, UTC."),
     _BACKEND,
-    Column("device_id", I32, "Number of the GPU; NULL where the event is of the driver."),
+    Column("device_id", I32, "Number of the GPU; NULL if the event is about the driver."),
     Column("uuid", NAME, "UUID of the GPU."),
-    Column("gpu_instance", I32, "GPU instance of MIG that it is about, where the driver says."),
-    Column("compute_instance", I32, "Compute instance of MIG that it is about, where the driver says."),
+    Column("gpu_instance", I32, "GPU instance of MIG that the event is about, if the driver says so."),
+    Column("compute_instance", I32, "Compute instance of MIG that the event is about, if the driver says so."),
     Column(
         "event",
         NAME,
-        "From the driver: xid, ecc_single_bit, ecc_double_bit, ecc_storm, pstate, clocks,"
-        " power_source, page_retired, page_retirement_failed, poison, fatal_poison, gpu_unavailable,"
-        " recovery_action. From what was read: throttled, unthrottled,"
-        " row_remapped, remap_failed, nvlink_errors, link_down, link_up,"
-        " gpu_lost, gpu_back, driver_lost, driver_back, call_hung, unknown.",
+        "Kind of the event. Reported by the driver: xid, ecc_single_bit, ecc_double_bit, ecc_storm, pstate,"
+        " clocks, power_source, page_retired, page_retirement_failed, poison, fatal_poison, gpu_unavailable,"
+        " recovery_action. Found by comparing readings: throttled, unthrottled, row_remapped, remap_failed,"
+        " nvlink_errors, link_down, link_up, gpu_lost, gpu_back, driver_lost, driver_back, call_hung, unknown.",
     ),
-    Column("xid", I32, "Number of an Xid: docs.nvidia.com/deploy/xid-errors has the list; NULL for other events."),
-    Column("value", I64, "What changed, where a number says it: errors since the last look, a new state."),
-    Column("detail", TEXT, "The event in words."),
-    Column("suppressed", I64, "Events of this kind and device that were left out before it, being too many."),
+    Column("xid", I32, "Number of the Xid, listed at docs.nvidia.com/deploy/xid-errors; NULL for other events."),
+    Column("value", I64, "Number that belongs to the event: errors since the last look, or the new state."),
+    Column("detail", TEXT, "The event as text."),
+    Column(
+        "suppressed",
+        I64,
+        "Number of earlier events of this kind and device that were left out because there were too many.",
+    ),
 )
 EVENTS = Table(
     "gpu.events",
-    "What happens to GPUs and their driver: Xids, memory errors, throttling, GPUs that are lost, calls that hang.",
+    "Events of GPUs and their driver: Xids, memory errors, throttling, lost GPUs, calls that hang.",
     _EVENT_COLUMNS,
     stored(_EVENT_COLUMNS),
 )
 
 _LINK_COLUMNS = (
     _NODE,
-    Column("ts", TIME, "When it was read, UTC."),
+    Column("ts", TIME, "When the link was read, UTC."),
     _BACKEND,
     _DEVICE_ID,
     _UUID,
@@ -242,40 +289,50 @@ _LINK_COLUMNS = (
     Column(
         "peer",
         NAME,
-        "The other end: UUID of a GPU, name of a NIC or HCA; for an nvlink its PCI address; for pcie the slot above.",
+        "Other end of the link: UUID of a GPU, name of a NIC or HCA; for an nvlink its PCI address; for pcie"
+        " the upper port.",
     ),
-    Column("peer_kind", NAME, "gpu, switch, nic, hca, host or unknown."),
-    Column("peer_id", I32, "device_id of the other GPU."),
+    Column("peer_kind", NAME, "Kind of the other end: gpu, switch, nic, hca, host or unknown."),
+    Column("peer_id", I32, "device_id of the GPU at the other end."),
     Column(
         "path",
         NAME,
-        "Way between the two, as nvidia-smi topo writes it: NV18 (so many NVLinks), PIX (one PCIe"
-        " switch), PXB (several), PHB (a host bridge), NODE (one NUMA node), SYS (across); one link: NV or PCIE.",
+        "Connection between the two ends, in the words of nvidia-smi topo: NV18 (18 NVLinks), PIX (one PCIe"
+        " switch), PXB (several), PHB (a host bridge), NODE (one NUMA node), SYS (across NUMA nodes); for a"
+        " single link NV or PCIE.",
     ),
-    Column("p2p", NAME, "Whether the GPUs can read each other's memory: ok, or why not; NULL for other kinds."),
-    Column("numa_node", I32, "NUMA node of the near end (pcie) or of the peer (nic)."),
+    Column("p2p", NAME, "Whether the two GPUs can read each other's memory: ok, or why not; NULL for other kinds."),
+    Column("numa_node", I32, "NUMA node of the GPU (pcie) or of the network device (nic)."),
     Column(
         "state",
         NAME,
-        "up or down (nvlink), full or degraded (pcie: fewer lanes than there could be, or slower while busy).",
+        "up or down (nvlink); full or degraded (pcie: fewer lanes than possible, or slower while busy).",
     ),
-    Column("width", I32, "Lanes (pcie) or links (gpu) that are in use."),
-    Column("width_max", I32, "Lanes or links that there could be."),
-    Column("generation", I32, "PCIe generation or version of NVLink, as trained."),
-    Column("generation_max", I32, "PCIe generation that both ends could have."),
-    Column("speed_bytes_per_s", F64, "Data in one direction that the link can carry as trained (pcie, nvlink)."),
-    Column("speed_max_bytes_per_s", F64, "The same at its best."),
-    Column("rx_bytes_per_s", F64, "Data a second to the GPU since the last row of this link; NULL where not counted."),
-    Column("tx_bytes_per_s", F64, "Data a second from the GPU."),
-    Column("replays", I64, "Packets sent again, since the driver was loaded."),
-    Column("recoveries", I64, "Times that the link recovered from errors (nvlink)."),
-    Column("crc_errors", I64, "Packets with a wrong checksum (nvlink), bad TLPs and DLLPs (pcie)."),
-    Column("fatal_errors", I64, "Errors that could not be corrected (pcie)."),
+    Column("width", I32, "Number of lanes (pcie) or links (gpu) in use."),
+    Column("width_max", I32, "Number of lanes or links that are possible."),
+    Column("generation", I32, "PCIe generation or version of NVLink in use."),
+    Column("generation_max", I32, "PCIe generation that both ends support."),
+    Column("speed_bytes_per_s", F64, "Bytes a second that the link can carry in one direction now (pcie, nvlink)."),
+    Column("speed_max_bytes_per_s", F64, "Bytes a second that the link could carry in one direction at best."),
+    Column(
+        "rx_bytes_per_s",
+        F64,
+        "Bytes a second that the GPU received since the previous row of this link; NULL if not counted.",
+    ),
+    Column(
+        "tx_bytes_per_s",
+        F64,
+        "Bytes a second that the GPU sent since the previous row of this link; NULL if not counted.",
+    ),
+    Column("replays", I64, "Number of packets sent again since the driver was loaded."),
+    Column("recoveries", I64, "Number of times that the link recovered from errors (nvlink)."),
+    Column("crc_errors", I64, "Number of packets with a wrong checksum (nvlink), or of bad TLPs and DLLPs (pcie)."),
+    Column("fatal_errors", I64, "Number of errors that could not be corrected (pcie)."),
 )
 LINKS = Table(
     "gpu.links",
-    "How GPUs are linked to each other, to NICs and to the host: all links once a minute and when one changes, NVLink"
-    " and PCIe with their counters every gpu.links_interval_s.",
+    "How GPUs are linked to each other, to NICs and to the host: all links once a minute and when one"
+    " changes; NVLink and PCIe, with their counters, every gpu.links_interval_s.",
     _LINK_COLUMNS,
     stored(_LINK_COLUMNS),
     sort_by=("kind", "device_id", "link", "ts"),

@@ -1,4 +1,4 @@
-"""The node itself: memory, disks, pressure, file systems; control groups of the processes that train.
+"""Tables of the node: memory, disks, pressure, file systems, and control groups of the processes that train.
 
 Sources: /proc/meminfo, vmstat, diskstats, PID/io (proc(5), Documentation/admin-guide/iostats.rst), pressure stall
 information (accounting/psi.rst), files of control groups (admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst), statvfs(3).
@@ -11,54 +11,74 @@ from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, Col
 __all__ = ("DISK", "FILE_SYSTEMS", "MEMORY", "PRESSURE")
 
 _NODE = Column("node", NAME, "Name of the node: configured, else its host name.")
-_TS = Column("ts", TIME, "When it was read, UTC; the end of the interval.")
+_TS = Column("ts", TIME, "When the values were read, UTC; the end of the interval.")
 _JOB = Column(
-    "job", NAME, "The job whose processes are in the group; NULL for the node, and where several jobs share it."
+    "job", NAME, "The job whose processes are in the group; NULL for the node, and if several jobs share the group."
 )
-_RUN = Column("run", NAME, "The incarnation of that job.")
-_WALL = Column("wall_ns", I64, "Length of the interval, ns; NULL at the first look.")
+_RUN = Column("run", NAME, "The run of the job.")
+_WALL = Column("wall_ns", I64, "Length of the interval, ns; NULL for the first reading.")
 _GROUP = Column("cgroup", TEXT, "Path of the control group; NULL for the node.")
 
 _MEMORY = (
     _NODE,
     _TS,
     Column(
-        "scope", NAME, "node, or cgroup: of the groups around a process that trains the one whose limit is closest."
+        "scope",
+        NAME,
+        "node, or cgroup: among the control groups above a process that trains, the one that is closest to its limit.",
     ),
     _JOB,
     _RUN,
     _GROUP,
-    Column("processes", I32, "Watched processes in the group; NULL for the node."),
-    Column("total_bytes", I64, "Memory of the node; of a group its limit, NULL without one."),
+    Column("processes", I32, "Number of watched processes in the group; NULL for the node."),
+    Column("total_bytes", I64, "Memory of the node, or the limit of a group, bytes; NULL for a group without a limit."),
     Column(
         "used_bytes",
         I64,
-        "In use: of the node what is not available, of a group all that it is charged for, caches too.",
+        "Memory in use, bytes: on the node the memory that is not available, in a group all that it is"
+        " charged for, with caches.",
     ),
-    Column("available_bytes", I64, "What processes can get without swapping; of a group the rest up to its limit."),
-    Column("free_bytes", I64, "Used for nothing at all; of the node only."),
-    Column("anon_bytes", I64, "Memory of processes that no file backs."),
-    Column("cached_bytes", I64, "Pages of files, shared memory too."),
-    Column("shmem_bytes", I64, "Shared memory and tmpfs, /dev/shm too."),
-    Column("dirty_bytes", I64, "Pages that wait to be written."),
-    Column("writeback_bytes", I64, "Pages that are being written."),
-    Column("slab_bytes", I64, "Memory of the kernel's own objects; NULL for groups of version 1."),
-    Column("committed_bytes", I64, "Memory that processes were promised; of the node only."),
-    Column("high_bytes", I64, "Above this a group of version 2 is slowed down (memory.high); NULL without."),
-    Column("swap_total_bytes", I64, "Swap of the node; of a group its limit, NULL without one."),
+    Column(
+        "available_bytes",
+        I64,
+        "Memory that processes can still get without swapping, bytes; in a group up to its limit.",
+    ),
+    Column("free_bytes", I64, "Memory that is used for nothing, bytes; only for the node."),
+    Column("anon_bytes", I64, "Memory of processes that is not backed by files, bytes."),
+    Column("cached_bytes", I64, "Pages of files in memory, with shared memory, bytes."),
+    Column("shmem_bytes", I64, "Shared memory and tmpfs, with /dev/shm, bytes."),
+    Column("dirty_bytes", I64, "Pages that wait to be written, bytes."),
+    Column("writeback_bytes", I64, "Pages that are being written, bytes."),
+    Column("slab_bytes", I64, "Memory that the kernel uses for its own objects, bytes; NULL for groups of version 1."),
+    Column("committed_bytes", I64, "Memory that was promised to processes, bytes; only for the node."),
+    Column(
+        "high_bytes",
+        I64,
+        "From this usage on, in bytes, the kernel slows the group down (memory.high, version 2); NULL"
+        " without such a limit.",
+    ),
+    Column(
+        "swap_total_bytes", I64, "Swap of the node, or the limit of a group, bytes; NULL for a group without a limit."
+    ),
     Column("swap_used_bytes", I64, "Swap in use."),
     _WALL,
-    Column("swap_in_bytes", I64, "Read from swap in the interval; of the node only."),
-    Column("swap_out_bytes", I64, "Written to swap in the interval; of the node only."),
+    Column("swap_in_bytes", I64, "Bytes read from swap in the interval; only for the node."),
+    Column("swap_out_bytes", I64, "Bytes written to swap in the interval; only for the node."),
     Column(
-        "major_faults", I64, "Page faults of all processes in the interval that waited for a disk; of the node only."
+        "major_faults",
+        I64,
+        "Number of page faults of all processes in the interval that waited for a disk; only for the node.",
     ),
-    Column("limit_hits", I64, "Times in the interval that the group reached its limit; NULL for the node."),
-    Column("oom_kills", I64, "Processes that the kernel killed in the interval for lack of memory. NULL: not counted."),
+    Column("limit_hits", I64, "How often the group reached its limit in the interval; NULL for the node."),
+    Column(
+        "oom_kills",
+        I64,
+        "Number of processes that the kernel killed in the interval for lack of memory; NULL if that is not counted.",
+    ),
 )
 MEMORY = Table(
     "host.memory",
-    "Memory of the node and of the control groups of the processes that train, each host.node_interval_s.",
+    "Memory of the node and of the control groups of the processes that train, every host.node_interval_s.",
     _MEMORY,
     stored(_MEMORY),
     sort_by=("scope", "cgroup", "ts"),
@@ -67,58 +87,66 @@ MEMORY = Table(
 _DISK = (
     _NODE,
     _TS,
-    Column("scope", NAME, "device: a disk, its partitions included; process: a process that trains."),
+    Column("scope", NAME, "device (a disk with its partitions) or process (a process that trains)."),
     Column("device", NAME, "Name of the disk, e.g. nvme0n1, dm-0; NULL for a process."),
     Column("job", NAME, "The job of the process; NULL for a disk."),
     _RUN,
-    Column("pid", I32, "Process id as the host sees it; NULL for a disk."),
+    Column("pid", I32, "Process id as seen on the host; NULL for a disk."),
     Column("start_ns", I64, "Start of the process, ns since boot; NULL for a disk."),
-    Column("rank", I32, "Rank in the job, for a trainer."),
+    Column("rank", I32, "Rank in the job; only for a trainer."),
     Column("role", NAME, "trainer, data_loader or launcher; NULL for a disk."),
     _WALL,
-    Column("reads", I64, "Reads that ended in the interval: requests to a disk, read calls of a process."),
-    Column("writes", I64, "Writes that ended in the interval: requests to a disk, write calls of a process."),
+    Column("reads", I64, "Number of reads that ended in the interval: requests to a disk, or read calls of a process."),
     Column(
-        "read_bytes", I64, "Bytes read in the interval from storage, those of network file systems too for a process."
+        "writes", I64, "Number of writes that ended in the interval: requests to a disk, or write calls of a process."
     ),
+    Column("read_bytes", I64, "Bytes read from storage in the interval; for a process also from network file systems."),
     Column(
-        "write_bytes", I64, "Bytes written in the interval, or handed to the page cache by a process, to be written."
+        "write_bytes", I64, "Bytes written in the interval; for a process the bytes that it handed to the page cache."
     ),
     Column(
         "call_read_bytes",
         I64,
-        "Bytes that read calls of a process returned, from caches and pipes too; NULL for a disk.",
+        "Bytes that read calls of a process returned in the interval, also from caches and pipes; NULL for a disk.",
     ),
-    Column("call_write_bytes", I64, "Bytes that write calls of a process took; NULL for a disk."),
-    Column("read_ns", I64, "Time of all reads together, waits in queues included; of a disk only."),
-    Column("write_ns", I64, "Time of all writes together, waits in queues included; of a disk only."),
-    Column("flushes", I64, "Flushes in the interval; of a disk only, since Linux 5.5."),
-    Column("flush_ns", I64, "Time of all flushes together; of a disk only, since Linux 5.5."),
+    Column("call_write_bytes", I64, "Bytes that write calls of a process accepted in the interval; NULL for a disk."),
+    Column("read_ns", I64, "Sum of the times of all reads, with waits in queues, ns; only for a disk."),
+    Column("write_ns", I64, "Sum of the times of all writes, with waits in queues, ns; only for a disk."),
+    Column("flushes", I64, "Number of flushes in the interval; only for a disk, since Linux 5.5."),
+    Column("flush_ns", I64, "Sum of the times of all flushes, ns; only for a disk, since Linux 5.5."),
     Column(
-        "read_latency_ns", F64, "Mean time of a read; NULL without one.", "CASE WHEN reads > 0 THEN read_ns / reads END"
+        "read_latency_ns",
+        F64,
+        "Mean time of a read, ns; NULL if there was none.",
+        sql="CASE WHEN reads > 0 THEN read_ns / reads END",
     ),
     Column(
         "write_latency_ns",
         F64,
-        "Mean time of a write; NULL without one.",
-        "CASE WHEN writes > 0 THEN write_ns / writes END",
+        "Mean time of a write, ns; NULL if there was none.",
+        sql="CASE WHEN writes > 0 THEN write_ns / writes END",
     ),
-    Column("busy_ns", I64, "Time in which the disk had something to do."),
+    Column("busy_ns", I64, "Time in the interval in which the disk was busy, ns."),
     Column(
-        "util_pct", F64, "Part of the interval in which the disk had something to do, %.", "100.0 * busy_ns / wall_ns"
+        "util_pct",
+        F64,
+        "Part of the interval in which the disk was busy, %.",
+        sql="100.0 * busy_ns / wall_ns",
     ),
-    Column("queue_ns", I64, "Time of all requests together; divided by wall_ns, the mean length of the queue."),
-    Column("in_flight", I64, "Requests to the disk that have not ended."),
+    Column(
+        "queue_ns", I64, "Sum of the times of all requests, ns; divided by wall_ns, it is the mean length of the queue."
+    ),
+    Column("in_flight", I64, "Number of requests to the disk that have not ended."),
     Column(
         "io_delay_ns",
         I64,
-        "Time in the interval for which the main thread of the process waited for a disk; NULL unless the kernel"
-        " accounts for delays (kernel.task_delayacct), and for a disk.",
+        "Time in the interval for which the main thread of the process waited for a disk, ns; NULL for a"
+        " disk, and unless the kernel accounts for delays (kernel.task_delayacct).",
     ),
 )
 DISK = Table(
     "host.disk",
-    "What disks did, and what the processes that train read and wrote, each host.node_interval_s.",
+    "Activity of disks, and reads and writes of the processes that train, every host.node_interval_s.",
     _DISK,
     stored(_DISK),
     sort_by=("scope", "device", "job", "rank", "ts"),
@@ -127,26 +155,34 @@ DISK = Table(
 _PRESSURE = (
     _NODE,
     _TS,
-    Column("scope", NAME, "node, or cgroup: the group of a process that trains (version 2 only)."),
+    Column("scope", NAME, "node, or cgroup: the control group of a process that trains (only version 2)."),
     _JOB,
     _RUN,
     _GROUP,
-    Column("resource", NAME, "cpu, memory, io or irq: what tasks had to wait for."),
+    Column("resource", NAME, "What tasks waited for: cpu, memory, io or irq."),
     *(
         Column(f"{kind}_avg{seconds}_pct", F64, f"Part of the last {seconds} s in which {who} waited, %.")
         for kind, who in (("some", "one task or more"), ("full", "all tasks that could have run"))
         for seconds in (10, 60, 300)
     ),
     _WALL,
-    Column("some_ns", I64, "Time in the interval in which one task or more waited."),
-    Column("full_ns", I64, "Time in the interval in which all tasks waited that could have run."),
-    Column("some_pct", F64, "The same, % of the interval.", "100.0 * some_ns / wall_ns"),
-    Column("full_pct", F64, "The same, % of the interval.", "100.0 * full_ns / wall_ns"),
+    Column("some_ns", I64, "Time in the interval in which at least one task waited, ns."),
+    Column("full_ns", I64, "Time in the interval in which all tasks that could have run waited, ns."),
+    Column(
+        "some_pct", F64, "Part of the interval in which at least one task waited, %.", sql="100.0 * some_ns / wall_ns"
+    ),
+    Column(
+        "full_pct",
+        F64,
+        "Part of the interval in which all tasks that could have run waited, %.",
+        sql="100.0 * full_ns / wall_ns",
+    ),
 )
 PRESSURE = Table(
     "host.pressure",
-    "How much time is lost to waits for CPU, memory and IO, as the kernel counts it (PSI), of the node and of the"
-    " control groups of the processes that train, each host.node_interval_s. No rows where the kernel does not count.",
+    "How much time the node and the control groups of the processes that train lose to waits for CPU,"
+    " memory and IO, as the kernel counts it (PSI), every host.node_interval_s. No rows if the kernel"
+    " does not count it.",
     _PRESSURE,
     stored(_PRESSURE),
     sort_by=("scope", "cgroup", "resource", "ts"),
@@ -158,33 +194,37 @@ _FILE_SYSTEMS = (
     Column(
         "scope",
         NAME,
-        "node; or process: /dev/shm of a process that trains where it is not the node's, as in a container.",
+        "node; or process: the /dev/shm of a process that trains, if it is not the node's, as in a container.",
     ),
     Column("job", NAME, "The job of the process; NULL for the node."),
     _RUN,
-    Column("pid", I32, "The first of the processes that see it; NULL for the node."),
-    Column("start_ns", I64, "Start of that process, ns since boot; NULL for the node."),
-    Column("rank", I32, "Rank of that process, for a trainer."),
-    Column("mount_point", TEXT, "Where it is mounted: on the node, or in the process's own root."),
+    Column("pid", I32, "Process id of the first process that sees the file system; NULL for the node."),
+    Column("start_ns", I64, "Start of that process in ns since boot; NULL for the node."),
+    Column("rank", I32, "Rank of that process; only for a trainer."),
+    Column("mount_point", TEXT, "Where the file system is mounted: on the node, or in the process's own root."),
     Column("fs_type", NAME, "Type, e.g. ext4, tmpfs, nfs4, lustre."),
     Column("source", TEXT, "What is mounted: a device or a server."),
-    Column("answers", BOOL, "False: a file system that is served by others did not answer; its numbers are NULL."),
-    Column("read_only", BOOL, "It cannot be written."),
-    Column("size_bytes", I64, "Size of the file system."),
+    Column(
+        "answers",
+        BOOL,
+        "False if the file system is served by another host that did not answer; its numbers are then NULL.",
+    ),
+    Column("read_only", BOOL, "Whether the file system is read-only."),
+    Column("size_bytes", I64, "Size of the file system, bytes."),
     Column("used_bytes", I64, "Bytes in use."),
-    Column("available_bytes", I64, "What is left for processes without rights."),
+    Column("available_bytes", I64, "Bytes that processes without privileges can still use."),
     Column(
         "used_pct",
         F64,
         "Used part of what processes may use, %, as df shows it.",
-        "CASE WHEN used_bytes + available_bytes > 0 THEN 100.0 * used_bytes / (used_bytes + available_bytes) END",
+        sql="CASE WHEN used_bytes + available_bytes > 0 THEN 100.0 * used_bytes / (used_bytes + available_bytes) END",
     ),
-    Column("inodes", I64, "How many files it can hold; 0: there is no limit."),
-    Column("inodes_used", I64, "How many files it holds."),
+    Column("inodes", I64, "How many files the file system can hold; 0 if there is no limit."),
+    Column("inodes_used", I64, "How many files the file system holds."),
 )
 FILE_SYSTEMS = Table(
     "host.file_systems",
-    "How full file systems are: those of the node and shared memory of containers, each 30 s.",
+    "How full file systems are, including shared memory of containers, every 30 s.",
     _FILE_SYSTEMS,
     stored(_FILE_SYSTEMS),
     sort_by=("mount_point", "ts"),

@@ -1,4 +1,4 @@
-"""The daemon's own state: sources, losses, costs, tables and columns."""
+"""Tables of the daemon itself: sources, lost rows, costs, tables and columns."""
 
 from __future__ import annotations
 
@@ -20,167 +20,185 @@ __all__ = (
 
 _NODE = (
     Column("node", NAME, "Name of the node."),
-    Column("ts", TIME, "When the row was made, UTC."),
+    Column("ts", TIME, "When the row was written, UTC."),
 )
 
 SOURCES = Table(
     "probing.sources",
-    "What the daemon collects from, and how each source is (live).",
+    "The sources of the daemon, and the state of each (live).",
     (
         *_NODE,
         Column("source", NAME, "Name of the source."),
         Column("state", NAME, "running, degraded, paused or stopped."),
-        Column("reason", TEXT, "Why it is not running."),
-        Column("rows", I64, "Rows that it made since the daemon started."),
-        Column("lost", I64, "Rows that it knows it lost since the daemon started."),
-        Column("detail", TEXT, "What it is attached to."),
+        Column("reason", TEXT, "Why the source is not running."),
+        Column("rows", I64, "Number of rows that the source made since the daemon started."),
+        Column("lost", I64, "Number of rows that are known to be lost since the daemon started."),
+        Column("detail", TEXT, "What the source is attached to."),
     ),
 )
 
 _LOSS_COLUMNS = (
     *_NODE,
-    Column("source", NAME, "Source that lost rows."),
-    Column("table_name", NAME, "Table whose rows are missing."),
-    Column("stage", NAME, "Where: attach, kernel, ring, assembly, log or store."),
+    Column("source", NAME, "Source whose rows were lost."),
+    Column("table_name", NAME, "Table in which rows are missing."),
+    Column("stage", NAME, "Where rows were lost: attach, kernel, ring, assembly, log or store."),
     Column("reason", TEXT, "Why the rows are missing."),
-    Column("pid", I32, "Process concerned; NULL for all."),
-    Column("ts_from", TIME, "Start of the interval in which rows may be missing, UTC."),
+    Column("pid", I32, "Process whose rows are missing; NULL for all processes."),
+    Column("ts_from", TIME, "Begin of the interval in which rows may be missing, UTC."),
     Column("ts_to", TIME, "End of that interval, UTC."),
-    Column("count", I64, "Rows lost; NULL when it cannot be known."),
+    Column("count", I64, "Number of rows lost; NULL if unknown."),
 )
 
 LOSSES = Table(
     "probing.losses",
-    "Gaps: rows that are missing for sure or possibly, so that no count is silently short.",
+    "Gaps: intervals in which rows are missing or may be missing, so that counts are never wrong without notice.",
     _LOSS_COLUMNS,
     stored(_LOSS_COLUMNS),
 )
 
 _COST_COLUMNS = (
     *_NODE,
-    Column("process", NAME, "collector, reader, service, worker or probes (what probes and samples cost the jobs)."),
+    Column(
+        "process",
+        NAME,
+        "Who used the resources: collector, reader, service, worker or probes (the cost of probes and"
+        " samples to jobs).",
+    ),
     Column("pid", I32, "Process id; NULL for probes."),
-    Column("cpu_ns", I64, "CPU time since the last row of this process, ns."),
-    Column("rss_bytes", I64, "Resident memory; NULL for probes."),
-    Column("hits", I64, "Probe hits since the last row; NULL for processes."),
-    Column("net_bytes", I64, "NULL: it is not measured. The column is kept for what earlier versions stored."),
-    Column("cpu_pct", F64, "CPU time as a share of one core over the interval, percent."),
+    Column("cpu_ns", I64, "CPU time since the previous row of this process, ns."),
+    Column("rss_bytes", I64, "Resident memory, bytes; NULL for probes."),
+    Column("hits", I64, "Number of probe hits since the previous row; NULL for processes."),
+    Column("net_bytes", I64, "Always NULL: it is not measured; only rows of earlier versions have values."),
+    Column("cpu_pct", F64, "CPU time in the interval as per cent of one core."),
 )
 
-COST = Table("probing.cost", "What the daemon itself costs.", _COST_COLUMNS, stored(_COST_COLUMNS))
+COST = Table("probing.cost", "What the daemon itself costs: CPU time and memory.", _COST_COLUMNS, stored(_COST_COLUMNS))
 
 STORE = Table(
     "probing.store",
-    "What the state directory holds: the segments of each table, and the log (live).",
+    "What the state directory contains: the segments of each table, and the log (live).",
     (
         *_NODE,
-        Column("kind", NAME, "segments, or log for the rows that are not sealed yet."),
-        Column("table_name", NAME, "Table of the segments; NULL for the log."),
-        Column("files", I64, "Segments, or parts of the log."),
+        Column("kind", NAME, "segments, or log for rows that are not yet in a segment."),
+        Column("table_name", NAME, "Table that the segments belong to; NULL for the log."),
+        Column("files", I64, "Number of segments, or of parts of the log."),
         Column("bytes", I64, "Their bytes."),
-        Column("rows", I64, "Their rows; NULL for the log."),
-        Column("oldest", TIME, "First ts of the rows, UTC; NULL for the log."),
+        Column("rows", I64, "Number of rows in the segments; NULL for the log."),
+        Column("oldest", TIME, "Smallest ts of the rows, UTC; NULL for the log."),
     ),
 )
 
 TABLE_DOCS = Table(
     "probing.table_docs",
-    "Every table, with its description (live).",
+    "All tables, with their descriptions (live).",
     (
         *_NODE,
-        Column("table_schema", TEXT, "Schema of the table."),
-        Column("table_name", TEXT, "Name of the table in its schema."),
-        Column("description", TEXT, "What it holds."),
-        Column("live", TEXT, "yes for a table that is filled when a query names it, view for a view, else no."),
-        Column("synonyms", TEXT, "Other words for it, as Probing has them; NULL: none are kept."),
-        Column("notes", TEXT, "For a view, the tables that its rows come from; else NULL."),
-        Column("global_name", TEXT, "Its name for the rows of all nodes: global.SCHEMA.NAME."),
+        Column("table_schema", TEXT, "Schema of the table, the part of the name before the dot."),
+        Column("table_name", TEXT, "Name of the table within its schema."),
+        Column("description", TEXT, "Description of the table."),
+        Column("live", TEXT, "yes for a table whose rows are made when a query names it, view for a view, else no."),
+        Column("synonyms", TEXT, "Synonyms of the table, a column of Probing. Always NULL: none are kept."),
+        Column("notes", TEXT, "For a view, the tables that its rows are computed from; else NULL."),
+        Column("global_name", TEXT, "Name under which a query reads the table of all nodes: global.SCHEMA.NAME."),
     ),
 )
 
 COLUMN_DOCS = Table(
     "probing.column_docs",
-    "Every column of every table, with its description (live).",
+    "All columns of all tables, with their descriptions (live).",
     (
         *_NODE,
-        Column("table_schema", TEXT, "Schema of the table."),
-        Column("table_name", TEXT, "Name of the table in its schema."),
+        Column("table_schema", TEXT, "Schema of the table, the part of the name before the dot."),
+        Column("table_name", TEXT, "Name of the table within its schema."),
         Column("column_name", TEXT, "Name of the column."),
         Column("type", TEXT, "Arrow type of the column."),
-        Column("description", TEXT, "What it means."),
+        Column("description", TEXT, "Description of the column."),
     ),
 )
 
 VIEWS = Table(
     "probing.views",
-    "The views that users wrote, view.NAME, with their SQL (live).",
+    "The views that users wrote, named view.NAME, with their SQL (live).",
     (
         *_NODE,
-        Column("name", TEXT, "Name of the view behind view."),
-        Column("sql", TEXT, "Its SELECT; NULL where it cannot be used, see problem."),
-        Column("doc", TEXT, "Its first comment lines."),
-        Column("problem", TEXT, "Why it cannot be used; NULL where it can."),
+        Column("name", TEXT, "Name of the view, without the prefix view."),
+        Column("sql", TEXT, "SELECT of the view; NULL if it cannot be used (see problem)."),
+        Column("doc", TEXT, "First comment lines of the view's file."),
+        Column("problem", TEXT, "Why the view cannot be used; NULL if it can."),
     ),
 )
 
 SETTINGS = Table(
     "probing.settings",
-    "Settings as they hold now, and those that were changed for single jobs or processes (live).",
+    "Current settings, including settings that were changed for single jobs or processes (live).",
     (
         *_NODE,
         Column("key", TEXT, "Name of the setting."),
-        Column("value", TEXT, "Its value, as a configuration file would have it."),
-        Column("default", TEXT, "Its value where nothing sets it."),
-        Column("job", TEXT, "Job that it holds for; empty: all."),
-        Column("pid", I32, "Process that it holds for; 0: all."),
-        Column("doc", TEXT, "What it sets."),
+        Column("value", TEXT, "Value of the setting, written as in a configuration file."),
+        Column("default", TEXT, "Default value of the setting."),
+        Column("job", TEXT, "Job for which the setting holds; empty for all jobs."),
+        Column("pid", I32, "Process for which the setting holds; 0 for all processes."),
+        Column("doc", TEXT, "Description of the setting."),
     ),
 )
 
 CONFIG = Table(
     "probing.config",
-    "The configuration that the daemon was started with: every option, by file, command line or default (live).",
+    "The configuration with which the daemon was started: all options, from the file, the command line"
+    " or the default (live).",
     (
         *_NODE,
-        Column("key", TEXT, "Name of the option, as a configuration file has it."),
-        Column("value", TEXT, "Its value; (set) for one that may hold a secret."),
-        Column("default", TEXT, "Its default."),
-        Column("doc", TEXT, "What it means."),
+        Column("key", TEXT, "Name of the option in a configuration file."),
+        Column("value", TEXT, "Value of the option; (set) for an option that may hold a secret."),
+        Column("default", TEXT, "Default value of the option."),
+        Column("doc", TEXT, "Description of the option."),
     ),
 )
 
 VERSIONS = Table(
     "probing.versions",
-    "Versions of the daemon, of what it runs on, and of its libraries (live).",
+    "Versions of the daemon, its libraries, and the system on which it runs (live).",
     (
         *_NODE,
-        Column("name", NAME, "probingd, kernel, distribution, machine, python, or a library."),
-        Column("version", TEXT, "Its version; NULL while not known."),
+        Column("name", NAME, "Component: probingd, kernel, distribution, machine, python, or a library."),
+        Column("version", TEXT, "Version of the component; NULL if not yet known."),
     ),
 )
 
 MEMBERS = Table(
     "cluster.members",
-    "Nodes that this daemon knows, itself included (live).",
+    "The nodes that this daemon knows, including itself (live).",
     (
         *_NODE,
         Column("member", TEXT, "Name of the node; empty for a seed that has not answered."),
-        Column("address", TEXT, "Where it is asked."),
+        Column("address", TEXT, "Address at which the node is asked."),
         Column("state", NAME, "healthy, suspect, failed, recovering, or unknown for a seed that has not answered."),
-        Column("version", TEXT, "Version of its daemon; NULL while not known."),
-        Column("since", TIME, "When the state began, as far as this daemon knows, UTC."),
-        Column("incarnation", I64, "Rises when the node starts, changes, or refutes what others claim of it."),
-        Column("labels", TEXT, "Its labels, as rack=r7,rail=2, in the order of their keys."),
-        Column("engine", TEXT, "Version of DuckDB that answers its queries; NULL while not known."),
-        Column("heard_ns", I64, "Time since it answered this daemon; NULL where it was not asked."),
-        Column("rtt_ns", I64, "Time from the last ping to its answer; NULL where none was answered."),
-        Column("clock_offset_ns", I64, "Its clock minus this node's, within half of rtt_ns; NULL where not measured."),
-        Column("problem", TEXT, "Another node of its name, a clock that is off; NULL where there is none."),
+        Column("version", TEXT, "Version of the node's daemon; NULL if not yet known."),
+        Column("since", TIME, "When the state began, as seen by this daemon, UTC."),
+        Column(
+            "incarnation",
+            I64,
+            "Number that the node increases when it starts, changes, or refutes what other nodes claim about it.",
+        ),
+        Column("labels", TEXT, "Labels of the node, e.g. rack=r7,rail=2, ordered by key."),
+        Column("engine", TEXT, "Version of DuckDB on the node; NULL if not yet known."),
+        Column("heard_ns", I64, "Time since the node answered this daemon, ns; NULL if it was not asked."),
+        Column("rtt_ns", I64, "Time between the last ping and its answer, ns; NULL if no ping was answered."),
+        Column(
+            "clock_offset_ns",
+            I64,
+            "Clock of the node minus this node's clock, ns, exact to half of rtt_ns; NULL if not measured.",
+        ),
+        Column(
+            "problem",
+            TEXT,
+            "Problem of the node: another node with its name, or a clock that is off; NULL if there is none.",
+        ),
         Column(
             "proof",
             NAME,
-            "What proves its name to this daemon: certificate, key, or heard (a key that has not answered it yet); "
-            "NULL: nothing, its version has no keys.",
+            "How the node's name is proven to this daemon: certificate, key, or heard (a key that has not"
+            " answered yet); NULL if the node's version has no keys.",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Processes that train, their identity and their exit."""
+"""Tables of the processes that train: identity, exit, environment, log lines and memory."""
 
 from __future__ import annotations
 
@@ -11,47 +11,49 @@ _PROCESS_COLUMNS = (
     *IDENTITY,
     Column("rank", I32, "Rank in the job; NULL unless the role is trainer."),
     Column("local_rank", I32, "Rank on the node; NULL unless the role is trainer."),
-    Column("world_size", I32, "Ranks of the job; NULL unless the role is trainer."),
+    Column("world_size", I32, "Number of ranks of the job; NULL unless the role is trainer."),
     Column("node_rank", I32, "Index of the node in the job; NULL if the launcher does not set it."),
     Column(
         "rank_source",
         NAME,
-        "Where the rank is from: environment (RANK and WORLD_SIZE as the process has them), exec (as it had them at its"
-        " start), communicator (the one that spans the job), scheduler (variables of Slurm or MPI), title, arguments,"
-        " module (state of Python modules); NULL without a rank.",
+        "Where the rank was found: environment (RANK and WORLD_SIZE of the process now), exec (the same at"
+        " the start of the process), communicator (one with all ranks of the job), scheduler (variables of"
+        " Slurm or MPI), title, arguments, module (state of Python modules); NULL without a rank.",
     ),
-    Column("train_tid", I32, "The thread that issues the collectives; NULL: the main thread, or none is known."),
+    Column("train_tid", I32, "Thread that calls the collectives; NULL if it is the main thread or unknown."),
     Column("ppid", I32, "Parent process."),
-    Column("uid", I32, "User id of the process."),
-    Column("owner", I64, "User id of the user whose job it is: of a rootless container, the user who runs it."),
+    Column("uid", I32, "Uid of the process."),
+    Column("owner", I64, "Uid of the user who owns the job; for a rootless container, of the user who runs it."),
     Column("role", NAME, "trainer, launcher, data_loader or other."),
     Column("state", NAME, "running, stopped (SIGSTOP), blocked (uninterruptible), zombie or exited."),
-    Column("python", NAME, "CPython version, e.g. 3.11.7; NULL when the process runs none."),
+    Column("python", NAME, "Version of CPython, e.g. 3.11.7; NULL if the process does not run CPython."),
     Column(
-        "backends", TEXT, "Collective backends seen, comma separated, e.g. gloo,nccl; empty when none was seen yet."
+        "backends",
+        TEXT,
+        "Collective backends that were seen, comma separated, e.g. gloo,nccl; empty until one is seen.",
     ),
-    Column("command", TEXT, "Command line, cut and with values of secret-looking options left out."),
-    Column("container", NAME, "Container id from the cgroup path; NULL outside containers."),
-    Column("pod", NAME, "Kubernetes pod uid from the cgroup path; NULL outside pods."),
+    Column("command", TEXT, "Command line, cut, without the values of options that may be secret."),
+    Column("container", NAME, "Container id from the cgroup path; NULL outside of containers."),
+    Column("pod", NAME, "Uid of the Kubernetes pod from the cgroup path; NULL outside of pods."),
     Column(
-        "job_source", NAME, "What the job's name was taken from: slurm, kubernetes, torchelastic, ray, master or pid."
+        "job_source", NAME, "Where the name of the job is from: slurm, kubernetes, torchelastic, ray, master or pid."
     ),
 )
 
 PROCESSES = Table(
     "process.processes",
-    "Training processes and their helpers: the newest row of each process, with its state as it is now (live).",
+    "Processes that train and their helpers: the newest row of each process, with its present state (live).",
     _PROCESS_COLUMNS,
 )
 
 _EVENT_COLUMNS = (
     *IDENTITY,
-    Column("rank", I32, "Rank in the job, for a trainer."),
+    Column("rank", I32, "Rank in the job; only for a trainer."),
     Column("event", NAME, "start, identified, exit or oom_kill."),
     Column("role", NAME, "trainer, launcher, data_loader or other."),
-    Column("exit_code", I32, "Exit status of an exit; NULL when a signal ended it."),
-    Column("signal", I32, "Signal that ended it; NULL when none did."),
-    Column("detail", TEXT, "For identified: everything the daemon knows of the process, as JSON."),
+    Column("exit_code", I32, "Exit status, for an exit; NULL if a signal ended the process."),
+    Column("signal", I32, "Signal that ended the process; NULL if none did."),
+    Column("detail", TEXT, "For identified: all that the daemon knows about the process, as JSON."),
 )
 
 EVENTS = Table(
@@ -63,28 +65,28 @@ EVENTS = Table(
 
 ENVS = Table(
     "process.envs",
-    "Environment variables of training processes, an allow-list only (live).",
+    "Environment variables of processes that train, only from an allow-list (live).",
     (
         *IDENTITY,
-        Column("rank", I32, "Rank in the job, for a trainer."),
+        Column("rank", I32, "Rank in the job; only for a trainer."),
         Column("name", TEXT, "Name of the variable."),
-        Column("value", TEXT, "Its value at the last look; of a variable that was removed, the value before."),
+        Column("value", TEXT, "Value of the variable at the last look; for a removed variable the value before."),
     ),
 )
 
 _LOG_COLUMNS = (
     *IDENTITY,
     Column("tid", I32, "Thread that wrote the line."),
-    Column("rank", I32, "Rank in the job, for a trainer."),
-    Column("stream", NAME, "stdout or stderr."),
-    Column("kind", NAME, "Which of the patterns of logs.patterns it matches."),
-    Column("line", TEXT, "The line, cut and redacted, with control characters escaped, as `\\x07`."),
-    Column("suppressed", I64, "Lines of this kind before it that were left out, being too many."),
+    Column("rank", I32, "Rank in the job; only for a trainer."),
+    Column("stream", NAME, "Stream of the line: stdout or stderr."),
+    Column("kind", NAME, "Pattern of logs.patterns that the line matches."),
+    Column("line", TEXT, "The line, cut and redacted, with control characters escaped, e.g. `\\x07`."),
+    Column("suppressed", I64, "Number of earlier lines of this kind that were left out because there were too many."),
 )
 
 LOGS = Table(
     "process.logs",
-    "Lines that trainers write to stdout and stderr and that match an allow-list; off unless logs.enabled is set.",
+    "Lines that trainers write to stdout and stderr and that match a pattern; off unless logs.enabled is set.",
     _LOG_COLUMNS,
     stored(_LOG_COLUMNS),
     sort_by=("job", "rank", "ts"),
@@ -92,18 +94,22 @@ LOGS = Table(
 
 _MEMORY_COLUMNS = (
     *IDENTITY,
-    Column("rank", I32, "Rank in the job, for a trainer."),
+    Column("rank", I32, "Rank in the job; only for a trainer."),
     Column("role", NAME, "trainer or data_loader."),
-    Column("rss_bytes", I64, "Resident memory of the process (VmRSS); NULL when it could not be read."),
-    Column("swap_bytes", I64, "Its memory that is swapped out (VmSwap); NULL when it could not be read."),
-    Column("peak_rss_bytes", I64, "The most that was resident so far (VmHWM)."),
-    Column("anon_bytes", I64, "Resident memory that no file backs: what it allocated (RssAnon)."),
-    Column("shmem_bytes", I64, "Resident shared memory, that of its data loaders too (RssShmem)."),
+    Column("rss_bytes", I64, "Resident memory of the process, bytes (VmRSS); NULL if it could not be read."),
+    Column(
+        "swap_bytes", I64, "Memory of the process that is swapped out, bytes (VmSwap); NULL if it could not be read."
+    ),
+    Column("peak_rss_bytes", I64, "Most resident memory that the process had so far, bytes (VmHWM)."),
+    Column(
+        "anon_bytes", I64, "Resident memory that is not backed by files, bytes: what the process allocated (RssAnon)."
+    ),
+    Column("shmem_bytes", I64, "Resident shared memory, bytes, also that of the process's data loaders (RssShmem)."),
 )
 
 MEMORY = Table(
     "process.memory",
-    "Memory of trainers and data loaders, a row a process every host.memory_interval_s.",
+    "Memory of trainers and data loaders, one row for each process every host.memory_interval_s.",
     _MEMORY_COLUMNS,
     stored(_MEMORY_COLUMNS),
     sort_by=("job", "rank", "pid", "ts"),
@@ -111,31 +117,41 @@ MEMORY = Table(
 
 _KMSG_COLUMNS = (
     *IDENTITY,
-    Column("rank", I32, "Rank in the job of the process that is named, for a trainer."),
-    Column("timestamp", TIME, "The same as ts, under Probing's name.", "ts"),
-    Column("facility", NAME, "kern; another one for what programs wrote into the kernel's log."),
+    Column("rank", I32, "Rank in the job of the process that the line names; only for a trainer."),
+    Column("timestamp", TIME, "Time of the line, the same as ts, under Probing's name.", sql="ts"),
+    Column(
+        "facility",
+        NAME,
+        "kern for lines of the kernel; another facility for lines that programs wrote into the kernel's log.",
+    ),
     Column("level", NAME, "emerg, alert, crit, err, warn, notice, info or debug."),
-    Column("message", TEXT, "The line, cut, with control characters as escapes."),
+    Column("message", TEXT, "The line, cut, with control characters escaped."),
     Column(
         "kind",
         NAME,
-        "oom_kill, oom, xid, sxid, gpu, memory_error, machine_check, pcie_error, link_down, link_up, nic_error,"
-        " disk_error, fs_error, file_server, hung_task, lockup, thermal, segfault, page_allocation, kernel_bug, other."
-        " Lines that programs wrote are other.",
+        "oom_kill, oom, xid, sxid, gpu, memory_error, machine_check, pcie_error, link_down, link_up,"
+        " nic_error, disk_error, fs_error, file_server, hung_task, lockup, thermal, segfault,"
+        " page_allocation, kernel_bug, other. Lines that programs wrote are always other.",
     ),
-    Column("device", NAME, "What it is about: a PCI address, an interface, a disk, a server; NULL when it names none."),
-    Column("code", I32, "Number of an XID, an SXid, a port, a CPU or a count of errors; NULL when there is none."),
+    Column(
+        "device", NAME, "What the line is about: a PCI address, an interface, a disk, a server; NULL if it names none."
+    ),
+    Column(
+        "code",
+        I32,
+        "Number in the line: of an XID, an SXid, a port, a CPU, or a count of errors; NULL if there is none.",
+    ),
     Column("process", TEXT, "Name of the process that the line names."),
-    Column("suppressed", I64, "Lines of this kind before it that were left out, being too many."),
-    Column("seq", I64, "Number of the record since the boot."),
-    Column("boot", NAME, "Id of the boot: numbers begin anew with each."),
+    Column("suppressed", I64, "Number of earlier lines of this kind that were left out because there were too many."),
+    Column("seq", I64, "Number of the record, counted from the boot."),
+    Column("boot", NAME, "Id of the boot; the numbers of records begin again with each boot."),
 )
 
 KMSG = Table(
     "process.kmsg",
-    "The kernel's log, classified. Lines from before the start of the daemon are there where they are of a kind, not"
-    " other. job, run, rank and start_ns are those of the process that the line names, if it is watched; ts is known to"
-    " a second or so.",
+    "The kernel's log, classified. Lines from before the start of the daemon are included unless their"
+    " kind is other. job, run, rank and start_ns describe the process that the line names, if it is"
+    " watched. ts is exact to about a second.",
     _KMSG_COLUMNS,
     stored(_KMSG_COLUMNS),
 )

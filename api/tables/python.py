@@ -1,17 +1,26 @@
-"""What the interpreters do."""
+"""Tables of Python interpreters: stacks, samples, variables and flight-recorder dumps."""
 
 from __future__ import annotations
 
 from probing.api.tables.comm import IDENTITY
 from probing.api.tables.schema import BOOL, F64, I32, I64, NAME, TEXT, TIME, U64, Column, Table, Type, stored
 
-__all__ = ("BACKTRACE", "FLIGHT_RECORD", "FRAMES", "SAMPLES", "STACKS", "TRAINING_METRICS", "VARIABLES")
+__all__ = (
+    "BACKTRACE",
+    "FLIGHT_RECORD",
+    "FRAMES",
+    "SAMPLES",
+    "STACKS",
+    "TRACE_EVENT",
+    "TRAINING_METRICS",
+    "VARIABLES",
+)
 
-_RANK = Column("rank", I32, "Rank in the job, for a trainer.")
-_TID = Column("tid", I32, "Thread id as the host sees it.")
-_TRAINS = "Whether it is the thread that issues the collectives; the main thread, where none is known to"
+_RANK = Column("rank", I32, "Rank in the job; only for a trainer.")
+_TID = Column("tid", I32, "Thread id as seen on the host.")
+_TRAINS = "Whether the thread calls the collectives; if no such thread is known, whether it is the main thread"
 
-# Innermost first.
+# The frames of a stack are ordered from the innermost.
 FRAMES = Type(
     'STRUCT(func VARCHAR, "file" VARCHAR, lineno INTEGER)[]',
     lambda pa: pa.list_(pa.struct([("func", pa.string()), ("file", pa.string()), ("lineno", pa.int32())])),
@@ -19,47 +28,48 @@ FRAMES = Type(
 
 BACKTRACE = Table(
     "python.backtrace",
-    "Stacks of all threads of all training processes, read from outside when the query runs (live).",
+    "Stacks of all threads of all processes that train, read from outside when the query runs (live).",
     (
         *IDENTITY,
         _RANK,
         _TID,
-        Column("thread", TEXT, "Name that Python's threading gave the thread, else the kernel's."),
+        Column("thread", TEXT, "Name of the thread in Python's threading, else in the kernel."),
         Column("trains", BOOL, _TRAINS),
         Column("state", NAME, "Kernel state of the thread: running, sleeping, blocked, stopped or zombie."),
-        Column("gil", BOOL, "Whether the thread holds the interpreter lock; NULL when it cannot be known."),
-        Column("complete", BOOL, "False when the stack changed while it was read, or was cut."),
-        Column("depth", I32, "0 is the innermost frame."),
-        Column("ip", U64, "Address of the instruction or code object."),
-        Column("file", TEXT, "Source file of the code; of a native frame, the library."),
+        Column("gil", BOOL, "Whether the thread holds the interpreter lock (GIL); NULL if unknown."),
+        Column("complete", BOOL, "False if the stack changed while it was read, or was cut."),
+        Column("depth", I32, "Depth of the frame; 0 is the innermost one."),
+        Column("ip", U64, "Address of the instruction (native frame) or code object (Python frame)."),
+        Column("file", TEXT, "Source file of the code; for a native frame the library."),
         Column("func", TEXT, "Qualified name of the function."),
-        Column("lineno", I32, "Line that is being executed; NULL when the code has no line there."),
-        Column("frame_type", NAME, "Python or Native."),
+        Column("lineno", I32, "Line that is being executed; NULL if the code has no line there."),
+        Column("frame_type", NAME, "Kind of the frame: Python or Native."),
     ),
 )
 
 _SAMPLE_COLUMNS = (
     IDENTITY[0],
-    Column("ts", TIME, "When the first was taken, or its wait began, UTC, rounded down to a sixteenth of a second."),
+    Column("ts", TIME, "When the first sample was taken or the wait began, UTC, rounded down to 1/16 s."),
     *IDENTITY[2:],
     _RANK,
     _TID,
-    Column("thread", TEXT, "The kernel's name of the thread."),
-    Column("stack_id", U64, "The stack, in python.stacks; equal for equal stacks on all nodes."),
+    Column("thread", TEXT, "Name of the thread in the kernel."),
+    Column("stack_id", U64, "Id of the stack in python.stacks; the same for equal stacks on all nodes."),
     Column("trains", BOOL, f"{_TRAINS}; NULL in rows of older versions."),
-    Column("on_cpu", BOOL, "Whether the thread was running; false: it was blocked or waited for a CPU."),
-    Column("gil", BOOL, "Whether the thread held the interpreter lock; NULL when it cannot be known."),
-    Column("count", I64, "Samples that were equal within a second and are this row."),
+    Column("on_cpu", BOOL, "Whether the thread was running; false if it was blocked or waited for a CPU."),
+    Column("gil", BOOL, "Whether the thread held the interpreter lock (GIL); NULL if unknown."),
+    Column("count", I64, "Number of equal samples within a second that this row stands for."),
     Column(
         "duration_ns",
         I64,
-        "Time that they stand for, ns: on CPU the count over the rate, else the time off CPU, to 3 %.",
+        "Time that the samples stand for, ns: on the CPU their number divided by the rate; off the CPU the"
+        " time of the wait, exact to 3 %.",
     ),
 )
 
 SAMPLES = Table(
     "python.samples",
-    "What the threads of training processes did, sampled: a row for equal stacks of a thread within a second.",
+    "Samples of what the threads of processes that train did: one row for equal stacks of a thread within a second.",
     _SAMPLE_COLUMNS,
     stored(_SAMPLE_COLUMNS),
     sort_by=("job", "rank", "tid", "ts"),
@@ -67,15 +77,17 @@ SAMPLES = Table(
 
 _STACK_COLUMNS = (
     Column("node", NAME, "Name of the node that saw the stack."),
-    Column("ts", TIME, "When it was written down, UTC: at first sight, and again each hour that it is seen."),
-    Column("stack_id", U64, "64-bit hash of the frames."),
-    Column("complete", BOOL, "False when outer frames are missing."),
-    Column("frames", FRAMES, "The frames, innermost first: func, file, lineno (NULL when not known)."),
+    Column(
+        "ts", TIME, "When the stack was stored, UTC: when it is first seen, and again in each hour in which it is seen."
+    ),
+    Column("stack_id", U64, "Id of the stack: 64-bit hash of its frames."),
+    Column("complete", BOOL, "False if outer frames are missing."),
+    Column("frames", FRAMES, "Frames of the stack, innermost first: func, file, lineno (NULL if unknown)."),
 )
 
 STACKS = Table(
     "python.stacks",
-    "The stacks that python.samples names. One stack can have several rows, all with the same frames.",
+    "The stacks whose ids python.samples has. A stack can have several rows, all with the same frames.",
     _STACK_COLUMNS,
     stored(_STACK_COLUMNS),
     # In the order in which they came up neighbours have most frames in common.
@@ -86,19 +98,19 @@ _VARIABLE_COLUMNS = (
     *IDENTITY,
     _RANK,
     _TID,
-    Column("step", I64, "Training step, if a watched variable names it; NULL when not known."),
-    Column("micro_step", I64, "The same as step; NULL when not known."),
-    Column("func", TEXT, "Qualified name of the function, or name of the module, that holds the variable."),
-    Column("name", TEXT, "The variable, as it was asked for."),
-    Column("type", TEXT, "Name of its type."),
-    Column("value", TEXT, "Its value as Python would write it, cut; NULL when it cannot be read, see reason."),
-    Column("number", F64, "Its value, for a number or a scalar tensor; NULL for anything else."),
+    Column("step", I64, "Training step, if a watched variable is named step; NULL if unknown."),
+    Column("micro_step", I64, "The same as step, under Probing's name; NULL if unknown."),
+    Column("func", TEXT, "Name of the function or the module that holds the variable."),
+    Column("name", TEXT, "Name of the variable, as it was asked for."),
+    Column("type", TEXT, "Name of the value's type."),
+    Column("value", TEXT, "Value as Python would print it, cut; NULL if it cannot be read (see reason)."),
+    Column("number", F64, "Value, if it is a number or a scalar tensor; else NULL."),
     Column("reason", TEXT, "Why the value is NULL."),
 )
 
 VARIABLES = Table(
     "python.variables",
-    "Values of watched variables, read from outside; a row whenever a value has changed.",
+    "Values of watched variables, read from outside; one row each time a value has changed.",
     _VARIABLE_COLUMNS,
     stored(_VARIABLE_COLUMNS),
     sort_by=("job", "rank", "name", "ts"),
@@ -107,24 +119,50 @@ VARIABLES = Table(
 _METRIC_COLUMNS = (
     *IDENTITY,
     _RANK,
-    Column("step", I64, "Training step, from the watched variable of that name."),
-    Column("loss", F64, "Loss at that step, from the watched variable of that name; NULL when it was not read."),
+    Column("step", I64, "Training step, from the watched variable of that name or from probing.step."),
+    Column("loss", F64, "Loss at that step, from the watched variable or probing.metric; NULL when it was not read."),
+    Column("name", NAME, "Name of the metric that the job reported, step for the begin of a step; NULL for variables."),
+    Column("value", F64, "Value of that metric."),
 )
 
 TRAINING_METRICS = Table(
     "python.training_metrics",
-    "Step and loss of each rank, from watched variables named step and loss; a row a step that was seen.",
+    "Step and loss of each rank, from watched variables of these names; metrics that jobs report by probing.metric.",
     _METRIC_COLUMNS,
     stored(_METRIC_COLUMNS),
     sort_by=("job", "rank", "ts"),
 )
 
+_TRACE_COLUMNS = (
+    *IDENTITY,
+    _RANK,
+    Column("record_type", NAME, "span_start, span_end or event."),
+    Column("trace_id", I64, "Id of the outermost span around it."),
+    Column("span_id", I64, "Id of the span; of an event, of the span that it belongs to, 0 for none."),
+    Column("parent_id", I64, "Id of the span around the span; NULL for an outermost span."),
+    Column("name", TEXT, "Name of the span or event, at most 63 bytes."),
+    Column("phase", NAME, "forward, backward or optimizer; NULL for other spans."),
+    Column("time", I64, "When it was written, ns since 1970 by the clock of the job."),
+    Column("thread_id", I64, "Thread that wrote it, as the kernel numbers threads."),
+    Column("location", TEXT, "Place in the code, if the job gave one."),
+    Column("attributes", TEXT, "Attributes of the span as JSON, cut after 255 bytes."),
+    Column("event_attributes", TEXT, "Attributes of the event as JSON, cut after 255 bytes."),
+)
+
+TRACE_EVENT = Table(
+    "python.trace_event",
+    "Begins and ends of spans, and events, that jobs report by probing.span and probing.event.",
+    _TRACE_COLUMNS,
+    stored(_TRACE_COLUMNS),
+    sort_by=("job", "rank", "ts"),
+)
+
 _FLIGHT_COLUMNS = (
     *IDENTITY,
-    Column("rank", I32, "Rank in the job, from the dump or its name."),
-    Column("world_size", I32, "Number of ranks of the job; NULL when not known."),
-    Column("snapshot_id", U64, "Names the dump that the row is from."),
-    Column("dump", TEXT, "Path of the dump, as the process sees it."),
+    Column("rank", I32, "Rank in the job, from the content or the name of the dump."),
+    Column("world_size", I32, "Number of ranks of the job; NULL if unknown."),
+    Column("snapshot_id", U64, "Id of the dump that the row is from."),
+    Column("dump", TEXT, "Path of the dump as seen by the process."),
     Column("version", TEXT, "Version of the dump's format."),
     Column("record_id", I64, "Number of the record, counted by the process."),
     Column("pg_id", I64, "Number of the process group."),
@@ -140,19 +178,19 @@ _FLIGHT_COLUMNS = (
     Column("output_sizes", TEXT, "Shapes of the outputs, as JSON."),
     Column("output_dtypes", TEXT, "Types of the outputs, as JSON."),
     Column("time_created_ns", I64, "When it was enqueued, ns since 1970."),
-    Column("time_discovered_started_ns", I64, "When it was found to have started; NULL when it was not."),
-    Column("time_discovered_completed_ns", I64, "When it was found to be completed; NULL when it was not."),
-    Column("duration_ns", I64, "Duration by CUDA events, ns; NULL unless the job has timing on."),
-    Column("timeout_ms", I64, "Its time-out, ms."),
-    Column("retired", BOOL, "Whether the watchdog is done with it."),
+    Column("time_discovered_started_ns", I64, "When the operation was seen to have started; NULL if it was not."),
+    Column("time_discovered_completed_ns", I64, "When the operation was seen to be completed; NULL if it was not."),
+    Column("duration_ns", I64, "Duration by CUDA events, ns; NULL unless the job measures it."),
+    Column("timeout_ms", I64, "Time-out of the operation, ms."),
+    Column("retired", BOOL, "Whether the watchdog has finished with the operation."),
     Column("is_p2p", BOOL, "Whether it is a point-to-point operation."),
     Column("frames", TEXT, "Python frames of the call, as JSON [{name, filename, line}, ...]."),
-    Column("top_frame", TEXT, "The innermost of them, as FILE:LINE NAME."),
+    Column("top_frame", TEXT, "Innermost Python frame of the call, as FILE:LINE NAME."),
 )
 
 FLIGHT_RECORD = Table(
     "python.torch_nccl_flight_record",
-    "Records of PyTorch's NCCL flight recorder, from dumps that jobs write; a row for each record of each dump.",
+    "Records of PyTorch's NCCL flight recorder, from dumps that jobs write; one row for each record of each dump.",
     _FLIGHT_COLUMNS,
     stored(_FLIGHT_COLUMNS),
     sort_by=("job", "rank", "snapshot_id", "record_id"),

@@ -1,8 +1,9 @@
-"""Defines tables and views: stored columns (physical), shown columns (logical), and a description of every column.
+"""Classes that define tables and views: stored columns (physical), shown columns (logical), and the description of each
+column.
 
-Stored and shown columns differ: a row stores ``t_call`` and differences to it, and a logical column is an SQL
-expression over stored columns. The query engine builds its views from these, and ``probing.column_docs`` lists the
-descriptions.
+Stored and shown columns differ: a row stores, for example, ``t_call`` and differences to it, and a shown column is an
+SQL expression over stored columns. The query engine makes its views from these expressions, and ``probing.column_docs``
+lists the descriptions.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ __all__ = (
     "U32",
     "U64",
     "Column",
+    "Row",
     "Stored",
     "Table",
     "Type",
@@ -37,17 +39,20 @@ __all__ = (
     "view",
 )
 
+Row = dict[str, Any]
+"""A row of a table or an answer: a value for each column, or for some."""
+
 
 class Type(NamedTuple):
-    """The type of a column. ``make`` returns the Arrow type, given the module pyarrow: code that only checks SQL need
-    not import it."""
+    """The type of a column. ``make`` returns the Arrow type and is given the module pyarrow, so that code that only
+    checks SQL need not import pyarrow."""
 
     sql: str
     make: Callable[[Any], pa.DataType]
 
     @property
     def arrow(self) -> pa.DataType:
-        """The Arrow type as stored."""
+        """The Arrow type in which the column is stored."""
         import pyarrow
 
         return self.make(pyarrow)
@@ -62,15 +67,15 @@ U32 = Type("UINTEGER", lambda pa: pa.uint32())
 U64 = Type("UBIGINT", lambda pa: pa.uint64())
 F64 = Type("DOUBLE", lambda pa: pa.float64())
 TEXT = Type("VARCHAR", lambda pa: pa.string())
-# Few distinct values: dictionary-encoded where stored, plain text where shown.
+# For columns with few distinct values: dictionary-encoded when stored, plain text when shown.
 NAME = Type("VARCHAR", lambda pa: pa.dictionary(pa.int32(), pa.string()))
-# UTC by definition; without a zone, so that DuckDB reads it as TIMESTAMP_NS.
+# Times are always UTC. They have no zone, so that DuckDB reads them as TIMESTAMP_NS.
 TIME = Type("TIMESTAMP_NS", lambda pa: pa.timestamp("ns"))
 _PLAIN_COLUMN = re.compile(r"([a-z_]\w*\.)?[a-z_]\w*")
 
 
 class Column(NamedTuple):
-    """A logical column. ``sql`` computes it from stored columns; None: it is stored under its name."""
+    """A shown (logical) column. ``sql`` computes it from stored columns; None: it is stored under its own name."""
 
     name: str
     type: Type
@@ -79,12 +84,12 @@ class Column(NamedTuple):
 
     @property
     def plain_type(self) -> pa.DataType:
-        """The Arrow type as shown."""
+        """The Arrow type in which the column is shown."""
         return (TEXT if self.type == NAME else self.type).arrow
 
 
 class Stored(NamedTuple):
-    """A stored column."""
+    """A stored (physical) column."""
 
     name: str
     type: Type
@@ -92,7 +97,9 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """``storage`` is empty for a live table, whose rows are made for each query, in the logical schema."""
+    """A table. ``storage`` is empty for a live table, whose rows are made for each query and have only shown
+    columns.
+    """
 
     name: str
     doc: str
@@ -106,35 +113,38 @@ class Table:
 
     @cached_property
     def physical(self) -> pa.Schema:
-        """The Arrow schema of stored rows; for a live table, which stores none, the logical one."""
+        """The Arrow schema of stored rows; for a live table, which stores no rows, the schema of shown rows."""
         import pyarrow
 
         return pyarrow.schema([(c.name, c.type.arrow) for c in self.storage]) if self.storage else self.logical
 
     @cached_property
     def logical(self) -> pa.Schema:
-        """The Arrow schema of rows as shown."""
+        """The Arrow schema of shown rows."""
         import pyarrow
 
         return pyarrow.schema([(c.name, c.plain_type) for c in self.columns])
 
     @property
     def select_list(self) -> str:
-        """The SQL list of expressions that make a shown row of a stored one."""
+        """The SQL list of expressions that compute a shown row from a stored row."""
         return self.select_of(None)
 
     def select_of(self, names: Collection[str] | None) -> str:
-        """Returns ``select_list`` for the columns in ``names`` (lower case), at least one column; None: all."""
+        """Returns ``select_list`` with only the columns in ``names`` (lower case), at least one column; None: all
+        columns.
+        """
         wanted = [c for c in self.columns if names is None or c.name.lower() in names] or self.columns[:1]
         return ", ".join(f'({c.sql}) AS "{c.name}"' if c.sql else f'"{c.name}"' for c in wanted)
 
 
 class View(NamedTuple):
-    """A named SELECT over tables and other views, which replaces the name in a query.
+    """A named SELECT over tables and other views, which replaces its name in a query.
 
-    ``columns`` may be empty if only a database can derive them. ``local``: its result over all nodes is the union of
-    its results on each node, so that each node can compute its own. ``single``: each LEFT JOIN in it finds at most one
-    row, so a join whose columns are not used can be left out. ``problem``: why it cannot be used, without ``sql``.
+    ``columns`` may be empty if only a database can find them. ``local``: its result over all nodes is the union of its
+    results on each node, so that each node can compute its own. ``single``: each LEFT JOIN in it finds at most one row,
+    so a join whose columns are not used can be left out. ``problem``: why the view cannot be used; it then has no
+    ``sql``.
     """
 
     name: str
@@ -149,8 +159,8 @@ class View(NamedTuple):
 def view(name: str, doc: str, columns: tuple[Column, ...], source: str = "", *, local: bool = True) -> View:
     """Returns a view of ``columns``; ``source`` follows the word FROM. Without a source the view has no rows.
 
-    The ``sql`` of a column is an expression over ``source``; None: it is NULL. Expressions that name more than a
-    column are cast, so that each column has its type. Each LEFT JOIN of ``source`` must find at most one row.
+    The ``sql`` of a column is an expression over ``source``; None: it is NULL. Expressions other than a column's name
+    are cast, so that each column has its declared type. Each LEFT JOIN of ``source`` must find at most one row.
     """
     items = ", ".join(f'{_typed(column)} AS "{column.name}"' for column in columns)
     rows = f"FROM {source}" if source else "WHERE false"
@@ -164,6 +174,8 @@ def _typed(column: Column) -> str:
 
 
 def stored(columns: tuple[Column, ...], *extra: Stored, without: tuple[str, ...] = ()) -> tuple[Stored, ...]:
-    """Returns the stored columns of a table: those without an expression, and ``extra`` ones that expressions read."""
+    """Returns the stored columns of a table: its columns without an expression, and ``extra`` columns that expressions
+    read.
+    """
     own = [Stored(c.name, c.type) for c in columns if c.sql is None and c.name not in without]
     return (*own, *extra)

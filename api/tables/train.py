@@ -1,4 +1,4 @@
-"""Training steps, as concluded from the operations and optimizers of the ranks."""
+"""Tables of training steps, which are computed from the operations and optimizers of the ranks."""
 
 from __future__ import annotations
 
@@ -13,29 +13,33 @@ _COLUMNS = (
     Column(
         "step",
         I64,
-        "Number of the step. From a variable it is the job's own; else it counts the steps that were seen, from 0, and"
-        " differs from the job's own by a constant.",
+        "Number of the step. If a variable holds it, the job's own number; else the number of steps seen"
+        " before, from 0, which differs from the job's own number by a constant.",
     ),
-    Column("t_start", TIME, "When the step began (the same as ts), UTC.", "ts"),
-    Column("t_end", TIME, "When it ended, UTC.", "make_timestamp_ns(epoch_ns(ts) + duration_ns)"),
-    Column("duration_ns", I64, "From its begin to its end, ns."),
-    Column("comm_ns", I64, "Time of it in which an operation ran, ns; NULL when the operations' times are not known."),
+    Column("t_start", TIME, "When the step began (the same as ts), UTC.", sql="ts"),
+    Column("t_end", TIME, "When the step ended, UTC.", sql="make_timestamp_ns(epoch_ns(ts) + duration_ns)"),
+    Column("duration_ns", I64, "Time from the begin to the end of the step, ns."),
+    Column(
+        "comm_ns",
+        I64,
+        "Time in the step in which a collective operation ran, ns; NULL if the operations' times are unknown.",
+    ),
     Column(
         "wait_ns",
         I64,
-        "Time of comm_ns in which the rank waited for another rank of its node to call, ns; it may have waited longer"
-        " for a rank of another node (views.op_lag compares all). NULL when not known, and without another rank of the"
-        " communicator on the node.",
+        "Part of comm_ns in which the rank waited for a rank of its own node to call, ns; it may have waited"
+        " longer for a rank of another node (views.op_lag compares all). NULL if unknown, and if the"
+        " communicator has no other rank on the node.",
     ),
-    Column("ops", I32, "Collective operations in the step."),
-    Column("source", NAME, "The evidence: collective_period, optimizer_frame, variable or span."),
-    Column("confidence", F64, "How sure that is, from 0 to 1."),
-    Column("why", TEXT, "What the period was concluded from."),
+    Column("ops", I32, "Number of collective operations in the step."),
+    Column("source", NAME, "How steps were recognized: collective_period, optimizer_frame, variable or span."),
+    Column("confidence", F64, "How certain the steps are, from 0 to 1."),
+    Column("why", TEXT, "What the period of steps was computed from."),
 )
 
 STEPS = Table(
     "train.steps",
-    "Training steps of each rank, one row for each that has ended. Without a period there are no rows.",
+    "Training steps of each rank, one row for each step that has ended. No rows if no period is found.",
     _COLUMNS,
     stored(_COLUMNS),
     sort_by=("job", "rank", "ts"),

@@ -1,21 +1,26 @@
-"""Tables of the probes that users write: known at run time only, always ``user.NAME``, made of a few column types."""
+"""Tables that are known at run time only: ``user.NAME`` of a probe that a user writes, ``python.NAME`` of a job."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
 from probing.api.errors import FormatError
 from probing.api.tables.comm import IDENTITY
-from probing.api.tables.schema import I32, I64, NAME, U8, U16, U32, U64, Column, Table, Type, stored
+from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, U8, U16, U32, U64, Column, Stored, Table, Type, stored
 
 __all__ = (
     "COLUMN_TYPES",
+    "JOB_SCHEMA",
+    "JOB_TYPES",
     "MAX_COLUMNS",
     "MAX_DOC",
     "SCHEMA",
     "USER_NAME",
+    "UserTable",
+    "job_columns",
+    "job_table",
     "user_table",
     "user_table_from",
     "user_table_to",
@@ -39,18 +44,20 @@ COLUMN_TYPES: dict[str, Type] = {
 _COMMON = (
     *IDENTITY,
     Column("tid", I32, "Thread that hit the probe."),
-    Column("rank", I32, "Rank in the job, for a trainer."),
+    Column("rank", I32, "Rank in the job; only for a trainer."),
 )
 
 
 def user_table(name: str, doc: str, columns: Iterable[tuple[str, str, str]]) -> Table:
     """Returns the table ``user.NAME``: the common columns, then ``columns`` (name, a key of COLUMN_TYPES, doc).
 
-    Raises FormatError for a name, a type or a size that no such table can have.
+    Raises FormatError for an invalid name, type or size.
     """
     own = list(columns)
     if not USER_NAME.fullmatch(name):
-        raise FormatError(f"{name[:80]!r} is no name of a table", hint="use a-z, 0-9 and _, at most 41, a letter first")
+        raise FormatError(
+            f"{name[:80]!r} is not a valid name of a table", hint="use a-z, 0-9 and _, at most 41, a letter first"
+        )
     if len(own) > MAX_COLUMNS or len(doc) > MAX_DOC:
         raise FormatError(f"user.{name} has more than {MAX_COLUMNS} columns or {MAX_DOC} characters of description")
     taken = {column.name for column in _COMMON}
@@ -62,19 +69,80 @@ def user_table(name: str, doc: str, columns: Iterable[tuple[str, str, str]]) -> 
     return Table(f"{SCHEMA}.{name}", doc, made, stored(made), sort_by=("job", "rank", "ts"))
 
 
-def user_table_to(table: Table) -> dict[str, Any]:
-    """Returns a table of ``user_table`` as JSON."""
+JOB_SCHEMA = "python"
+JOB_TYPES: dict[str, Type] = {"i64": I64, "f64": F64, "text": TEXT}
+"""The types of the values in a column of a job, each wider than the type before it."""
+_JOB_COMMON = (
+    *IDENTITY,
+    Column("rank", I32, "Rank in the job, for a trainer."),
+    Column("timestamp", I64, "When the row was written, or the time that the job gave it, us since 1970."),
+)
+_JOB_DOC = "Rows that jobs wrote to a table of their own, by probing.ExternalTable."
+
+
+def job_table(name: str, columns: Mapping[str, Sequence[str]]) -> Table:
+    """Returns the table ``python.NAME``: the common columns, then ``columns``, by name the types of their values.
+
+    Values of the first type are stored under the name of the column, values of each further type aside, in
+    ``COLUMN__TYPE``: stored rows stay as they are. The column shows the widest type. Raises FormatError for a name or a
+    type that no such table can have.
+    """
+    if not USER_NAME.fullmatch(name):
+        raise FormatError(f"{name[:80]!r} is no name of a table", hint="use a-z, 0-9 and _, at most 41, a letter first")
+    if len(columns) > MAX_COLUMNS:
+        raise FormatError(f"{JOB_SCHEMA}.{name} has more than {MAX_COLUMNS} columns")
+    shown, storage = list(_JOB_COMMON), list(stored(_JOB_COMMON))
+    for column, kinds in columns.items():
+        right = USER_NAME.fullmatch(column) and "__" not in column and column not in {c.name for c in _JOB_COMMON}
+        if not right or not kinds or not set(kinds) <= set(JOB_TYPES) or len(set(kinds)) < len(kinds):
+            raise FormatError(f"{JOB_SCHEMA}.{name} cannot have a column {column[:80]!r}")
+        widest = JOB_TYPES[max(kinds, key=list(JOB_TYPES).index)]
+        places = [column, *(f"{column}__{kind}" for kind in kinds[1:])]
+        storage += [Stored(place, JOB_TYPES[kind]) for place, kind in zip(places, kinds, strict=True)]
+        parts = ", ".join(f'CAST("{place}" AS {widest.sql})' for place in places)
+        shown.append(Column(column, widest, "", None if len(kinds) == 1 else f"coalesce({parts})"))
+    return Table(f"{JOB_SCHEMA}.{name}", _JOB_DOC, tuple(shown), tuple(storage), sort_by=("job", "rank", "ts"))
+
+
+def job_columns(table: Table) -> dict[str, list[str]]:
+    """Returns the columns that ``job_table`` made a table of."""
+    kinds = {kind: name for name, kind in JOB_TYPES.items()}
+    columns: dict[str, list[str]] = {}
+    for place in table.storage[len(_JOB_COMMON) :]:
+        columns.setdefault(place.name.partition("__")[0], []).append(kinds[place.type])
+    return columns
+
+
+class UserTable(TypedDict):
+    """A table of ``user_table`` or ``job_table`` as JSON; a column is its name, type and description.
+
+    The name of a table of jobs has its schema in front; the types of its columns are joined by +.
+    """
+
+    name: str
+    doc: str
+    columns: list[tuple[str, str, str]]
+
+
+def user_table_to(table: Table) -> UserTable:
+    """Returns a table of ``user_table`` or ``job_table`` as JSON."""
+    if table.name.startswith(f"{JOB_SCHEMA}."):
+        of_job = [(name, "+".join(kinds), "") for name, kinds in job_columns(table).items()]
+        return {"name": table.name, "doc": table.doc, "columns": of_job}
     kinds = {kind: name for name, kind in COLUMN_TYPES.items()}
-    columns = [[c.name, kinds[c.type], c.doc] for c in table.columns[len(_COMMON) :]]
+    columns = [(c.name, kinds[c.type], c.doc) for c in table.columns[len(_COMMON) :]]
     return {"name": table.name.partition(".")[2], "doc": table.doc, "columns": columns}
 
 
 def user_table_from(value: Any) -> Table:
-    """Returns the table that ``user_table_to`` wrote. Raises FormatError for any other value."""
+    """Returns a table from the JSON of ``user_table_to``. Raises FormatError for any other value."""
     try:
         if not isinstance(value, Mapping):
             raise TypeError("no object")
         columns = [(str(name), str(kind), str(doc)) for name, kind, doc in value["columns"]]
+        schema, _, name = str(value["name"]).rpartition(".")
+        if schema == JOB_SCHEMA:
+            return job_table(name, {column: kinds.split("+") for column, kinds, _ in columns})
         return user_table(str(value["name"]), str(value["doc"]), columns)
     except (KeyError, TypeError, ValueError) as e:
-        raise FormatError(f"a user's table makes no sense: {type(e).__name__}: {e}") from e
+        raise FormatError(f"a user's table is malformed: {type(e).__name__}: {e}") from e

@@ -1,4 +1,4 @@
-"""The views: names and columns of Probing, whose SQL runs here, and ours, over the tables of this package."""
+"""The list of all views: those with names and columns of Probing, and our own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views for people who look into what a job does: ours, under ``views``."""
+"""Our own views about what a job does, named ``views.NAME``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, v
 __all__ = ("VIEWS",)
 
 _WHO = "node, job, run, rank, pid, start_ns"
-# The view aggregates, so conditions of a query cannot narrow what it reads: it shows the last quarter of an hour.
+# The view shows only the last quarter of an hour: it aggregates, so a query's conditions do not limit what it reads.
 _SECONDS = 900
 _LONGEST = "INTERVAL 1 HOUR"
 _SPINE = f"(SELECT epoch_ns(now()) // 1000000000 - i AS second FROM generate_series(0, {_SECONDS - 1}) AS g(i)) AS q"
@@ -19,12 +19,12 @@ _OPERATIONS = (
     f" UNION ALL SELECT {_WHO}, op, epoch_ns(ts) AS began, epoch_ns(ts) + age_ns AS ended FROM comm.inflight"
     " WHERE rank IS NOT NULL"
 )
-# A row of samples on the CPU stands for samples within a second, one off the CPU for a wait.
+# A row of samples on the CPU is about one second, and a row of samples off the CPU about one wait.
 _SAMPLES = (
     f"SELECT {_WHO}, coalesce(trains, tid = pid) AS main, on_cpu, stack_id, epoch_ns(ts) AS began,"
     f" epoch_ns(ts) + duration_ns AS ended FROM python.samples WHERE ts > now() - {_LONGEST} AND rank IS NOT NULL"
 )
-# A stack is written down again each hour that it is seen.
+# A stack is stored again in each hour in which it is seen.
 _STACKS = (
     "SELECT stack_id, any_value(frames[1].func) AS func FROM python.stacks WHERE ts > now() - INTERVAL 3 HOUR"
     " GROUP BY stack_id"
@@ -48,7 +48,7 @@ _EACH = (
     f" sum(cpu_ns) AS cpu_ns, any_value(func) AS func FROM ({_BY_OPERATION} UNION ALL {_BY_SAMPLE}) AS b"
     f" GROUP BY {_WHO}, second"
 )
-# The interval that ends in or behind the second, where it touches the second.
+# Of the intervals that end in a second or after it, the first is used if it overlaps the second.
 _WAITS = (
     "SELECT node, pid, start_ns, ts, wall_ns, run_delay_ns FROM cpu.utilization"
     f" WHERE scope = 'process' AND ts > now() - {_LONGEST}"
@@ -64,37 +64,45 @@ RANK_SECOND = view(
     "What each rank did in each second of the last 15 minutes; a row for each rank and second in which anything was"
     " seen of it.",
     (
-        Column("node", NAME, "Name of the node.", "u.node"),
-        Column("ts", TIME, "Begin of the second, UTC.", "u.ts"),
-        Column("job", NAME, "The job of the process.", "u.job"),
-        Column("run", NAME, "The incarnation of that job.", "u.run"),
-        Column("pid", I32, "Process id as the host sees it.", "u.pid"),
-        Column("start_ns", I64, "Start of the process, ns since boot.", "u.start_ns"),
-        Column("rank", I32, "Rank in the job.", "u.rank"),
+        Column("node", NAME, "Name of the node.", sql="u.node"),
+        Column("ts", TIME, "Begin of the second, UTC.", sql="u.ts"),
+        Column("job", NAME, "The job of the process.", sql="u.job"),
+        Column("run", NAME, "The run of the job.", sql="u.run"),
+        Column("pid", I32, "Process id as seen on the host.", sql="u.pid"),
+        Column("start_ns", I64, "Start of the process in ns since boot.", sql="u.start_ns"),
+        Column("rank", I32, "Rank in the job.", sql="u.rank"),
         Column(
-            "step", I64, "The last step of train.steps that began by then; one that has not ended has no row.", "s.step"
+            "step",
+            I64,
+            "Number of the last step in train.steps that began before the second; a step that has not ended has"
+            " no row there.",
+            sql="s.step",
         ),
         Column(
             "comm_share",
             F64,
-            "Part of the second in which operations ran, at most 1; operations that run at once count as one after the"
-            " other.",
-            "least(1.0, coalesce(u.comm_ns, 0) / 1e9)",
+            "Part of the second in which operations ran, at most 1; times of simultaneous operations are added.",
+            sql="least(1.0, coalesce(u.comm_ns, 0) / 1e9)",
         ),
         Column(
             "op",
             TEXT,
-            "The last operation that was called by the end of the second and had not ended before it.",
-            "u.op",
+            "Operation that was called before the end of the second and had not ended before its begin; the last one.",
+            sql="u.op",
         ),
-        Column("top_func", TEXT, "Innermost Python function that most samples of the main thread show.", "u.func"),
-        Column("cpus", F64, "CPUs that Python threads used, as sampled; NULL without samples.", "u.cpu_ns / 1e9"),
+        Column("top_func", TEXT, "Innermost Python function of most samples of the main thread.", sql="u.func"),
+        Column(
+            "cpus",
+            F64,
+            "Number of CPUs that Python threads used, from samples; NULL without samples.",
+            sql="u.cpu_ns / 1e9",
+        ),
         Column(
             "run_queue_share",
             F64,
-            "Part of the second in which threads could run and had no CPU, at most 1; threads that wait at once count"
-            " together. NULL: not recorded.",
-            _WAITED,
+            "Part of the second in which threads could run but had no CPU, at most 1; times of simultaneous"
+            " waits are added. NULL if not recorded.",
+            sql=_WAITED,
         ),
     ),
     f"({_EACH}) AS u ASOF LEFT JOIN ({_STEPS}) AS s ON u.node = s.node AND u.pid = s.pid AND u.start_ns = s.start_ns"

@@ -1,4 +1,6 @@
-"""What is wrong with jobs, a row for each finding: the rows of ``diagnosis.findings`` are its changes, on each node."""
+"""A view with one row for each finding. The table ``diagnosis.findings`` has a row for each change of a finding, on
+each node.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _NEWEST = (
     *("evidence", "missing", "refuted_by", "next_steps", "advice", "advice_nodes", "advice_reason", "ends", "ends_by"),
     *("since", "opened", "closed", "found_by"),
 )
-# arg_max would take the newest row that is not NULL: `closed` of a finding that was opened again.
+# arg_max would ignore NULL, and so return an old `closed` for a finding that was opened again.
 _ROWS = (
     f"SELECT {', '.join(_KEY)}, max(ts) AS ts, {', '.join(f'arg_max_null({name}, ts) AS {name}' for name in _NEWEST)}"
     f" FROM diagnosis.findings GROUP BY {', '.join(_KEY)}"
@@ -29,16 +31,17 @@ CURRENT = view(
             "node",
             TEXT,
             "Node of the culprit, of the first where there are several; NULL where none is to blame.",
-            f"coalesce({_FIRST.format('node')}, nullif(split_part(f.nodes, ',', 1), ''))",
+            sql=f"coalesce({_FIRST.format('node')}, nullif(split_part(f.nodes, ',', 1), ''))",
         ),
         *chosen(FINDINGS, "f", "ts", *_KEY, "verdict", "severity", "state", "sentence"),
-        Column("rank", I32, "Rank of that culprit.", _FIRST.format("rank")),
-        Column("pid", I32, "Process id of that culprit.", _FIRST.format("pid")),
+        Column("rank", I32, "Rank of the first culprit.", sql=_FIRST.format("rank")),
+        Column("pid", I32, "Process id of the first culprit.", sql=_FIRST.format("pid")),
         Column(
             "duration_ns",
             I64,
-            "How long it has been so, or was, ns: from `since`, or `opened`, to `closed`, or to now.",
-            "epoch_ns(coalesce(f.closed, now())) - epoch_ns(coalesce(f.since, f.opened))",
+            "How long the state of the finding has lasted, or lasted, ns: from `since`, else `opened`, to"
+            " `closed`, else now.",
+            sql="epoch_ns(coalesce(f.closed, now())) - epoch_ns(coalesce(f.since, f.opened))",
         ),
         *chosen(FINDINGS, "f", "since", "opened", "closed", "confidence", "ranks", "nodes", "victims", "about"),
         *chosen(FINDINGS, "f", "culprits", "evidence", "missing", "refuted_by", "next_steps"),

@@ -1,4 +1,6 @@
-"""Views ``nccl.*`` with the columns that Probing's NCCL profiler plugin writes; here filled from probes on libnccl."""
+"""Views ``nccl.*`` with the columns that Probing's NCCL profiler plugin writes; here the values come from probes on
+libnccl.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _COLL_FUNC = Column(
     "coll_func",
     TEXT,
     "Operation in NCCL's names: AllReduce, Send, ...",
-    f"CASE o.op {' '.join(f'WHEN {op!r} THEN {name!r}' for op, name in _FUNCTIONS.items())} ELSE o.op END",
+    sql=f"CASE o.op {' '.join(f'WHEN {op!r} THEN {name!r}' for op, name in _FUNCTIONS.items())} ELSE o.op END",
 )
 _P2P = "o.op IN ('send', 'recv')"
 _PARALLEL = unknown(I32, "what the ranks of a grid are is known to the job", "tp_rank", "pp_rank", "dp_rank")
@@ -41,7 +43,7 @@ COLL_PERF = view(
         *chosen(comm.OPS, "o", comm_hash="comm", n_ranks="comm_size"),
         _COLL_FUNC,
         *chosen(comm.OPS, "o", "seq"),
-        Column("is_p2p", I32, "1 for send and recv, else 0.", _P2P),
+        Column("is_p2p", I32, "1 for send and recv, else 0.", sql=_P2P),
         *chosen(comm.OPS, "o", "peer", "count", "dtype", msg_size_bytes="bytes"),
         *unknown(TEXT, _PLUGIN, "algo", "proto"),
         *unknown(I32, _PLUGIN, "n_channels"),
@@ -49,8 +51,8 @@ COLL_PERF = view(
         Column(
             "enqueue_time_ns",
             I64,
-            "From the call to the launch, ns; NULL when the launch was not seen.",
-            "epoch_ns(o.t_launch) - epoch_ns(o.ts)",
+            "Time from the call to the launch, ns; NULL if the launch was not seen.",
+            sql="epoch_ns(o.t_launch) - epoch_ns(o.ts)",
         ),
         *chosen(comm.OPS, "o", "timing_source", algobw_gbps="algbw_gbps"),
         *unknown(I64, "rows that are missing are in probing.losses", "pool_events_dropped"),
@@ -66,11 +68,11 @@ INFLIGHT_OPS = view(
         *chosen(comm.INFLIGHT, "o", "rank", comm_hash="comm"),
         _COLL_FUNC,
         *chosen(comm.INFLIGHT, "o", "seq"),
-        Column("kind", TEXT, "coll or p2p.", f"CASE WHEN {_P2P} THEN 'p2p' ELSE 'coll' END"),
+        Column("kind", TEXT, "coll or p2p.", sql=f"CASE WHEN {_P2P} THEN 'p2p' ELSE 'coll' END"),
         *unknown(I32, _PLUGIN, "channel_id"),
         *chosen(comm.INFLIGHT, "o", "peer"),
-        Column("is_send", I32, "1 for send, 0 for recv; NULL else.", f"CASE WHEN {_P2P} THEN o.op = 'send' END"),
-        Column("start_ns", I64, "When it was called, ns since 1970.", "epoch_ns(o.ts)"),
+        Column("is_send", I32, "1 for send, 0 for recv; else NULL.", sql=f"CASE WHEN {_P2P} THEN o.op = 'send' END"),
+        Column("start_ns", I64, "When the operation was called, ns since 1970.", sql="epoch_ns(o.ts)"),
         *chosen(comm.INFLIGHT, "o", "age_ns"),
     ),
     "comm.inflight AS o WHERE o.backend = 'nccl'",
@@ -111,14 +113,14 @@ PROFILER_COUNTERS = view(
     "nccl.profiler_counters",
     "Whether rows of operations are missing, from the source collectives in probing.sources; a row a node.",
     (
-        Column("node", NAME, "Name of the node.", "s.node"),
-        Column("ts", TIME, "When the row was made, UTC.", "s.ts"),
+        Column("node", NAME, "Name of the node.", sql="s.node"),
+        Column("ts", TIME, "When the row was made, UTC.", sql="s.ts"),
         *unknown(I32, "one source sees all ranks of the node", "rank"),
         *unknown(I64, "the plugin's events; comm.ops counts the operations", *_EVENTS),
-        Column("rows_written", I64, "Rows of operations since the daemon started.", "s.rows"),
+        Column("rows_written", I64, "Number of rows of operations since the daemon started.", sql="s.rows"),
         *unknown(I64, "there are no such pools", "pool_exhausted", "write_errors", "filtered", *_POOLS),
         *unknown(I64, "there is no such ring", "ring_chunks_recycled"),
-        Column("ring_rows_overwritten", I64, "Rows that were lost since the daemon started.", "s.lost"),
+        Column("ring_rows_overwritten", I64, "Number of rows that were lost since the daemon started.", sql="s.lost"),
     ),
     "probing.sources AS s WHERE s.source = 'collectives'",
 )

@@ -1,23 +1,24 @@
-"""Views ``python.*`` with the columns that Probing's hooks write from inside a job; here filled from outside."""
+"""Views ``python.*`` with the columns that Probing's hooks write inside a job; here the values are read from
+outside.
+"""
 
 from __future__ import annotations
 
 from probing.api.tables import comm, python, train
-from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, view
+from probing.api.tables.schema import F64, I32, I64, TEXT, TIME, Column, view
 from probing.api.tables.views_columns import MICRO, ROLE, chosen, identity, process_of, step_of, unknown
 
 __all__ = ("VIEWS",)
 
 _STEP = "CASE WHEN o.ts <= s.t_end THEN s.step END"
 _STEP_DOC = "Step of train.steps in which it was called; NULL where no step that has ended covers it."
-_STEPS = tuple(Column(name, I64, _STEP_DOC, _STEP) for name in ("local_step", "global_step"))
+_STEPS = tuple(Column(name, I64, _STEP_DOC, sql=_STEP) for name in ("local_step", "global_step"))
 _STEPS_THEMSELVES = chosen(train.STEPS, "s", local_step="step", global_step="step")
 _SIZE_DOC = "Ranks of the job; NULL once the node has forgotten the process."
-_WORLD_SIZE = Column("world_size", I32, _SIZE_DOC, "p.world_size")
+_WORLD_SIZE = Column("world_size", I32, _SIZE_DOC, sql="p.world_size")
 _MS_DOC = "As duration_ns of comm.ops, in ms: NULL where the end is not known."
-_MS = Column("duration_ms", F64, _MS_DOC, "o.duration_ns / 1e6")
+_MS = Column("duration_ms", F64, _MS_DOC, sql="o.duration_ns / 1e6")
 _NOT_READ = "tensors are not read from outside"
-_HELPER = "spans are known to the job alone; without the in-process helper the view is empty"
 
 COMM_COLLECTIVE = view(
     "python.comm_collective",
@@ -34,7 +35,12 @@ COMM_COLLECTIVE = view(
         *unknown(TEXT, _NOT_READ, "tensor_shape"),
         *chosen(comm.OPS, "o", "bytes", tensor_dtype="dtype"),
         _MS,
-        Column("async_op", I32, "1 when the caller asked not to wait, else 0; NULL when not known.", "o.async_op::INT"),
+        Column(
+            "async_op",
+            I32,
+            "1 if the caller asked for an asynchronous operation, else 0; NULL if unknown.",
+            sql="o.async_op::INT",
+        ),
         *chosen(comm.OPS, "o", "comm", "backend", "seq", "timing_source", "state"),
     ),
     f"comm.ops AS o {step_of('o')} {process_of('o')} WHERE o.op NOT IN ('send', 'recv')",
@@ -51,25 +57,25 @@ NCCL_TRACE = view(
             "src_rank",
             I32,
             f"Whose data it is, {_RANKS_OF_COMM}",
-            "CASE WHEN o.op IN ('send', 'reduce', 'gather') THEN o.comm_rank WHEN o.op = 'recv' THEN o.peer"
+            sql="CASE WHEN o.op IN ('send', 'reduce', 'gather') THEN o.comm_rank WHEN o.op = 'recv' THEN o.peer"
             " WHEN o.op IN ('broadcast', 'scatter') THEN o.root END",
         ),
         Column(
             "dst_rank",
             I32,
             f"Who gets it, {_RANKS_OF_COMM}",
-            "CASE WHEN o.op IN ('recv', 'broadcast', 'scatter') THEN o.comm_rank WHEN o.op = 'send' THEN o.peer"
+            sql="CASE WHEN o.op IN ('recv', 'broadcast', 'scatter') THEN o.comm_rank WHEN o.op = 'send' THEN o.peer"
             " WHEN o.op IN ('reduce', 'gather') THEN o.root END",
         ),
         *chosen(comm.OPS, "o", bytes_transferred="bytes"),
         _MS,
-        Column("step", I64, _STEP_DOC, _STEP),
+        Column("step", I64, _STEP_DOC, sql=_STEP),
         *chosen(comm.OPS, "o", "comm", "backend", "seq", "timing_source", "state"),
     ),
     f"comm.ops AS o {step_of('o')}",
 )
 
-# Allocations and frees change a sum over the rows of a process, which say how much each stack holds.
+# Each row says how much memory a stack holds; their sum for a process changes with allocations and frees.
 _HELD = (
     "(SELECT node, pid, start_ns, ts, held, max(held) OVER (PARTITION BY node, pid, start_ns ORDER BY ts) AS peak"
     " FROM (SELECT node, pid, start_ns, ts, sum(change) OVER (PARTITION BY node, pid, start_ns ORDER BY ts) AS held"
@@ -93,7 +99,7 @@ _USED = "CASE WHEN epoch_ns(s.t_end) - epoch_ns(g.ts) < 30000000000 THEN g.used 
 
 
 def _mb(name: str, sql: str, doc: str) -> Column:
-    return Column(name, F64, doc, f"({sql}) / 1048576.0")
+    return Column(name, F64, doc, sql=f"({sql}) / 1048576.0")
 
 
 TORCH_TRACE = view(
@@ -104,15 +110,20 @@ TORCH_TRACE = view(
         *MICRO,
         *_STEPS_THEMSELVES,
         *chosen(train.STEPS, "s", "step"),
-        Column("seq", I64, "Number of the row in its step: 0, as there is one.", "0"),
+        Column("seq", I64, "Number of the row within its step: always 0, because there is one row.", sql="0"),
         *unknown(TEXT, "the modules of a model are known to the job alone", "module"),
-        Column("stage", TEXT, "Always post step.", "'post step'"),
+        Column("stage", TEXT, "Always post step.", sql="'post step'"),
         _mb("allocated", f"coalesce(m.held, {_USED})", f"What {_HELD_BY_CUDA}."),
         _mb("max_allocated", "m.peak", "The most that allocated was since the process is watched, MB."),
         _mb("cached", f"coalesce(m.held, {_USED})", "The same as allocated: a cache counts as in use."),
         _mb("max_cached", "m.peak", "The same as max_allocated."),
-        Column("time_offset", F64, "From the begin of the step to the row, s: as duration.", "s.duration_ns / 1e9"),
-        Column("duration", F64, "From the begin to the end of the step, s.", "s.duration_ns / 1e9"),
+        Column(
+            "time_offset",
+            F64,
+            "Time from the begin of the step to the row, s; the same as duration.",
+            sql="s.duration_ns / 1e9",
+        ),
+        Column("duration", F64, "Time from the begin to the end of the step, s.", sql="s.duration_ns / 1e9"),
         _mb("allocated_delta", "m.held - coalesce(b.held, 0)", "What allocated has grown by in the step, MB."),
         _mb("max_allocated_delta", "m.peak - coalesce(b.peak, 0)", "What max_allocated has grown by in the step, MB."),
         *chosen(train.STEPS, "s", "rank"),
@@ -121,8 +132,8 @@ TORCH_TRACE = view(
         Column(
             "allocated_source",
             TEXT,
-            "Where allocated comes from: cuda.memory or gpu.processes; NULL where it is not known.",
-            f"CASE WHEN m.held IS NOT NULL THEN 'cuda.memory' WHEN ({_USED}) IS NOT NULL THEN 'gpu.processes' END",
+            "Where the value of allocated is from: cuda.memory or gpu.processes; NULL if unknown.",
+            sql=f"CASE WHEN m.held IS NOT NULL THEN 'cuda.memory' WHEN ({_USED}) IS NOT NULL THEN 'gpu.processes' END",
         ),
     ),
     f"train.steps AS s ASOF LEFT JOIN {_HELD} AS m ON {_SAME.format('m')} AND s.t_end >= m.ts"
@@ -141,9 +152,14 @@ TORCH_STEP_TIMING = view(
         *chosen(train.STEPS, "s", "rank"),
         _WORLD_SIZE,
         ROLE,
-        Column("step_duration_sec", F64, "From the begin to the end of the step, s.", "s.duration_ns / 1e9"),
-        Column("is_shadow", I32, "1 for a step without Probing's hooks: always 1, no hook runs inside a job.", "1"),
-        Column("sampled", I32, "1 for a step that hooks have sampled: always 0.", "0"),
+        Column("step_duration_sec", F64, "Time from the begin to the end of the step, s.", sql="s.duration_ns / 1e9"),
+        Column(
+            "is_shadow",
+            I32,
+            "1 for a step without Probing's hooks: always 1, because no hook runs inside a job.",
+            sql="1",
+        ),
+        Column("sampled", I32, "1 for a step that was sampled by hooks: always 0.", sql="0"),
         *unknown(I32, _NO_HOOK, "shadow_normal", "shadow_baseline"),
         *unknown(F64, _NO_HOOK, "sample_rate"),
         *unknown(TEXT, _NO_HOOK, "sample_mode"),
@@ -152,25 +168,11 @@ TORCH_STEP_TIMING = view(
     f"train.steps AS s {process_of('s')}",
 )
 
-TRACE_EVENT = view(
-    "python.trace_event",
-    "Spans and events that a job writes with Probing's library: empty until there is an in-process helper.",
-    (
-        *unknown(NAME, _HELPER, "node"),
-        *unknown(TIME, _HELPER, "ts"),
-        *unknown(TEXT, _HELPER, "record_type"),
-        *unknown(I64, _HELPER, "trace_id", "span_id", "parent_id"),
-        *unknown(TEXT, _HELPER, "name", "phase"),
-        *unknown(I64, _HELPER, "time", "thread_id"),
-        *unknown(TEXT, _HELPER, "location", "attributes", "event_attributes"),
-    ),
-)
-
 _GROUP = ("node", "job", "run", "pid", "rank", "snapshot_id", "world_size", "pg_id", "pg_name", "pg_desc")
 
 
 def _last(name: str, condition: str, doc: str) -> Column:
-    return Column(name, I64, doc, f"max(f.collective_seq_id) FILTER (NOT f.is_p2p{condition})")
+    return Column(name, I64, doc, sql=f"max(f.collective_seq_id) FILTER (NOT f.is_p2p{condition})")
 
 
 TORCH_NCCL_PG_STATUS = view(
@@ -178,7 +180,7 @@ TORCH_NCCL_PG_STATUS = view(
     "How far each process group had come, from the records of each dump of PyTorch's NCCL flight recorder.",
     (
         *chosen(python.FLIGHT_RECORD, "f", *_GROUP),
-        Column("ts", TIME, "When the last of its records was read, UTC.", "max(f.ts)"),
+        Column("ts", TIME, "When the last record of the dump was read, UTC.", sql="max(f.ts)"),
         *unknown(TEXT, "the dump says nothing of the others", "ranks"),
         _last("last_enqueued_collective", "", "Largest sequence number of a collective that was enqueued."),
         _last("last_started_collective", " AND f.state IN ('started', 'completed')", "The same of those that started."),
@@ -205,7 +207,6 @@ VIEWS = (
     NCCL_TRACE,
     TORCH_TRACE,
     TORCH_STEP_TIMING,
-    TRACE_EVENT,
     TORCH_NCCL_PG_STATUS,
     TRACE_VARIABLES,
 )

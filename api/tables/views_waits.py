@@ -1,8 +1,8 @@
-"""Which rank the others wait for, by operation, hour and node; and which process a connection leads to.
+"""Views that show which rank the others wait for, by operation, hour and node, and which process a connection leads to.
 
-Of an operation that ends on all ranks together, the rank that calls last has the shortest duration; another rank waited
-for it as long as its own duration is longer. Clocks of nodes are not compared. An operation of which a rank's row is
-missing (the rank is on a node that was not asked) says nothing of who was last.
+If an operation ends on all ranks at the same time, the rank that calls last has the shortest duration, and another rank
+has waited for it by the difference of their durations. Clocks of nodes are not compared. If the row of a rank is
+missing, for example because its node was not asked, the operation does not show which rank was last.
 """
 
 from __future__ import annotations
@@ -46,29 +46,33 @@ def _if_whole(column: str) -> str:
     return f"CASE WHEN o.members = o.comm_size THEN o.{column} END"
 
 
-_JOB = Column("job", NAME, "The job of the ranks.", "o.job")
-_RUN = Column("run", NAME, "The incarnation of the job.", "o.run")
+_JOB = Column("job", NAME, "The job of the ranks.", sql="o.job")
+_RUN = Column("run", NAME, "The run of the job.", sql="o.run")
 
 OP_LAG = view(
     "views.op_lag",
     "Which rank called last, and how long the first one waited for it: a row for each operation of several ranks of the"
     " last hour whose duration is known. Ask with --all-nodes: without the rows of all its ranks nobody is named.",
     (
-        Column("node", TEXT, "Node of the rank that called last.", _if_whole("last_node")),
-        Column("ts", TIME, "When the first rank called it, UTC, by the clock of its node.", "o.began"),
+        Column("node", TEXT, "Node of the rank that called last.", sql=_if_whole("last_node")),
+        Column("ts", TIME, "When the first rank called it, UTC, by the clock of its node.", sql="o.began"),
         _JOB,
         _RUN,
-        Column("comm", NAME, "The communicator.", "o.comm"),
-        Column("comm_name", NAME, "What the framework calls it.", "o.comm_name"),
-        Column("seq", I64, "Sequence number on the communicator.", "o.seq"),
-        Column("op", NAME, "Operation, as all_reduce.", "o.op"),
-        Column("bytes", I64, "Bytes that a rank contributes.", "o.bytes"),
-        Column("comm_size", I32, "Ranks of the communicator.", "o.comm_size"),
-        Column("members", I64, "Ranks whose rows are there.", "o.members"),
-        Column("last_rank", I32, "The rank that called last; NULL where rows are missing.", _if_whole("last_rank")),
-        Column("first_rank", I32, "The rank that called first, and waited longest.", _if_whole("first_rank")),
-        Column("lag_ns", I64, "By how much the last rank was later than the first, ns.", _if_whole("lag_ns")),
-        Column("wait_ns", I64, "What all ranks together waited for the last, ns.", _if_whole("wait_ns")),
+        Column("comm", NAME, "The communicator.", sql="o.comm"),
+        Column("comm_name", NAME, "Name that the framework gives the communicator.", sql="o.comm_name"),
+        Column("seq", I64, "Sequence number on the communicator.", sql="o.seq"),
+        Column("op", NAME, "Operation, as all_reduce.", sql="o.op"),
+        Column("bytes", I64, "Bytes that each rank contributes.", sql="o.bytes"),
+        Column("comm_size", I32, "Number of ranks of the communicator.", sql="o.comm_size"),
+        Column("members", I64, "Number of ranks that have a row of the operation.", sql="o.members"),
+        Column(
+            "last_rank", I32, "Rank that called last; NULL if rows of ranks are missing.", sql=_if_whole("last_rank")
+        ),
+        Column("first_rank", I32, "Rank that called first and waited longest.", sql=_if_whole("first_rank")),
+        Column("lag_ns", I64, "How much later the last rank called than the first, ns.", sql=_if_whole("lag_ns")),
+        Column(
+            "wait_ns", I64, "Sum of the times that all ranks waited for the last rank, ns.", sql=_if_whole("wait_ns")
+        ),
     ),
     f"({_operations('1 HOUR')}) AS o",
     local=False,
@@ -86,15 +90,15 @@ WAITS_BY_HOUR = view(
     "Who waits for whom: a row for each hour of the last 24, each rank, and each other rank that it waited for in"
     " operations. Ask with --all-nodes: without the rows of all ranks an operation does not count.",
     (
-        Column("node", NAME, "Node of the rank that waits.", "o.node"),
-        Column("ts", TIME, "Begin of the hour, UTC.", "o.ts"),
+        Column("node", NAME, "Node of the rank that waits.", sql="o.node"),
+        Column("ts", TIME, "Begin of the hour, UTC.", sql="o.ts"),
         _JOB,
         _RUN,
-        Column("rank", I32, "The rank that waits.", "o.rank"),
-        Column("waits_for", I32, "The rank that called last.", "o.last_rank"),
-        Column("waits_for_node", NAME, "Node of that rank.", "o.last_node"),
-        Column("ops", I64, "Operations in which it called last.", "o.ops"),
-        Column("wait_ns", I64, "How long the rank waited in them, ns.", "o.wait_ns"),
+        Column("rank", I32, "Rank that waits.", sql="o.rank"),
+        Column("waits_for", I32, "Rank that called last.", sql="o.last_rank"),
+        Column("waits_for_node", NAME, "Node of the rank that called last.", sql="o.last_node"),
+        Column("ops", I64, "Number of operations in which that rank called last.", sql="o.ops"),
+        Column("wait_ns", I64, "How long the rank waited in these operations, ns.", sql="o.wait_ns"),
     ),
     f"({_HOURS}) AS o",
     local=False,
@@ -112,12 +116,22 @@ SLOW_NODES = view(
     "How long each job waited for ranks of each node in operations of the last 24 hours; a row for each job and node"
     " that was last in any. Ask with --all-nodes: without the rows of all ranks an operation does not count.",
     (
-        Column("node", NAME, "The node whose ranks called last.", "o.node"),
+        Column("node", NAME, "Node whose ranks called last.", sql="o.node"),
         _JOB,
-        Column("last_ops", I64, "Operations in which a rank of the node called last.", "o.last_ops"),
-        Column("last_share", F64, "Their part of the job's operations, 0 to 1.", "o.last_ops / CAST(o.ops AS DOUBLE)"),
-        Column("lag_ns", F64, "How much later than the first rank it was in them, on average, ns.", "o.lag_ns"),
-        Column("wait_ns", I64, "What all ranks together waited for the node, ns.", "o.wait_ns"),
+        Column("last_ops", I64, "Number of operations in which a rank of the node called last.", sql="o.last_ops"),
+        Column(
+            "last_share",
+            F64,
+            "Part of the job's operations in which a rank of the node called last, 0 to 1.",
+            sql="o.last_ops / CAST(o.ops AS DOUBLE)",
+        ),
+        Column(
+            "lag_ns",
+            F64,
+            "How much later than the first rank the node's rank called in these operations, on average, ns.",
+            sql="o.lag_ns",
+        ),
+        Column("wait_ns", I64, "Sum of the times that all ranks waited for the node, ns.", sql="o.wait_ns"),
     ),
     f"({_NODES}) AS o",
     local=False,
@@ -137,10 +151,15 @@ CONNECTIONS = view(
     (
         *chosen(SOCKETS, "s", "node", "ts", "job", "run", "pid", "start_ns", "rank", "role"),
         *chosen(SOCKETS, "s", "local_address", "local_port", "peer_address", "peer_port"),
-        Column("peer_node", NAME, "Node of the process at the other end; NULL where that is not watched.", "p.node"),
-        Column("peer_job", NAME, "Job of that process.", "p.job"),
-        Column("peer_pid", I32, "Process id of that process.", "p.pid"),
-        Column("peer_rank", I32, "Rank of that process.", "p.rank"),
+        Column(
+            "peer_node",
+            NAME,
+            "Node of the process at the other end; NULL if that process is not watched.",
+            sql="p.node",
+        ),
+        Column("peer_job", NAME, "Job of the process at the other end.", sql="p.job"),
+        Column("peer_pid", I32, "Process id at the other end.", sql="p.pid"),
+        Column("peer_rank", I32, "Rank of the process at the other end.", sql="p.rank"),
     ),
     f"{_OPEN} AS s LEFT JOIN {_OPEN} AS p ON {_OTHER_END}",
     local=False,

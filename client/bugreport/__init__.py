@@ -1,1 +1,1 @@
-"""A bug report: what it asks, what it leaves out, and its archive."""
+"""Makes a bug report: asks the nodes, replaces names, and writes the archive."""

@@ -1,5 +1,5 @@
-"""Makes the files of a report and its archive: all text in them comes from the redactor, and the archive names neither
-its maker nor its machine.
+"""Makes the files of a bug report and its archive. All texts in the files come from the redactor, and the archive names
+neither its maker nor the machine.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.tables.schema import Row
 from probing.client.bugreport.gather import Failure, Gathered
 from probing.client.bugreport.questions import CONFIG, NAMES, OPTIONS, QUESTIONS, Question
 from probing.client.bugreport.redaction import Kind, Redactor
@@ -43,13 +44,15 @@ lines of trainers are not asked for.
 """
 
 
-# Kinds whose values name nothing as a whole.
+# Kinds of values that as a whole are not names.
 _TEXTUAL = frozenset({Kind.NUMBER, Kind.VERSION, Kind.TEXT, Kind.TEXTS})
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of the report. ``problem``: why its content is missing, which it says instead; or empty."""
+    """A file of the report. ``problem``: why the content is missing, which the file says instead; empty if it
+    is there.
+    """
 
     name: str
     about: str
@@ -58,7 +61,7 @@ class File:
 
 
 def contents(gathered: Sequence[Gathered], redactor: Redactor, now: str) -> list[File]:
-    """Returns all files. ``now``: the time of the report."""
+    """Returns all files of the report. ``now``: the time of the report."""
     _meet(gathered, redactor)
     files = [file for one in gathered for file in _of_node(one, redactor)]
     summary = {
@@ -77,11 +80,11 @@ def contents(gathered: Sequence[Gathered], redactor: Redactor, now: str) -> list
 
 
 def _meet(gathered: Sequence[Gathered], redactor: Redactor) -> None:
-    """Gives tokens to all names before any text is written, those of nodes first."""
+    """Gives tokens to all names, beginning with those of nodes, before any text is written."""
     for one in gathered:
         redactor.token(Kind.HOST, one.node or one.address)
     redactor.token(Kind.HOST, socket.gethostname())
-    # "root" may stand anywhere in a text.
+    # The user name "root" may stand anywhere in a text, so it is not replaced.
     if os.getuid():
         with suppress(KeyError, OSError):
             redactor.token(Kind.USER, pwd.getpwuid(os.getuid()).pw_name)
@@ -93,8 +96,8 @@ def _meet(gathered: Sequence[Gathered], redactor: Redactor) -> None:
 
 
 def _rows(
-    question: Question, rows: list[dict[str, Any]] | Failure | None, redactor: Redactor, *, names_only: bool = False
-) -> list[dict[str, Any]]:
+    question: Question, rows: list[Row] | Failure | None, redactor: Redactor, *, names_only: bool = False
+) -> list[Row]:
     columns = {name: kind for name, kind in question.columns.items() if not (names_only and kind in _TEXTUAL)}
     found = rows if isinstance(rows, list) else []
     if question is CONFIG:
@@ -102,7 +105,7 @@ def _rows(
     return [{name: redactor.value(kind, row.get(name)) for name, kind in columns.items()} for row in found]
 
 
-def _option(row: Mapping[str, Any], redactor: Redactor) -> dict[str, Any]:
+def _option(row: Mapping[str, Any], redactor: Redactor) -> Row:
     key, value, default = (str(row.get(name) or "") for name in ("key", "value", "default"))
     if value == default:
         shown = value
@@ -154,7 +157,7 @@ def _of_node(one: Gathered, redactor: Redactor) -> Iterator[File]:
     yield file("log.txt", "the last lines of the daemon's log", log)
 
 
-def _status(reply: pb.StatusReply, redactor: Redactor) -> dict[str, Any]:
+def _status(reply: pb.StatusReply, redactor: Redactor) -> Row:
     def text(value: str) -> str | None:
         return redactor.text(value) or None
 
@@ -182,7 +185,7 @@ def _status(reply: pb.StatusReply, redactor: Redactor) -> dict[str, Any]:
     }
 
 
-def _client() -> dict[str, Any]:
+def _client() -> Row:
     try:
         distribution = platform.freedesktop_os_release().get("PRETTY_NAME")
     except OSError:
@@ -202,8 +205,8 @@ def _json(value: Any) -> bytes:
 
 
 def write_archive(sink: IO[bytes], files: Sequence[File], now: int) -> None:
-    """Writes ``files`` to ``sink``; ``now`` is their time, in s since 1970."""
-    # With a name, gzip would write it into the header.
+    """Writes ``files`` as an archive to ``sink``; ``now`` is the time of the files, in s since 1970."""
+    # If gzip knew a file name, it would write the name into the header.
     with (
         gzip.GzipFile("", "wb", fileobj=sink, mtime=now) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,

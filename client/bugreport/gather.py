@@ -1,5 +1,5 @@
-"""Asks nodes for all parts of a report, and this machine for `probingd check` and the daemon's log. Each question has a
-deadline, and one that fails costs only its part.
+"""Asks nodes for all parts of a bug report, and this machine for `probingd check` and the daemon's log. Each question
+has a deadline, and one that fails costs only its part.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from probing.api.errors import NotFound, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.tables.schema import Row
 from probing.client.bugreport.questions import CONFIG, NAMES, QUESTIONS, Question
 from probing.client.render.rows import rows_of
 from probing.client.wire.node import Node
@@ -39,7 +40,7 @@ MAX_LINES = 4000
 MAX_LOG_BYTES = 4 << 20
 COMMAND_S = 20.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Options that make `probingd check` look at the running daemon.
+# Values of options that make `probingd check` look at the running daemon.
 _PLACE = re.compile(r"/[\w./-]{1,200}|[\w-]{1,32}")
 _PLACES = ("instance", "state_dir", "socket", "probes.bpffs")
 _UNITS = "probingd*"
@@ -47,16 +48,16 @@ _NO_LOG = "give it with --log FILE, where the daemon does not write to the journ
 
 
 def _boot_id() -> str:
-    """Returns the id of this boot, which the daemon of this machine has too; empty where it cannot be read."""
+    """Returns the id of this machine's boot, by which its daemon is recognized; empty if it cannot be read."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
         return ""
 
 
-def check(config: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns what `probingd check` finds for the daemon of the rows ``config`` of probing.config. Raises NotFound
-    where there is no probingd, ProbingError where it fails."""
+def check(config: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Returns what `probingd check` finds for the daemon whose rows of probing.config are ``config``. Raises NotFound
+    if there is no probingd, ProbingError if it fails."""
     own = sysconfig.get_path("scripts")
     program = shutil.which("probingd", path=os.pathsep.join((own, os.environ.get("PATH", os.defpath))))
     if program is None:
@@ -73,7 +74,7 @@ def check(config: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def journal() -> list[str]:
     """Returns the last lines of the daemon's units in the journal, oldest first: time, unit, priority, message. Raises
-    ProbingError where there are none to read."""
+    ProbingError if there are none or they cannot be read."""
     if shutil.which("journalctl") is None:
         raise NotFound("there is no journalctl here", hint=_NO_LOG)
     fields = "MESSAGE,PRIORITY,_SYSTEMD_UNIT,UNIT"
@@ -95,7 +96,7 @@ def journal() -> list[str]:
 
 
 def _log_file(path: Path) -> list[str]:
-    """Returns the last lines of the daemon's log ``path``. Raises UsageError where it cannot be read."""
+    """Returns the last lines of the daemon's log ``path``. Raises UsageError if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -110,7 +111,7 @@ def _journal_lines(out: bytes) -> Iterator[str]:
         try:
             entry = json.loads(line)
             message = entry["MESSAGE"]
-            # Bytes that are no text are a list of numbers: systemd.journal-fields(7).
+            # The journal gives bytes that are not text as a list of numbers: systemd.journal-fields(7).
             text = bytes(message).decode(errors="replace") if isinstance(message, list) else str(message)
             at = datetime.fromtimestamp(int(entry["__REALTIME_TIMESTAMP"]) / 1e6, timezone.utc)
         except (ValueError, KeyError, TypeError, OverflowError):
@@ -134,14 +135,14 @@ def _output(words: Sequence[str], *, fine: tuple[int, ...] = (0,)) -> bytes:
 
 
 QUESTION_S = 10.0
-# The share of a node's time for its questions: when it is over, the answers so far are kept.
+# The share of a node's time that its questions may take; when it is over, the answers so far are kept.
 _SHARE = 0.85
 _MAX_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Parts that the options add. ``log``: a file in place of the journal."""
+    """The parts of a report that the options add. ``log``: a file that is read in place of the journal."""
 
     python: str = ""
     log: Path | None = None
@@ -149,7 +150,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a part is missing."""
+    """Why a part of a report is missing."""
 
     message: str
     hint: str = ""
@@ -157,34 +158,31 @@ class Failure:
 
 @dataclass(slots=True)
 class Gathered:
-    """The unchanged answers of a node. ``local``: the node is this machine.
-
-    ``rows`` are the rows of each question, ``names`` the rows of NAMES.
-    """
+    """The answers of a node, not yet redacted. ``local``: the node is this machine."""
 
     address: str
     status: pb.StatusReply | Failure
     local: bool
-    rows: dict[str, list[dict[str, Any]] | Failure] = field(default_factory=dict)
-    names: dict[str, list[dict[str, Any]] | Failure] = field(default_factory=dict)
-    check: list[dict[str, Any]] | Failure = field(default_factory=lambda: Failure("it was not asked"))
+    rows: dict[str, list[Row] | Failure] = field(default_factory=dict)
+    names: dict[str, list[Row] | Failure] = field(default_factory=dict)
+    check: list[Row] | Failure = field(default_factory=lambda: Failure("it was not asked"))
     log: list[str] | Failure = field(default_factory=lambda: Failure("it was not asked"))
     interpreter: dict[str, str] | Failure | None = None
 
     @property
     def node(self) -> str:
-        """The name of the node; empty where it does not answer."""
+        """The name of the node; empty if it did not answer."""
         return "" if isinstance(self.status, Failure) else self.status.node
 
 
 async def gather(node: Node, seconds: float, wanted: Wanted) -> Gathered:
-    """Returns the answers of a node within ``seconds``. Raises no ProbingError."""
+    """Returns the answers that a node gives within ``seconds``. Raises no ProbingError."""
     deadline = time.monotonic() + _SHARE * seconds
 
     def left() -> float:
         return max(min(QUESTION_S, deadline - time.monotonic()), 0.05)
 
-    async def rows(question: Question) -> list[dict[str, Any]]:
+    async def rows(question: Question) -> list[Row]:
         (reply,) = await node.replies({"": question.sql}, left(), Room(_MAX_BYTES))
         return rows_of(reply.table)
 
@@ -201,13 +199,15 @@ async def gather(node: Node, seconds: float, wanted: Wanted) -> Gathered:
 
 
 def silent(address: str, reason: str) -> Gathered:
-    """Returns the part of a report for a node that could not be asked."""
+    """Returns the part of a report about a node that could not be asked."""
     failure = Failure(reason)
     return Gathered(address, failure, False, {question.name: failure for question in QUESTIONS})
 
 
 def add_local(found: Gathered, wanted: Wanted, *, alone: bool) -> None:
-    """Adds the parts that only this machine has. ``alone``: it is the only node, so the log is that of the node."""
+    """Adds the parts that only this machine has. ``alone``: the report has one node, so the log is that of
+    this node.
+    """
     there = "run `probingd check` and `journalctl --unit='probingd*'` there"
     config = found.rows[CONFIG.name]
     if found.local:
@@ -233,7 +233,7 @@ def _versions(reply: pb.PreflightReply) -> dict[str, str]:
 def _is_local(address: str, status: pb.StatusReply | Failure) -> bool:
     if not isinstance(status, Failure) and status.boot_id:
         return status.boot_id == _boot_id()
-    # The collector does not answer, so the boot of the node is not known.
+    # If the collector does not answer, the boot id of the node is unknown.
     return address.startswith("unix:")
 
 

@@ -1,4 +1,4 @@
-"""What a report asks of a node by SQL: the columns that are read, and what may be shown of each."""
+"""Lists the SQL questions of a bug report: which columns are read, and what may be shown of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ __all__ = ("CONFIG", "NAMES", "OPTIONS", "QUESTIONS", "Question")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Rows for one file. ``source``: what follows the columns in the SELECT. Only ``columns`` are read."""
+    """A question whose rows become one file. ``source``: what follows the columns in the SELECT. Only ``columns`` are
+    read.
+    """
 
     name: str
     about: str
@@ -34,7 +36,7 @@ CONFIG = Question(
     {"key": Kind.PLAIN, "value": _TEXT, "default": Kind.PLAIN},
     "probing.config",
 )
-# Names that texts may contain. They are replaced; rows of these questions are not written.
+# Names that texts may contain. They are replaced in all texts; the rows of these questions are not written.
 NAMES = (
     Question(
         "jobs",
@@ -174,7 +176,7 @@ QUESTIONS = (
         "cluster.members LIMIT 1000",
     ),
 )
-# Options with texts as values. A value of any other option is shown only if it is the default or a number.
+# Options whose values are texts. The value of any other option is shown only if it is the default or a number.
 OPTIONS = {
     "node_name": Kind.HOST,
     **dict.fromkeys(("listen", "http", "cluster.seeds", "cluster.advertise"), Kind.ADDRESS),

@@ -1,13 +1,13 @@
-"""Replaces names by tokens: the same name by the same token in all parts of a report, so that they can be compared.
+"""Replaces names in a bug report by tokens. A name has the same token in all parts, so that the parts can be compared.
 
-Values are shown by allow-list: a column has a ``Kind``, which says what of it may be shown, and a column without one is
-not asked for. Texts are taken apart into words (``vocabulary``).
+Values are shown by allow-list: the ``Kind`` of a column says what of its values may be shown, and a column without a
+kind is not asked for. Texts are split into words (``vocabulary``).
 
-The words that a report may show as they are: those of our own sources, and of the system's messages.
+A report shows words unchanged if they occur in our own sources or in messages of the system.
 
-Free text, such as a line of a log or the reason of a loss, may name anything. A word of it is shown only if it occurs
-in the published sources of this package, or among the words below: no name of a job, host or user has to be
-recognised.
+Free text, such as a line of a log or the reason of a loss, may name anything. So a word of it is shown only if it
+occurs in the published sources of this package or among the words below; names of jobs, hosts and users need not be
+recognized.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = (
 _PACKAGES = ("api", "client", "daemon", "diagnosis", "federation")
 _SUFFIXES = (".py", ".c", ".h", ".proto")
 _IDENTIFIER = re.compile(r"[a-z_]\w*")
-# What separates words, in sources and in texts. Words may begin and end with punctuation.
+# What separates words, in sources and in texts. Punctuation may be the first or last character of a word.
 _SEPARATOR = re.compile(r"([\s\"'`(){}\[\]<>;|,\\]+)")
 _ENDS = ".:!?=*-…"
-# Words of messages of systemd, the kernel, libbpf and Python.
+# Words that occur in messages of systemd, the kernel, libbpf and Python.
 _MESSAGES = """
 aborted activated activating active after already attempt bad because been before begins blocked broken called
 cannot cause caused changed child closed code connection consumed control cpu created deactivated deactivating
@@ -56,7 +56,9 @@ unloaded unsupported used valid verifier waiting wall warning was watchdog when 
 
 
 class _Vocabulary:
-    """``words``: in lower case. ``files``: our own source files, as ``daemon/store/store.py``."""
+    """The words that may be shown. ``words``: in lower case. ``files``: our own source files, such as
+    ``daemon/store/store.py``.
+    """
 
     def __init__(self, words: frozenset[str], files: frozenset[str]) -> None:
         self._words = words
@@ -67,15 +69,17 @@ class _Vocabulary:
         return word.lower() in self._words
 
     def own_file(self, path: str) -> str | None:
-        """Returns the end of ``path`` that is one of our source files, without the place where they are installed."""
+        """Returns the end of ``path`` that names one of our source files, without the directory where they are
+        installed; else None.
+        """
         parts = path.split("/")
         ends = ("/".join(parts[n:]) for n in range(max(len(parts) - 8, 0), len(parts) - 1))
         return next((end for end in ends if end in self._files), None)
 
 
 def separated(text: str) -> list[tuple[str, str, str, str]]:
-    """Returns the words of ``text``, each with the punctuation before and behind it, and what separates it from the
-    next one; joined they are ``text`` again."""
+    """Returns the words of ``text``, each with the punctuation before and after it and the separator that follows. All
+    parts joined are ``text`` again."""
     pieces = _SEPARATOR.split(text)
     found = []
     for word, separator in zip(pieces[::2], [*pieces[1::2], ""], strict=True):
@@ -87,8 +91,7 @@ def separated(text: str) -> list[tuple[str, str, str, str]]:
 
 @lru_cache(maxsize=1)
 def vocabulary() -> _Vocabulary:
-    """Returns the vocabulary of the packages installed here. Without the daemon it is smaller, and more of a text is
-    left out."""
+    """Returns the vocabulary of the packages installed here. Without the daemon's package fewer words are shown."""
     words = {word.lower() for word in _MESSAGES.split()} | {number.name.lower() for number in signal.Signals}
     texts = [os.strerror(number) for number in range(1, 134)]
     files = set()
@@ -112,7 +115,7 @@ _NUMBER = re.compile(
     r"|\d{1,6}\.\d{1,6}\.\d{1,6}|\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d{1,9})?)?)?Z?|\d\d:\d\d(:\d\d(\.\d{1,9})?)?Z?"
 )
 _VERSION = re.compile(r"v?\d{1,6}(\.\d{1,6}){1,3}([.+-]?(rc|a|b|dev|post|cu|cuda)[\d.]{1,8})?")
-# Stands for a name of several words while a text is taken apart: its number between two characters that no text has.
+# Encloses the number that replaces a name of several words while a text is split; no text has this character.
 _MARK = "\ue000"
 _MARKED = re.compile(f"{_MARK}(\\d+){_MARK}")
 _IPV4 = re.compile(r"\d{1,3}(\.\d{1,3}){3}(/\d{1,2})?(:\d{1,5})?")
@@ -120,12 +123,12 @@ _UNIT = re.compile(r"probingd(?:-([a-z]{1,20}))?@?(?:\.(?:service|socket|target|
 _JOINED = re.compile(r"([=:,+@])")
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
 _MAX_TEXT = 4096
-# Least digits of a number that is replaced in texts as a name: shorter ones may be counts.
+# A number in a text with at least this many digits is replaced as a name; shorter numbers may be counts.
 _MIN_DIGITS = 3
 
 
 class Kind(Enum):
-    """What may be shown of a value."""
+    """The kinds of values, by what may be shown of them."""
 
     NUMBER = "numbers, times, true and false"
     VERSION = "the number of a version"
@@ -145,31 +148,31 @@ class Kind(Enum):
 
 
 class Redactor:
-    """Replaces names in all texts, once they were met: meet all names first. Not for several threads."""
+    """Replaces names in all texts after it has met them: meet all names first. For one thread."""
 
     def __init__(self, vocabulary: _Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._tokens: dict[tuple[str, str], str] = {}
         self._numbers: Counter[str] = Counter()
         self._in_texts: dict[str, str] = {}
-        # Names of several words: a search by word does not find them.
+        # Names of several words, which a search by word does not find.
         self._long: list[str] = []
         self._sorted = True
-        # Values that the daemon reports of itself, such as the version of the kernel, are shown in texts too.
+        # Values that the daemon reports of itself, such as the version of the kernel, which are shown in texts too.
         self._plain: set[str] = set()
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Each name that was replaced, by its token."""
+        """Returns the name behind each token."""
         return {token: name for (_, name), token in self._tokens.items()}
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many different names of each kind were replaced."""
+        """Returns the number of different names of each kind that were replaced."""
         return dict(self._numbers)
 
     def value(self, kind: Kind, value: Any) -> Any:
-        """Returns what may be shown of ``value``."""
+        """Returns ``value``, or the part of it that may be shown for its kind."""
         if value is None or isinstance(value, (bool, int, float)):
             return value
         if kind is Kind.TEXTS:
@@ -187,7 +190,7 @@ class Redactor:
         return self.token(kind, text) if text else text
 
     def token(self, kind: Kind, name: str) -> str:
-        """Returns the token of ``name``. In texts it stands also for the first part of the name of a host."""
+        """Returns the token of ``name``. In texts it also replaces the first part of a host's name."""
         token = self._token(kind.value, name)
         if kind is Kind.HOST and not _IPV4.fullmatch(name):
             self._meet(name.partition(".")[0], token)
@@ -202,9 +205,11 @@ class Redactor:
         return [self.text(str(one)) for one in found] if isinstance(found, list) else self.text(value)
 
     def text(self, text: str) -> str:
-        """Returns ``text`` with a token for each name that was met, and for words that are not of the vocabulary."""
+        """Returns ``text`` with tokens in place of the names that were met and of the words that are not in the
+        vocabulary.
+        """
         if not self._sorted:
-            # A name may be a part of another one.
+            # Longer names come first, because a name may be a part of another one.
             self._long.sort(key=len, reverse=True)
             self._sorted = True
         text = text.replace(_MARK, "?")
@@ -235,7 +240,7 @@ class Redactor:
         if marked := _MARKED.fullmatch(word):
             return self._in_texts[self._long[int(marked[1])]]
         if _MARK in word:
-            # A name within a longer one.
+            # A name may occur within a longer name.
             return self._token("name", _MARKED.sub(lambda found: self._long[int(found[1])], word))
         if (token := self._in_texts.get(word)) is not None:
             return token
@@ -249,7 +254,7 @@ class Redactor:
         return self._path(word) if "/" in word else self._token("name", word)
 
     def _is_unit(self, word: str) -> bool:
-        """Whether ``word`` is the name of a systemd unit of ours."""
+        """Returns whether ``word`` is the name of one of our systemd units."""
         unit = _UNIT.fullmatch(word)
         return unit is not None and (unit[1] is None or unit[1] in self._vocabulary)
 
@@ -259,11 +264,11 @@ class Redactor:
         if (place := path.rpartition(":"))[2].isdigit():
             return f"{self._word(place[0])}:{place[2]}"
         parts = path.split("/")
-        # Such as /proc/PID/maps, and status=9/KILL.
+        # Such words are /proc/PID/maps and status=9/KILL.
         known = all(not part or part.isdigit() or part in self._vocabulary for part in parts)
         if known and (path.startswith(_SYSTEM) or parts[0].isdigit()):
             return path
-        # The name of a library or of our file helps; its folder does not.
+        # The name of a library or of our file is useful; its directory is not.
         named = "." in parts[-1] and parts[-1] in self._vocabulary
         token = self._token("path", path)
         return f"{token}/{parts[-1]}" if named else token

@@ -1,4 +1,6 @@
-"""Operations in flight: which ranks are in one, and which have not joined it, as ``diagnosis.joins`` says."""
+"""Finds operations in flight: which ranks are in one, and which ranks have not joined it, by the rules of
+``diagnosis.joins``.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ("CALLED", "INFLIGHT", "NOTABLE_NS", "in_flight", "not_joined")
 
-# Operations in flight for less time are not reported, ns.
+# Operations that have been in flight for less time are not reported, ns.
 NOTABLE_NS = 1_000_000_000
 INFLIGHT = """
 SELECT job, run, comm, comm_name AS name, backend, comm_size AS size, op, seq, rank, comm_rank, node, pid, tid, bytes,
   state, age_ns
 FROM comm.inflight WHERE {where}
 """
-# How far each rank has come, also those that ended lately, and for how long its operations are seen; NULL: all are.
+# How far each rank has come, also ranks that ended lately, and since when its operations are seen; NULL: always.
 CALLED = """
 SELECT node, job, run, pid, comm, comm_size AS size, rank, comm_rank, seq,
   epoch_ns(now()) - epoch_ns(attached) AS seen_ns, ended IS NULL AS lives
@@ -32,10 +34,11 @@ FROM comm.progress WHERE {where}
 def in_flight(
     live: Iterable[Row], inflight: Iterable[Row], called: Iterable[Row], members: Iterable[Row] = ()
 ) -> dict[Run, list[Pending]]:
-    """Returns the operations in flight for NOTABLE_NS by job and run, in the order of communicator and number.
+    """Returns, by job and run, the operations that have been in flight for at least NOTABLE_NS, ordered by communicator
+    and number.
 
-    ``live``: trainers; ``inflight`` and ``called``: rows of INFLIGHT and CALLED; ``members``: rows with ``comm``,
-    ``size`` and ``rank`` of members of communicators.
+    ``live``: the living trainers; ``inflight`` and ``called``: rows of INFLIGHT and CALLED; ``members``: rows with
+    ``comm``, ``size`` and ``rank`` of members of communicators.
     """
     parts: dict[Run, list[list[Row]]] = defaultdict(lambda: [[], [], [], []])
     for number, rows in enumerate((live, inflight, called, members)):
@@ -45,13 +48,13 @@ def in_flight(
 
 
 def not_joined(pending: Iterable[Pending]) -> set[int]:
-    """Returns the ranks that have not joined an operation in flight, and are in none themselves."""
+    """Returns the ranks that have not joined an operation in flight and are in no operation themselves."""
     found = list(pending)
     return {rank for one in found for rank in one.awaited}.difference(*(one.waiters for one in found))
 
 
 def _of_run(live: list[Row], inflight: list[Row], called: list[Row], members: list[Row]) -> list[Pending]:
-    # The rules take a while to import, and most jobs wait for nothing.
+    # The rules take a while to import, and in most jobs nothing waits.
     from probing.diagnosis.case import Case
     from probing.diagnosis.facts import Communicator, Facts, Member, Operation, Progress, Rank
 
@@ -68,7 +71,7 @@ def _of_run(live: list[Row], inflight: list[Row], called: list[Row], members: li
         if row.get("seen_ns") is not None:
             seen[number] = -row["seen_ns"]
         if row["comm"] is None and "age_ns" not in row:
-            # No operation of it was seen.
+            # No operation of the communicator was seen.
             continue
         known[comm].add(number)
         sizes[comm] = max(sizes[comm], row["size"] or 0)
@@ -96,7 +99,7 @@ def _of_run(live: list[Row], inflight: list[Row], called: list[Row], members: li
         Communicator(comm, None, None, sizes[comm] or None, tuple(Member(rank, rank) for rank in sorted(own)))
         for comm, own in known.items()
     )
-    # Only ages matter: the present is 0.
+    # Only ages matter here, so the present time is set to 0.
     facts = Facts("", "", world, 0.0, 0, (), tuple(ranks), tuple(comms))
     pending = [one for one in Case(facts).in_flight if _notable(one.age_ns)]
     return sorted(pending, key=lambda one: (str(one.comm), one.seq or 0, str(one.op)))

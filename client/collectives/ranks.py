@@ -1,4 +1,4 @@
-"""Joins what is known of each trainer to one row, and to the state of its run: for ``top``."""
+"""Builds one row for each trainer, and the state of its run, from the answers of nodes; for ``top``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RANK_FIELDS = (
     "first",
     "diagnosis",
 )
-# A rate this many times lower than the last one is none.
+# A rate that has fallen below the last rate divided by this number is shown as 0.
 _STANDS = 10
 _LATE_NS = 3e9
 _USUAL_STEPS = 3
@@ -51,11 +51,11 @@ _SILENCE = ("waits_in", "began_unseen", "unseen_until")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was asked: ``live`` trainers, ``findings`` and ``ended``, the rows that ``standings`` takes.
+    """The answers of nodes. ``live`` (trainers), ``findings`` and ``ended`` are the arguments of ``standings``.
 
-    By process: ``calls`` has collectives_per_s and last_age_ns, ``steps`` step, steps_per_s and step_age_ns,
-    ``inflight`` the oldest operation in flight, ``lags`` the worst lag, ns, ``python`` the innermost frame as text.
-    A process whose last call is older than ``recent_ns`` may be silent.
+    The others are keyed by process: ``calls`` has collectives_per_s and last_age_ns, ``steps`` has step, steps_per_s
+    and step_age_ns, ``inflight`` the oldest operation in flight, ``lags`` the worst lag, ns, ``python`` the innermost
+    frame as text. A process whose last call is older than ``recent_ns`` may be silent.
     """
 
     live: Sequence[Row]
@@ -72,7 +72,7 @@ class Seen:
 def rank_rows(seen: Seen, silent: Callable[[list[Row]], list[Row]]) -> tuple[list[Row], dict[Run, Row]]:
     """Returns a row with RANK_FIELDS for each trainer, by job, run and rank, and ``standing.standing`` of each run.
 
-    ``silent`` gets the trainers without an operation and returns rows of ``silence.silent``.
+    ``silent`` is called with the trainers that show no operation and returns rows of ``silence.silent``.
     """
     runs, trainers, exits = standings(seen.live, seen.findings, seen.ended)
     lately = (key for key, row in seen.calls.items() if (row["last_age_ns"] or 0) <= seen.recent_ns)
@@ -110,9 +110,11 @@ def _rank(row: Row, seen: Seen, quiet: Mapping[Process, Row]) -> Row:
 
 
 def sinking(rate: float | None, age_ns: float | None) -> float | None:
-    """Returns the rate of steps a second, by the last step, as it sinks while no step ends; 0 below a tenth of it.
+    """Returns the steps a second. The rate of the last step sinks while no further step ends; below a tenth of it the
+    result is 0.
 
-    ``age_ns``: since the end of that step. Its row comes some seconds later, in which the rate is as it was.
+    ``age_ns``: the time since the end of that step. The row of a step comes some seconds late, so for that long the
+    rate stays.
     """
     if not rate or age_ns is None or age_ns <= max(_LATE_NS, _USUAL_STEPS * 1e9 / rate):
         return rate
@@ -121,7 +123,7 @@ def sinking(rate: float | None, age_ns: float | None) -> float | None:
 
 
 def _quiet(runs: Mapping[Run, Row], waiting: Sequence[Row], found: list[Row]) -> dict[Process, Row]:
-    """Adds the rows of silent ranks to their runs; returns them by process."""
+    """Adds the rows of silent ranks to their runs, and returns these rows by process."""
     for row in found:
         runs[row["job"], row["run"]]["silent"].append(row)
     quiet = {process_of(row): row for row in found}
@@ -132,7 +134,7 @@ def _quiet(runs: Mapping[Run, Row], waiting: Sequence[Row], found: list[Row]) ->
 
 
 def _ended(ends: Sequence[Row], live: Sequence[Row]) -> list[Row]:
-    """Returns trainers that have ended, with the fields of live ones."""
+    """Returns the trainers that have ended, with the fields of living trainers."""
     nothing: Row = dict.fromkeys(RANK_FIELDS)
     alive = {process_of(row) for row in live}
     return [

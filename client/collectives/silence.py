@@ -1,4 +1,4 @@
-"""Explains ranks that live and show no operation: what their stacks show, and from when their operations are seen."""
+"""Explains ranks that live and show no operation: what their stacks show, and since when their operations are seen."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ if TYPE_CHECKING:
 __all__ = ("MOST_ASKED", "Process", "SilenceWatch", "innermost", "silence_lines", "silent", "waits_in")
 
 Process = tuple[str, int]
-# Most processes of a node that are asked for native stacks, and the time for it, s. Each costs milliseconds, and the
-# first look at a library some seconds.
+# The most processes of a node that are asked for native stacks, and the time for them, s.
 MOST_ASKED = 8
 NATIVE_S = 6.0
 _EVERY_S = 10.0
 _LONG_NAME = 80
-# An operation in this time proves that a wait began while it could be seen.
+# An operation within this time proves that the present wait began while operations were seen.
 _LOOK_BACK = "1 HOUR"
 _STARTS = "SELECT node, pid, start_ns, ts FROM process.events WHERE event = 'start' AND pid IN ({pids})"
-# Times in which operations were not seen: of a process whose library was mapped before the probes were attached, or of
-# all processes while nothing was probed.
+# Times in which operations were not seen: before a library was probed, or for all processes during a pause.
 _GAPS = """
 SELECT node, pid, reason, max(ts_to) AS until FROM probing.losses
 WHERE table_name = 'comm.ops' AND count IS NULL AND (pid IN ({pids}) OR pid IS NULL) GROUP BY node, pid, reason
@@ -46,12 +44,12 @@ _UNSEEN = {"gaps": _GAPS, "starts": _STARTS, "last operations": _LAST}
 
 
 def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
-    """Returns a row for each of ``processes`` (node, job, run, rank, pid, start_ns), at most MOST_ASKED of a node.
+    """Returns a row for each of ``processes`` (node, job, run, rank, pid, start_ns), at most MOST_ASKED for each node.
 
     ``waits_in``: the native function in which the process waits; ``python``: the innermost frame of its thread that
     trains; ``native_missing``: why its native frames are missing; ``unseen_until``, ``unseen_why``: operations that
-    began before are not seen, and why; ``began_unseen``: the present wait is such a one; ``reason``: why there is no
-    stack.
+    began before this time were not seen, and why; ``began_unseen``: the present wait began before it; ``reason``: why
+    there is no stack.
     """
     asked: dict[str, list[Row]] = {}
     for row in processes:
@@ -84,11 +82,13 @@ def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
 
 
 def waits_in(threads: Sequence[Thread]) -> str | None:
-    """Returns the call, such as ``gloo::allreduce`` or ``ncclGroupEnd``, of a process's threads; None if unknown."""
+    """Returns the call that the threads of a process wait in, such as ``gloo::allreduce`` or ``ncclGroupEnd``; None if
+    unknown.
+    """
     from probing.diagnosis.facts import Frame as Fact
     from probing.diagnosis.stack_calls import native_wait
 
-    # Of several calls of one kind the outermost one of the first thread counts.
+    # If there are several calls of one kind, the outermost call of the first thread counts.
     frames = (frame for thread in reversed(threads) for frame in thread["frames"])
     return native_wait(Fact(frame["func"], native=frame["frame_type"] == "Native") for frame in frames)
 
@@ -103,7 +103,7 @@ def innermost(frames: Sequence[Frame]) -> str | None:
 
 
 class SilenceWatch:
-    """Runs ``silent`` in a thread, at most every 10 s, for a screen that is redrawn often."""
+    """Runs ``silent`` in a thread, at most once in 10 s, for a screen that is redrawn often."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -112,7 +112,7 @@ class SilenceWatch:
         self._asked = -math.inf
 
     def __call__(self, processes: Sequence[Row]) -> list[Row]:
-        """Returns the rows known by now of ``processes``; starts a thread for newer ones."""
+        """Returns the rows that are already there for ``processes``; starts a thread if there are newer processes."""
         now = time.monotonic()
         if processes and now - self._asked > _EVERY_S and (self._thread is None or not self._thread.is_alive()):
             self._asked = now
@@ -122,7 +122,7 @@ class SilenceWatch:
         return [row for row in self._found if (row["node"], row["pid"]) in wanted]
 
     def _ask(self, processes: list[Row]) -> None:
-        # The next frame reports a node that does not answer.
+        # A node that does not answer is reported by the next frame.
         with suppress(ProbingError):
             self._found = silent(self._cluster, processes)
 
@@ -162,18 +162,18 @@ def _text(row: Row) -> str:
 
 
 def _stacks(cluster: Cluster, pids: dict[str, list[int]]) -> tuple[dict[Process, list[Thread]], dict[Process, str]]:
-    """Returns threads with native frames by process, and the reason by process without any."""
+    """Returns the threads with native frames, by process, and the reason for each process that has none."""
     from probing.api.proto.probing.v1 import node_pb2 as pb
 
     async def ask(node: Node, seconds: float) -> tuple[str, pb.StacksReply | str]:
         name = (await node.status(seconds)).node
         if not pids.get(name):
-            # An empty list would mean all processes.
+            # An empty list of pids would mean all processes.
             return name, pb.StacksReply()
         try:
             return name, await node.stacks(pb.StacksRequest(pids=pids[name], native=True), NATIVE_S)
         except ProbingError as e:
-            # The node's other rows are still shown.
+            # The other rows about the node are still shown.
             return name, e.message
 
     stacks: dict[Process, list[Thread]] = {}
@@ -192,7 +192,9 @@ def _stacks(cluster: Cluster, pids: dict[str, list[int]]) -> tuple[dict[Process,
 
 
 def _unseen(cluster: Cluster, rows: Sequence[Row]) -> dict[Process, tuple[str, str, str | None]]:
-    """Returns by process: the time until which its operations were not seen, why, and when the last one seen began."""
+    """Returns for each process the time until which its operations were not seen, why, and when its last seen operation
+    began.
+    """
     pids = ", ".join(str(row["pid"]) for row in rows)
     tables = cluster.query_all({name: sql.format(pids=pids) for name, sql in _UNSEEN.items()})
     gaps, starts, ops = (rows_of(tables[name]) for name in _UNSEEN)
@@ -200,7 +202,7 @@ def _unseen(cluster: Cluster, rows: Sequence[Row]) -> dict[Process, tuple[str, s
     last = {_key(r): r["last"] for r in ops}
     found: dict[Process, tuple[str, str, str | None]] = {}
     for row in rows:
-        # Pids are reused: a gap that ended before this process began belongs to another one.
+        # Pids are reused: a gap that ended before this process began belongs to an earlier process.
         own = [
             g
             for g in gaps

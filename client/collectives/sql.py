@@ -1,4 +1,4 @@
-"""The statements of ``nccl``. ``{during}`` is a condition on the time, ``{where}`` on job and communicator."""
+"""The SQL statements of ``nccl``. ``{during}`` is a condition on the time, ``{where}`` on job and communicator."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ SELECT job, run, comm, any_value(comm_name) AS name, any_value(backend) AS backe
 FROM comm.ops WHERE state = 'failed' AND {_LATELY} GROUP BY job, run, comm, op, rank, node, pid, error
 ORDER BY last DESC LIMIT {MOST_FAILED}
 """
-# Ends may be known too inexactly for durations of single operations, and operations overlap. The time in which a
-# stream was busy with any of them holds for all together. `before`: the latest end of earlier operations on the stream.
+# The ends of single operations may be too inexact for durations, and operations overlap. So the time in which a stream
+# was busy with any operation stands for all of them. `before`: the latest end of earlier operations on the stream.
 TOTALS = f"""
 WITH spans AS (
   SELECT job, run, comm, node, pid, start_ns, stream, {MOVED_BYTES} AS moved, {BUS_FACTOR} AS factor,
@@ -52,7 +52,7 @@ SELECT job, run, comm, count(*) AS calls, sum(moved)::DOUBLE AS moved, sum(moved
   sum(greatest(0, t_to - greatest(t_from, coalesce(before, t_from)))) AS busy_ns
 FROM following GROUP BY job, run, comm
 """
-# Lag is measured against the median arrival: half of the ranks arrived before it.
+# The lag is measured against the median arrival: half of the ranks arrived before it.
 RANKS = f"""
 WITH arrivals AS (
   SELECT job, run, comm, rank, comm_rank, node, pid, seq, epoch_ns(ts) AS t FROM comm.ops

@@ -1,4 +1,6 @@
-"""State of a run beyond its operations: live or ended, findings, the first failure, the silent ranks."""
+"""Reads the state of a run apart from its operations: whether it lives, its findings, its first failure and its silent
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ __all__ = (
 
 Run = tuple[Any, Any]
 LAST_SEEN = "it has ended: the values are as they were last seen"
-# A rank that ended an operation in this time is not silent.
+# A rank that ended an operation within this time is not silent.
 RECENT = "SELECT DISTINCT node, pid FROM comm.ops WHERE ts > now() - INTERVAL 10 SECOND AND {of_job}"
 _LIVE = """
 SELECT node, job, run, rank, world_size, pid, start_ns, state FROM process.processes
@@ -44,7 +46,7 @@ _NAMES = ("live trainers", "findings", "exits")
 
 
 def state_statements(of_job: str, during: Interval) -> dict[str, str]:
-    """Returns the SELECTs by name whose rows ``standings`` takes; ``of_job`` is a condition on the job."""
+    """Returns, by name, the SELECTs whose rows ``standings`` takes; ``of_job`` is a condition on the job."""
     statements = (_LIVE, OPEN, ended_sql(of_job, during))
     return {name: sql.format(of_job=of_job) for name, sql in zip(_NAMES, statements, strict=True)}
 
@@ -56,16 +58,16 @@ def state_rows(tables: Mapping[str, pa.Table]) -> tuple[list[Row], list[Row], li
 
 
 def states(cluster: Cluster, of_job: str, during: Interval) -> dict[Run, Row]:
-    """Returns ``standing`` of each run."""
+    """Returns the state of each run, with the keys of ``standing``."""
     return standings(*state_rows(cluster.query_all(state_statements(of_job, during))), now=during.open)[0]
 
 
 def standing() -> Row:
-    """Returns the state of a run of which nothing is known yet.
+    """Returns the empty state of a run, before any answer.
 
-    ``ended``: when its last trainer ended, None while one lives; ``first_failure``: the exit that failed first;
-    ``silent``: rows of ``silence.silent``; ``silent_more``: the number of silent ranks without a row; ``findings``:
-    what the daemon finds wrong with it now, the worst first.
+    ``ended``: when its last trainer ended, None while one lives; ``first_failure``: the exit of the rank that failed
+    first; ``silent``: rows of ``silence.silent``; ``silent_more``: the number of silent ranks without a row;
+    ``findings``: what the daemon finds wrong with it now, the worst first.
     """
     return {"ended": None, "first_failure": None, "silent": [], "silent_more": 0, "findings": []}
 
@@ -73,9 +75,9 @@ def standing() -> Row:
 def standings(
     live: Iterable[Row], findings: Sequence[Row], ended: Iterable[Row], *, now: bool = True
 ) -> tuple[dict[Run, Row], dict[Run, list[Row]], list[Row]]:
-    """Returns ``standing`` by job and run, without silent ranks, the live trainers by job and run, and the exits.
+    """Returns the states by job and run, without silent ranks; the living trainers by job and run; and the exits.
 
-    ``now`` False: of a past interval, so without the findings that are open.
+    ``now`` False: the states are those of a past interval, without the findings that are open now.
     """
     found: dict[Run, Row] = {}
     trainers: dict[Run, list[Row]] = {}
@@ -97,7 +99,9 @@ def standings(
 
 
 def idle(live: Sequence[Row], busy: Container[Process]) -> list[Row]:
-    """Returns the trainers of one run that are not ``busy``, by rank; none for a run of one rank, which never waits."""
+    """Returns the trainers of one run that are not ``busy``, by rank. A run of one rank has none, because it never
+    waits.
+    """
     if max(len(live), live[0]["world_size"] or 0) < 2:
         return []
     waiting = [row for row in live if (row["node"], row["pid"]) not in busy]
@@ -105,7 +109,7 @@ def idle(live: Sequence[Row], busy: Container[Process]) -> list[Row]:
 
 
 def standing_lines(own: Row) -> list[str]:
-    """Returns ``standing`` as lines of text, without what a line of a finding says of the ranks at fault."""
+    """Returns the lines of text for a state; they leave out what the line of a finding says of the ranks at fault."""
     said = blamed(own["findings"])
     lines = [] if own["ended"] is None else [f"ENDED {clock(own['ended'])}"]
     first = own["first_failure"]
@@ -118,8 +122,8 @@ def standing_lines(own: Row) -> list[str]:
 
 
 def state_lines(found: Mapping[Run, Row], job: str | None, run: str | None) -> list[str]:
-    """Returns the lines that a command with rows of jobs has above those of a run: its open findings, its end, and the
-    first failure."""
+    """Returns the lines that a command prints above its rows of a run: the open findings, the end, and the first
+    failure."""
     own = found.get((job, run)) or standing()
     ended = [LAST_SEEN] if own["ended"] is not None else []
     return [*verdict_lines(own["findings"]), *standing_lines(own), *ended]

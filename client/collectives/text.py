@@ -1,4 +1,4 @@
-"""Formats ``nccl`` for people."""
+"""Formats the answer of ``nccl`` as text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _RANKS = (
 _MOST_RANKS = 16
 _MOST_FAILED = 8
 _LONG_NAME = 48
-# What a value of comm.ops.timing_source means for durations.
+# What each value of comm.ops.timing_source means for durations.
 _SOURCES = {
     "exact": "exact",
     "sync": "somebody waited for it",
@@ -63,7 +63,7 @@ def people(
     width: int | None,
     pending: Mapping[Run, Sequence[Pending]] = MappingProxyType({}),
 ) -> str:
-    """Returns the page of ``nccl``. ``found``: communicators; ``pending``: what is in flight by run."""
+    """Returns the page of ``nccl`` as text. ``found``: communicators; ``pending``: the operations in flight by run."""
     if not found:
         return f"(no collective {during.text()}{' and none in flight' if during.open else ''})\n"
     texts, shown = [], set()
@@ -73,7 +73,7 @@ def people(
         waits = _waits(one for one in pending.get(run, ()) if one.comm == (own["comm"] or ""))
         above = [*(verdict_lines(own["findings"]) if new else ()), *waits, *(standing_lines(own) if new else ())]
         texts.append(_communicator(own, [*above, *_failures(own)], during, width))
-        # Shown once for each run, with its first communicator.
+        # The state is shown once for each run, above its first communicator.
         shown.add(run)
     return "\n".join(texts)
 
@@ -130,7 +130,7 @@ def _state(states: dict[str, int]) -> str:
 
 
 def _operations(ops: list[Row], width: int | None) -> list[str]:
-    """Returns one table if it fits ``width``, else a table of times and one of bandwidths."""
+    """Returns the operations in one table if it fits ``width``, else in one table of times and one of bandwidths."""
     lines = render((_OP, *_TIMES, *_BANDWIDTHS), ops, None).splitlines()
     if width is None or max(map(len, lines)) <= width:
         return lines
@@ -154,7 +154,7 @@ def _total(totals: Row) -> list[str]:
 
 
 def _failures(own: Row) -> list[str]:
-    """Returns a line for each operation and error, with the ranks on which it failed."""
+    """Returns a line for each operation that failed and each of its errors, with the ranks on which it failed."""
     failures: dict[tuple[Any, ...], list[Row]] = {}
     for row in own["failed"]:
         failures.setdefault((row["op"], row["error"]), []).append(row)

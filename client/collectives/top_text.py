@@ -1,4 +1,4 @@
-"""Formats a frame of ``top``."""
+"""Formats a frame of ``top`` as text."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _FIELDS = (
     Field("AGE", "shown_age_ns", age, right=True),
     Field("PYTHON (training thread)", "python", lambda v: v or "-", flex=True),
 )
-# Columns left out, in this order, if the table is too wide and all rows have this value.
+# Columns that are left out, in this order, if the table is too wide and all rows have the given value.
 _SPARE = (("state", "running"), ("inflight", "-"), ("shown_age_ns", None))
-# A job stands still once its last operation is this many times older than the usual interval.
+# A job stands still if its last operation is this many times older than the usual interval between operations.
 _USUAL = 10
 _STILL_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """``ranks``: a dict a trainer, as docs/json.md describes; by job and run: ``runs``, rows of ``standing.standing``,
-    and ``pending``, what is in flight.
+    """What one frame shows. ``ranks``: a dict for each trainer, as docs/json.md describes. By job and run: ``runs``
+    (the states of ``standing.standing``) and ``pending`` (the operations in flight).
 
-    ``paused``: a line for each paused node; ``missing``: what could not be asked, in lines for people.
+    ``paused``: a line for each paused node; ``missing``: lines that say what could not be asked.
     """
 
     ranks: list[Row]
@@ -52,7 +52,9 @@ class Frame:
 
 
 def people(frame: Frame, width: int | None, lines: int | None) -> str:
-    """Formats one block for each job. If ``lines`` bounds the height, ranks that block others or lag come first."""
+    """Returns the frame as text, with one block for each job. If ``lines`` bounds the height, ranks that block others
+    or lag come first.
+    """
     parts = [escape(f"missing: {what}") + "\n" for what in frame.missing[:5]]
     if not frame.ranks:
         return "".join(parts) + f"(no training process{' on the nodes that answered' if frame.missing else ''})\n"
@@ -81,7 +83,7 @@ def _job(run: Run, rows: list[Row], frame: Frame, width: int | None, room: int |
 
 
 def news(run: Run, live: Sequence[Row], frame: Frame) -> list[str]:
-    """Returns what there is to say of a run in lines: findings, speed, waits, silent ranks, its end."""
+    """Returns the lines about a run above its ranks: findings, speed, waits, silent ranks, its end."""
     standing = frame.runs[run]
     pace = _pace(live) if live else None
     if any(row["node"] in frame.paused for row in live):
@@ -93,7 +95,7 @@ def news(run: Run, live: Sequence[Row], frame: Frame) -> list[str]:
 
 
 def _pace(live: Sequence[Row]) -> str:
-    """Describes the job's speed, or how long it has stood still."""
+    """Returns the speed of the job as text, or how long the job has stood still."""
     ages = [row["last_age_ns"] for row in live if row["last_age_ns"] is not None]
     rates = [row["collectives_per_s"] for row in live if row["collectives_per_s"] is not None]
     rate = sum(rates) / max(len(rates), 1)
@@ -125,7 +127,7 @@ def _table(rows: Sequence[Row], width: int | None) -> str:
 
 
 def _shown(row: Row, frame: Frame) -> Row:
-    """Returns the shown values of a rank that differ from its row."""
+    """Returns those values of a rank's row that are shown differently from the row."""
     shown: Row = {"inflight": "-", "shown_age_ns": None}
     if row["ended"] is not None:
         shown["python"] = row["how"]
@@ -137,8 +139,8 @@ def _shown(row: Row, frame: Frame) -> Row:
 
 
 def _waits(pending: Sequence[Pending], live: Sequence[Row], explained: Container[int]) -> list[str]:
-    """Returns lines for ranks that wait in the oldest operation of one of them, and one for the ranks that have joined
-    none of these, without those ``explained``."""
+    """Returns a line for each set of ranks that wait in the oldest operation of one of them, and a line for the ranks
+    that have joined no operation; ranks in ``explained`` are left out."""
     oldest = {(row["comm"], row["seq"], row["op"]) for row in live}
     shown = [one for one in pending if (one.comm, one.seq, one.op) in oldest]
     lines = [
@@ -150,7 +152,7 @@ def _waits(pending: Sequence[Pending], live: Sequence[Row], explained: Container
 
 
 def _group(comm: str) -> str:
-    """Returns the name of a communicator; torch numbers groups that have none."""
+    """Returns the name of a communicator; groups without a name have the number that torch gives them."""
     return f"group {comm}" if comm.isdigit() else comm
 
 

@@ -31,7 +31,7 @@ SELECT job, run, node, pid, start_ns, rank, count(*) AS steps, sum(duration_ns) 
 FROM train.steps WHERE {during} AND {where}
 GROUP BY job, run, node, pid, start_ns, rank
 """
-# In an operation that ends on all ranks together, the rank with the shortest duration arrived last; others waited.
+# If an operation ends on all ranks at once, the rank with the shortest duration arrived last.
 _WAITS = """
 WITH timed AS (
   SELECT job, run, comm, seq, rank, comm_size, duration_ns,
@@ -58,9 +58,9 @@ SELECT node, pid, start_ns, sum(duration_ns) AS ns FROM cuda.syncs WHERE {window
 _FOUND = {"waits": _WAITS, "roles": _ROLES, "samples": _SAMPLES, "syncs": _SYNCS}
 _STACKS = "SELECT stack_id, any_value(frames) AS frames FROM python.stacks WHERE stack_id IN ({ids}) GROUP BY stack_id"
 _RECOGNISED = "Steps are recognised after 10 s of repetition."
-# A step that lasts this many times the usual time, and at least these ns, is worth a line.
+# A line is shown for a step that lasts this many times the usual time, and at least this many ns.
 _USUAL, _LONG_NS = 5, 5_000_000_000
-# Most stacks asked for in one query, and in all; samples of other stacks count as computing.
+# Most stacks that are asked for in one query, and in all; samples with other stacks count as computing.
 _CHUNK, _MOST_STACKS = 1000, 5000
 
 
@@ -113,7 +113,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _no_step(runs: Mapping[Run, Row], during: Interval, width: int | None) -> str:
-    """Returns the text where no step ended: the states of the jobs, and when steps are recognised."""
+    """Returns the text for an interval in which no step ended: the states of the jobs, and how steps are recognized."""
     lines = [f"job {run[0]}  run {run[1]}: {line}" for run in runs for line in state_lines(runs, *run)]
     lines += [f"(no step ended {during.text()}; `probingctl nccl` shows the operations. {_RECOGNISED})"]
     return "".join(part + "\n" for line in lines for part in wrapped(escape(line), width))
@@ -173,7 +173,7 @@ def _process(row: Row) -> tuple[object, ...]:
 
 
 def _io_shares(cluster: Cluster, samples: Sequence[Row]) -> dict[tuple[object, ...], float]:
-    """Returns for each process the share of its training thread's samples in loading data, or in a checkpoint."""
+    """Returns for each process the share of its training thread's samples that load data or use a checkpoint."""
     times: dict[int, int] = {}
     for row in samples:
         times[row["stack_id"]] = times.get(row["stack_id"], 0) + row["ns"]
@@ -209,7 +209,7 @@ def _object(job: str, run: str, found: Balance) -> Row:
 
 
 def _said(sentence: str) -> str:
-    """Returns ``sentence``; "work is even" is limited to the nodes that answered."""
+    """Returns ``sentence``; if a node did not answer, "work is even" is limited to the nodes that did."""
     return claim(sentence) if sentence.startswith(EVEN) else sentence
 
 
@@ -220,12 +220,14 @@ def _text(own: Row, lines_above: Sequence[str], width: int | None) -> str:
     lines = "".join(part + "\n" for line in head for part in wrapped(escape(line), width))
     gpu = any(rank["gpu_wait"] is not None for rank in own["ranks"])
     text = lines + render((*_FIELDS, _GPU) if gpu else _FIELDS, own["ranks"], width)
-    # The table of a single role would repeat the table of ranks.
+    # A table of one role would repeat the table of ranks.
     return text + ("\n" + render(_ROLE_FIELDS, own["roles"], width) if len(own["roles"]) > 1 else "")
 
 
 def _still(own: Row, lines_above: Sequence[str]) -> list[str]:
-    """Returns a line if a live job has ended no step for long, so that the shares are those of the time before."""
+    """Returns a line if a living job has ended no step for a long time; the shares are then those of the time
+    before.
+    """
     usual = max((rank["step_ns"] or 0 for rank in own["ranks"]), default=0)
     quiet = own["last_step_age_ns"]
     if quiet is None or quiet < max(_LONG_NS, _USUAL * usual) or LAST_SEEN in lines_above:

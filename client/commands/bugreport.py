@@ -1,4 +1,4 @@
-"""``bugreport``: an archive with what the search for a fault of probingd needs, without names."""
+"""``bugreport``: writes an archive for the developers of probingd, without names, to find a fault in it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from probing.api.errors import PartialAnswer, ProbingError
 from probing.api.numpy_import import allow_numpy
+from probing.api.tables.schema import Row
 from probing.api.text import size
 from probing.client.render.output import replacing, write_objects
 from probing.client.render.rows import dump_json
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl bugreport", "probingctl bugreport --all-nodes --names names.json -o report.tar.gz")
-# The part of a node takes up to a megabyte of memory.
+# The part of one node takes up to a megabyte of memory.
 MAX_NODES = 64
 _PRIVATE = 0o600
 _FIELDS = (Field("FILE", "name"), Field("SIZE", "bytes", size, right=True), Field("WHAT", "what", flex=True))
@@ -40,11 +41,9 @@ _FIELDS = (Field("FILE", "name"), Field("SIZE", "bytes", size, right=True), Fiel
 @dataclass(frozen=True, slots=True)
 class Options:
     log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The daemon's log, where it is not in the journal.")
+        Path | None, typer.Option(metavar="FILE", help="The daemon's log file, if it does not log to the journal.")
     ] = None
-    python: Annotated[
-        str, typer.Option(metavar="PATH", help="An interpreter on the nodes, run there for its versions.")
-    ] = ""
+    python: Annotated[str, typer.Option(metavar="PATH", help="Report the versions of this Python on the nodes.")] = ""
     names: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write which name each token stands for. Do not send it.")
     ] = None
@@ -75,13 +74,13 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _gathered(cluster: Cluster, wanted: Wanted) -> list[Gathered]:
-    """Returns the answer of each node; only of the target, where it does not tell the other nodes."""
+    """Returns the answers of each node; only those of the target, if it does not say which other nodes there are."""
     from probing.client.bugreport.gather import add_local, gather, silent
 
     try:
         addresses = cluster.addresses()
     except ProbingError as e:
-        # A report matters most when the daemon does not answer.
+        # A report is needed most when the daemon does not answer.
         warn(f"{e.message}; the report has the target alone")
         addresses = (cluster.target,)
     if len(addresses) > MAX_NODES:
@@ -108,7 +107,7 @@ def _name(gathered: Sequence[Gathered]) -> str:
 
 
 def _show(settings: Settings, path: Path, files: Sequence[File], replaced: Mapping[str, int]) -> None:
-    rows: list[dict[str, Any]] = [
+    rows: list[Row] = [
         {"name": file.name, "bytes": len(file.data), "what": file.about, "problem": file.problem or None}
         for file in files
     ]

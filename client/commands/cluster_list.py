@@ -1,4 +1,4 @@
-"""``cluster list``: ``ps`` on all nodes."""
+"""``cluster list``: does the same as ``ps``, on all nodes."""
 
 from __future__ import annotations
 

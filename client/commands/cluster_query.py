@@ -1,4 +1,4 @@
-"""``cluster query``: ``query`` on all nodes."""
+"""``cluster query``: does the same as ``query``, on all nodes."""
 
 from __future__ import annotations
 

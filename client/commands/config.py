@@ -1,4 +1,4 @@
-"""``config``: settings of the running daemon, shown and changed."""
+"""``config``: shows and changes settings of the running daemon."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ _FIELDS = (
     Field("DELETES", "deleting"),
     Field("MEANING", "doc", flex=True, wrap=True),
 )
-# Keys of Probing, which can change the address of its server while it runs.
+# Keys of Probing that change the address of its server while it runs; here the address is set at the start.
 _LISTEN = "probingd run --listen HOST:PORT, or listen in its configuration; `probingctl -t HOST:PORT` asks there"
 _ADDRESSES = ("probing.server.port", "probing.server.address", "server.port", "server.address")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``what`` is KEY or KEY=VALUE."""
+    """The arguments and options. ``what`` is KEY or KEY=VALUE."""
 
-    what: Annotated[str | None, typer.Argument(metavar="[KEY[=VALUE]]", help="All settings if left out.")] = None
-    job: Annotated[
-        str, typer.Option(metavar="JOB", help="For this job alone: its name, the end of it, a run or a pid.")
-    ] = ""
-    pid: Annotated[str | None, typer.Option(metavar="PID", help="Set it for this process alone.")] = None
+    what: Annotated[str | None, typer.Argument(metavar="[KEY[=VALUE]]", help="The setting; default: all settings.")] = (
+        None
+    )
+    job: Annotated[str, typer.Option(metavar="JOB", help="Only for this job: its name, its end, a run or a pid.")] = ""
+    pid: Annotated[str | None, typer.Option(metavar="PID", help="Set it only for this process.")] = None
     for_: For = None
     persist: Annotated[bool, typer.Option("--persist", help="Keep it when the daemon restarts.")] = False
-    reset: Annotated[bool, typer.Option("--reset", help="Take a change back.")] = False
+    reset: Annotated[bool, typer.Option("--reset", help="Undo a change.")] = False
     yes: Annotated[bool, typer.Option("--yes", help="Confirm a limit that deletes rows.")] = False
 
     def change(self) -> Change:
-        """Returns the change that the options ask for. Raises UsageError where they contradict each other."""
+        """Returns the change that the options ask for. Raises UsageError if they contradict each other."""
         key, equals, _ = (self.what or "").partition("=")
         if key in _ADDRESSES:
             raise UsageError(f"{key}: where the daemon listens is set when it starts", hint=_LISTEN)
@@ -83,7 +83,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def write_settings(settings: Settings, found: Sequence[Setting]) -> None:
-    """Writes a row for each setting; a table says in words for which processes it holds and until when."""
+    """Writes a row for each setting; as a table it also says for which processes a setting holds and until when."""
     if settings.format != "table":
         write_table(settings, _FIELDS, found)
         return

@@ -53,9 +53,11 @@ class Options:
     watch: Annotated[bool, typer.Option("--watch", help="Ask again every 2 s, until Ctrl-C.")] = False
     history: Annotated[bool, typer.Option("--history", help="Show earlier findings, also of jobs that ended.")] = False
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --history: how far back, or an instant; 7d if left out.")
+        str | None, typer.Option(metavar="TIME", help="With --history: how far back, or an instant; default: 7d.")
     ] = None
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="With --history: where to end, likewise.")] = None
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --history: the end, given as for --since.")
+    ] = None
     full: Annotated[bool, typer.Option("--full", help="With --history: the whole page of each finding.")] = False
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the facts to this file as well.")] = None
     facts: Annotated[
@@ -84,7 +86,7 @@ def run(settings: Settings, options: Options) -> None:
         from probing.client.diagnosis.asking import from_dumps
 
         _finish(settings, [from_dumps(options.flight_recorder)])
-    # A node that does not answer is reported, not waited for.
+    # A node that does not answer in time is reported; the screen does not wait for it.
     with opened(replace(settings, timeout=min(settings.timeout, _PATIENCE_S))) as cluster:
         job = job_named(cluster, options.job)
         if options.finding is not None:
@@ -122,7 +124,7 @@ def _check(options: Options) -> None:
         raise UsageError(f"{names[0]} and {names[1]} exclude each other")
     for name, set_ in (("--since", options.since), ("--until", options.until), ("--full", options.full)):
         if set_ and not options.history:
-            raise UsageError(f"{name} belongs to --history", hint="without it diagnose shows what is so now")
+            raise UsageError(f"{name} belongs to --history", hint="without --history only present findings are shown")
     if options.parameters and options.skill is None:
         raise UsageError("--set belongs to --skill")
     if options.save is not None and names:
@@ -191,7 +193,7 @@ def _watch(settings: Settings, cluster: Cluster, job: str | None) -> None:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[str], None]]:
-    """A context that has the terminal to itself; its function replaces what is on the screen."""
+    """Returns a context that uses the whole terminal; it provides a function that replaces what is on the screen."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -209,7 +211,7 @@ def _frame(cluster: Cluster, job: str | None) -> str:
     try:
         found = with_stored_findings(cluster, diagnosed(gathered(cluster, job)))
     except ProbingError as e:
-        # The daemon may be restarting: the next frame asks again.
+        # The daemon may be restarting; the next frame asks again.
         texts = (f"error: {e.message}", f"hint: {e.hint}" if e.hint else "")
         return title + "".join(line + "\n" for text in texts for line in wrapped(escape(text), columns))
     text = title + (people(found, columns) or _NOBODY)

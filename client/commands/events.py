@@ -1,4 +1,4 @@
-"""``events``: starts, exits and kills of the processes of jobs."""
+"""``events``: shows starts, exits and kills of the processes of jobs."""
 
 from __future__ import annotations
 

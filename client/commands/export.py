@@ -1,7 +1,7 @@
 """``export``: writes stored rows as Parquet, CSV or JSON lines, day by day, in bounded memory.
 
-A directory has ``TABLE/date=YYYY-MM-DD/NODE-N.parquet``, which DuckDB, Spark and Trino read where it lies, and
-``export.json``, a table of contents, which is written last.
+The directory has files ``TABLE/date=YYYY-MM-DD/NODE-N.parquet``, which DuckDB, Spark and Trino can read in place, and a
+table of contents ``export.json``, which is written last.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _FIELDS = (
 @dataclass(frozen=True, slots=True)
 class Options:
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How far back to begin, or an instant; all there is if left out.")
+        str | None, typer.Option(metavar="TIME", help="The begin: how far back, or an instant; default: all rows.")
     ] = None
     until: Until = None
-    tables: Annotated[str | None, typer.Option(metavar="A,B,C", help="All stored tables if left out.")] = None
+    tables: Annotated[str | None, typer.Option(metavar="A,B,C", help="The tables; default: all stored tables.")] = None
     job: Job = None
 
 
@@ -71,20 +71,20 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _kind(settings: Settings, what: Wanted) -> tuple[str, bool]:
-    """Returns the format, and whether -o is one file: it names one table, and ends in a format."""
+    """Returns the format, and whether -o names one file, with the suffix of a format, for the rows of one table."""
     assert settings.output is not None
     suffix = settings.output.suffix.removeprefix(".")
     single = suffix in _KINDS and len(what.tables) == 1
     chosen = settings.format if settings.format != "table" else suffix if single else "parquet"
     if chosen not in _KINDS:
-        raise UsageError(f"{chosen} is no format to export", hint=f"one of {', '.join(_KINDS)}")
+        raise UsageError(f"{chosen} is not a format to export", hint=f"one of {', '.join(_KINDS)}")
     if single and chosen != suffix:
-        raise UsageError(f"{settings.output.name} is no name for {chosen}", hint=f"-o NAME.{chosen}, or another -f")
+        raise UsageError(f"{settings.output.name} is not a name for {chosen}", hint=f"-o NAME.{chosen}, or another -f")
     return chosen, single
 
 
 def _summary(report: Report, file: Path | None) -> str:
-    """Returns a line for each table. ``file`` is the one file with all rows, if there is one."""
+    """Returns a line for each table. ``file`` is the one file with all rows; None if there are several."""
     totals: dict[str, TableReport] = {}
     for node in report["nodes"]:
         for name, counts in node["tables"].items():

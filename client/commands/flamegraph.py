@@ -1,4 +1,4 @@
-"""``flamegraph``: ``profile`` that writes an SVG file."""
+"""``flamegraph``: does the same as ``profile``, but writes an SVG file."""
 
 from __future__ import annotations
 

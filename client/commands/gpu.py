@@ -1,4 +1,4 @@
-"""``gpu``: what each GPU does now, and whose it is."""
+"""``gpu``: shows what each GPU does now, and which processes use it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _objects(devices: Sequence[Row], readings: Sequence[Row], processes: Sequence[Row], job: str | None) -> list[Row]:
-    """Returns each device with its last reading and ``processes``; with ``job`` only the devices of its processes."""
+    """Returns each device with its last reading and its ``processes``; with ``job`` only the devices that its processes
+    use.
+    """
     users, last = by_device(processes), {device_key(row): row for row in readings}
     found = []
     for device in sorted(devices, key=device_key):
@@ -106,7 +108,7 @@ def _objects(devices: Sequence[Row], readings: Sequence[Row], processes: Sequenc
 
 
 def _wrong(device: Row, reading: Row | None) -> list[str]:
-    """Returns in words what is wrong with a device."""
+    """Returns texts that say what is wrong with a device."""
     if device["state"] != "ok":
         return [f"{device['state']}: {device['reason']}"]
     if reading is None:
@@ -128,7 +130,7 @@ def _wrong(device: Row, reading: Row | None) -> list[str]:
 
 
 def _lines(gpu: Row) -> list[Row]:
-    """Returns a line for each process of a device; one for a device without any."""
+    """Returns a row for each process of a device; one row for a device without processes."""
     own = f"{gpu['device_id']}" if gpu["mig"] is None else f"{gpu['device_id']}.{gpu['mig']}"
     total, limit, power = gpu.get("total_bytes"), gpu.get("power_limit_w"), gpu.get("power_w")
     shared = {

@@ -1,4 +1,4 @@
-"""``health``: what is wrong with the hardware and the system of each node, with remedies."""
+"""``health``: shows what is wrong with the hardware and the system of each node, and what to do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from probing.api.errors import FormatError
 from probing.api.numpy_import import allow_numpy
 from probing.api.text import escape, plural
 from probing.client.render.output import write_objects
@@ -55,7 +56,6 @@ def collect(cluster: Cluster) -> list[Row]:
 def _asked(cluster: Cluster) -> tuple[list[_Judged], list[str]]:
     """Returns the nodes by name, and a line for each with damaged facts."""
     allow_numpy()
-    from probing.api.errors import FormatError
     from probing.diagnosis.facts_file import from_json
 
     nodes: list[_Judged] = []
@@ -88,7 +88,7 @@ def _lines(node: NodeFacts, findings: Sequence[Finding], missing: Sequence[str])
 
 
 def _seen(node: NodeFacts) -> str:
-    """Returns what was looked at: "8 GPUs, 4 ports, 3 disks, 12 file systems"."""
+    """Returns what the health check has looked at: "8 GPUs, 4 ports, 3 disks, 12 file systems"."""
     parts = node.hardware
     counts = ((parts.gpus, "GPU"), (parts.ports, "port"), (parts.disks, "disk"), (parts.file_systems, "file system"))
     return ", ".join(plural(len(own), name) for own, name in counts if own) or "no reading was stored yet"

@@ -1,4 +1,4 @@
-"""``logs``: stored lines that trainers wrote to stdout and stderr."""
+"""``logs``: shows stored lines that trainers wrote to stdout and stderr."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXAMPLES = ("probingctl logs --job 4711 --kind nan --follow",)
 MOST_LINES = 10_000
 FOLLOW_S = 1.0
 _MOST_SEEN = 10 * MOST_LINES
-# Most seconds between the time of a row and its arrival in the log: it is buffered, and clocks of nodes differ.
+# The most seconds until a row is stored: rows are buffered, and the clocks of nodes differ.
 _LATE = Interval(Bound(60.0))
 _LINES = """
 SELECT node, ts, epoch_ns(ts) AS t, job, run, rank, pid, tid, stream, kind, line, suppressed
@@ -39,14 +39,16 @@ FROM process.logs WHERE {where} ORDER BY ts DESC LIMIT {limit}
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Lines of a job, of a rank, and of a kind that contains ``kind``, whatever its case; None: all."""
+    """Chooses the lines of a job, of a rank, and of kinds that contain the text ``kind`` in upper or lower case; None:
+    all.
+    """
 
     job: str | None
     rank: int | None
     kind: str | None
 
     def sql(self, during: Interval) -> str:
-        """Returns the SQL condition for lines of an interval."""
+        """Returns the SQL condition for the chosen lines of an interval."""
         conditions = [] if self.job is None else [f"job = {sql_text(self.job)}"]
         conditions += [] if self.rank is None else [f"rank = {self.rank}"]
         conditions += [] if self.kind is None else [f"contains(lower(kind), {sql_text(self.kind.lower())})"]
@@ -58,7 +60,7 @@ class Options:
     job: Job = None
     rank: Rank = None
     kind: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only lines of a pattern that contains this text.")
+        str | None, typer.Option(metavar="TEXT", help="Only lines that match a pattern whose text contains this.")
     ] = None
     since: Since = "1h"
     until: Until = None
@@ -89,28 +91,28 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def collect(cluster: Cluster, chosen: Filter, during: Interval) -> list[Row]:
-    """Returns the last lines, at most MOST_LINES, in the order of their time; docs/json.md describes them."""
+    """Returns the last lines, at most MOST_LINES, ordered by time; docs/json.md describes them."""
     rows = rows_of(cluster.query(_LINES.format(where=chosen.sql(during), limit=MOST_LINES)))
     rows.sort(key=lambda row: (row["t"], row["node"], row["pid"], row["tid"]))
     return [{name: value for name, value in row.items() if name != "t"} for row in rows]
 
 
 def followed(cluster: Cluster, chosen: Filter, found: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yields ``found``, then each second the new lines. Only an error ends it."""
+    """Yields ``found``, then each second the new lines. Ends only by an error."""
     yield list(found)
     seen = dict.fromkeys(map(_identity, found))
     while True:
         time.sleep(FOLLOW_S)
         rows = collect(cluster, chosen, _LATE)
         yield [row for row in rows if _identity(row) not in seen]
-        # Older lines come again where the clock of a node is set back.
+        # Older lines come again if the clock of a node is set back.
         seen |= dict.fromkeys(map(_identity, rows))
         for oldest in list(seen)[: max(0, len(seen) - _MOST_SEEN)]:
             del seen[oldest]
 
 
 def lines_text(found: Sequence[Row], during: Interval, chosen: Filter) -> str:
-    """Returns a line of text for each row: time, rank, node, stream, and the job unless one was chosen."""
+    """Returns a line of text for each row: time, rank, node, stream, and the job unless one job was chosen."""
     return _lines(found, chosen) or f"(no line was stored {during.text()})\n"
 
 
@@ -123,7 +125,7 @@ def _line(row: Row, *, of_any_job: bool) -> str:
     if of_any_job:
         rank = f"job {row['job'] or '?'} {rank}"
     left_out = f"  ({row['suppressed']:,} such lines before it were left out)" if row["suppressed"] else ""
-    # The time of day; the other formats have the date.
+    # Only the time of day is shown; the other formats have the date.
     return f"{clock_ms(row['ts'])} {rank} {row['stream'] or '?'}: {row['line']}{left_out}"
 
 
@@ -135,5 +137,5 @@ def _enabled(cluster: Cluster) -> bool:
     try:
         return any(setting["value"] == "true" for setting in cluster.config("logs.enabled"))
     except NotFound:
-        # This daemon lacks the setting, so the advice would be wrong.
+        # This daemon does not have the setting, so the advice would be wrong.
         return True

@@ -1,4 +1,4 @@
-"""``memory``: memory of host and device by rank, and which rank has more than the others."""
+"""``memory``: shows memory of host and GPU by rank, and which rank uses more than the others."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from probing.client.times import Bound, Interval
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl memory --all-nodes --job 4711", "probingctl memory --limit 10 -f json")
-# The time before now in which rows of memory and exits are read.
+# Rows of memory and exits are read from this long before now.
 _LATELY = Interval(Bound(120.0))
-# A rank is named that has this many times the median of its job, and this many bytes more.
+# A rank is named if it has this many times the median of its job, and this many bytes more.
 _UNEVEN, _UNEVEN_BYTES = 1.2, 256_000_000
 
 
@@ -49,7 +49,10 @@ _KINDS = {"rss_bytes": "host memory", "device_bytes": "GPU memory"}
 class Options:
     job: Job = None
     limit: Annotated[
-        int | None, typer.Option("-l", "--limit", min=1, metavar="N", help="Only the N with the most memory of a job.")
+        int | None,
+        typer.Option(
+            "-l", "--limit", min=1, metavar="N", help="Only the N processes of each job with the most memory."
+        ),
     ] = None
     wide: Wide = False
 
@@ -101,7 +104,7 @@ def _device(used: Row, reading: Row | None) -> Row:
 
 
 def _whole(row: Row) -> Row:
-    """Returns ``row`` with the memory of the process on all its devices together."""
+    """Returns ``row`` with the memory of the process added up over all its GPUs."""
     used = [device["used_bytes"] for device in row["devices"] if device["used_bytes"] is not None]
     totals = [device["total_bytes"] for device in row["devices"] if device["total_bytes"]]
     fullest = [device["mem_used_pct"] for device in row["devices"] if device["mem_used_pct"] is not None]
@@ -123,7 +126,7 @@ def _run(name: tuple[str, str], rows: list[Row], limit: int | None) -> Row:
 
 
 def _imbalance(rows: Sequence[Row], key: str, kind: str) -> list[str]:
-    """Returns a sentence if a trainer has much more memory than the median of at least three."""
+    """Returns a sentence if there are three or more trainers and one has much more memory than their median."""
     known = {row["rank"]: row[key] for row in rows if row["role"] == "trainer" and row["rank"] is not None and row[key]}
     if len(known) < 3:
         return []

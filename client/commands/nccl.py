@@ -48,7 +48,7 @@ _STATEMENTS = {
     "recent": RECENT,
 }
 _OF_NOW = ("inflight", "called", "recent")
-# The state of a communicator whose ranks disagree: the first of these that a rank reports.
+# The order in which a state is chosen for a communicator whose ranks report different ones.
 _STATES = ("failed", "aborted", "active", "finalized", "destroyed")
 
 
@@ -76,7 +76,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _require_comm(cluster: Cluster, job: str | None, comm: str) -> None:
-    """Raises NotFound for a communicator that no node knows."""
+    """Raises NotFound if no node knows the communicator."""
     of_job = "true" if job is None else f"job = {sql_text(job)}"
     sql = f"SELECT count(*) AS known FROM comm.communicators WHERE comm = {sql_text(comm)} AND {of_job}"
     if not rows_of(cluster.query(sql))[0]["known"]:
@@ -90,8 +90,8 @@ def collect(
     cluster: Cluster, job: str | None, comm: str | None, during: Interval
 ) -> tuple[list[Row], dict[Run, list[Pending]]]:
     """Returns communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes, and the
-    operations in flight by run. What is in flight now belongs to an interval that reaches to now. All is read from one
-    snapshot of each node."""
+    operations in flight by run, which belong only to an interval that reaches to now. All is read from one snapshot of
+    each node."""
     of_job = "true" if job is None else f"job = {sql_text(job)}"
     where = of_job if comm is None else f"{of_job} AND comm = {sql_text(comm)}"
     asked = {"where": where, "during": during.sql(), "of_job": of_job}
@@ -99,14 +99,14 @@ def collect(
     statements = {
         name: sql.format(**(past if past and name in _OF_NOW else asked)) for name, sql in _STATEMENTS.items()
     }
-    # A stream belongs to one node: to add up its operations here, all of them would have to be sent.
+    # A stream belongs to one node, so each node adds up its operations; else all operations would have to be sent here.
     tables = cluster.query_all({**statements, **state_statements(of_job, during)}, each=("totals",))
     results = {name: rows_of(tables[name]) for name in statements}
     found: _Found = {}
     active = {_key(row) for name in ("ops", "inflight") for row in results[name]}
     members: dict[tuple[object, ...], list[Row]] = {}
     for row in results["known"]:
-        # Communicators without operations in the interval and now are too many to show.
+        # There are too many communicators without operations in the interval and now to show them all.
         if _key(row) in active or comm is not None:
             members.setdefault(_key(row), []).append(row)
     for rows in members.values():
@@ -129,7 +129,7 @@ def collect(
 
 
 def _spread(cluster: Cluster, nodes: set[str]) -> int | None:
-    """Returns by how much the nodes' clocks may differ, and lags between them be wrong; None for one node."""
+    """Returns by how much the nodes' clocks may differ, which is the error of lags between nodes; None for one node."""
     now_ns = time.monotonic_ns()
     return spread_ns(cluster.clocks.of(node, now_ns) for node in nodes) if len(nodes) > 1 else None
 
@@ -143,7 +143,9 @@ def _stand(
     *,
     every_run: bool,
 ) -> None:
-    """Adds the state of each run; with ``every_run`` also an entry without ``comm`` for a run without operations."""
+    """Adds the state of each run; with ``every_run`` also an entry without ``comm`` for each run that has no
+    operations.
+    """
     shown = {key[:2] for key in found}
     for run, live in trainers.items():
         waiting = idle(live, busy)
@@ -189,7 +191,7 @@ def _communicator(found: _Found, row: Row) -> Row:
 
 
 def _describe(own: Row, members: Sequence[Row]) -> None:
-    """Fills in what the members report of their communicator."""
+    """Fills in the fields of a communicator that its members report."""
     for name in _NAMED:
         own[name] = next((row[name] for row in members if row[name] is not None), own[name])
     own["members"] = sorted({row["rank"] for row in members if row["rank"] is not None})
@@ -200,7 +202,7 @@ def _describe(own: Row, members: Sequence[Row]) -> None:
     states = Counter(row["state"] for row in members if row["state"] is not None)
     own["states"] = dict(sorted(states.items()))
     own["state"] = next((state for state in _STATES if state in states), next(iter(own["states"]), None))
-    # A rank that does not know the role does not override one that does.
+    # A rank that knows the role overrides ranks that do not.
     roles = [row for row in members if row["role"] not in (None, "unknown")] or [r for r in members if r["role"]]
     if roles:
         own["role"], own["role_why"] = roles[0]["role"], roles[0]["role_why"]
@@ -241,6 +243,6 @@ def _sort(own: Row) -> None:
 
 
 def _flat(found: list[Row]) -> list[Row]:
-    """Returns a row for each communicator and operation, for formats that only have rows."""
+    """Returns a row for each communicator and operation, for formats that consist of rows."""
     head = (*_KEY, *_NAMED, "state", "role")
     return [{**{name: own[name] for name in head}, **op} for own in found for op in own["ops"]]

@@ -1,10 +1,10 @@
-"""``net``: network interfaces, and TCP connections of ranks: round trips, retransmits, who waits for whom."""
+"""``net``: shows network interfaces and the TCP connections of ranks: round trips, retransmits, and which end waits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -48,7 +48,7 @@ _SUMS = ("bytes_sent", "bytes_received", "segs_out", "segs_in", "retrans", "byte
 _SUMMED = ", ".join(f"sum({name}) AS {name}" for name in _SUMS)
 _RTT = "avg(rtt_ns) AS rtt_ns, max(rtt_max_ns) AS rtt_max_ns, min(rtt_min_ns) AS rtt_min_ns"
 _PAIR = "node, job, run, rank, role, pid, start_ns, netns, local_address, peer_address"
-# A reading has a row for each rank at the other end of a pair of addresses.
+# A reading has a row for each pair of addresses and each rank at the other end.
 _READINGS = f"""
 SELECT {_PAIR}, ts, bool_or(peer_local) AS peer_local, sum(sockets) AS sockets, sum(connecting) AS connecting,
   {_SUMMED}, {_RTT}, sum(timeouts) AS timeouts, max(longest_timeouts) AS longest_timeouts, sum(lost) AS lost,
@@ -153,7 +153,7 @@ def _text(found: dict[str, list[Row]], width: int | None, *, every: bool) -> str
 
 
 def _nodes_by_address(interfaces: Sequence[Row]) -> dict[str, str]:
-    """Returns the node by address, for addresses that only one node has."""
+    """Returns the node of each address that only one node has."""
     nodes: dict[str, set[str]] = {}
     for row in interfaces:
         for address in (row["addresses"] or "").split(", "):
@@ -166,8 +166,8 @@ def _errors(row: Row) -> str:
     return " ".join(counted) or "none"
 
 
-def _shown(row: Row, nodes: dict[str, str]) -> dict[str, Any]:
-    """``now``: what keeps connections waiting at the last reading."""
+def _shown(row: Row, nodes: dict[str, str]) -> Row:
+    """Returns the row as it is shown. ``now``: what delays connections at the last reading."""
     peer = nodes.get(row["peer_address"])
     waits = {
         "connecting": row["connecting"],

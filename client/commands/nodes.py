@@ -1,4 +1,4 @@
-"""``nodes``: the nodes that the target knows, itself included, and their states."""
+"""``nodes``: shows the nodes that the target knows, itself included, and their states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pause``: stop all probes at once, or let them run again."""
+"""``pause``: stops all probes at once, or lets them run again."""
 
 from __future__ import annotations
 

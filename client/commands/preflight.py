@@ -1,4 +1,4 @@
-"""``preflight``: whether the nodes are fit for a job, before it starts."""
+"""``preflight``: checks whether the nodes are fit for a job before it starts."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ _WRONG = 3
 class Options:
     python: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="Compare its Python, torch, CUDA, NCCL: each node runs it without rights."),
+        typer.Option(metavar="PATH", help="Compare Python, torch, CUDA and NCCL of this interpreter."),
     ] = None
     env_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Variables of ranks, NAME=VALUE; a section [NODE] is a rank.")
+        Path | None, typer.Option(metavar="FILE", help="NAME=VALUE for all ranks; in a section [NODE] for one rank.")
     ] = None
     iface: Annotated[str | None, typer.Option(metavar="IF", help="A network interface that every node must have.")] = (
         None
     )
     bandwidth: Annotated[
-        bool, typer.Option("--bandwidth", help="Also send bytes between the nodes, where they allow it.")
+        bool, typer.Option("--bandwidth", help="Also measure bandwidth between nodes that allow it.")
     ] = False
     job: Job = None
 
 
 def run(settings: Settings, options: Options) -> None:
     if options.python is not None and not options.python.startswith("/"):
-        raise UsageError(f"--python {options.python} is no path", hint="give the whole path, as it is on the nodes")
+        raise UsageError(f"--python {options.python} is not a path", hint="give the whole path, as it is on the nodes")
     plan = _plan(options.env_file)
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
@@ -74,7 +74,7 @@ def _plan(path: Path | None) -> Plan:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is no text"
+        reason = e.strerror if isinstance(e, OSError) else "it is not a text"
         raise UsageError(f"cannot read --env-file {path}: {reason}") from None
     if len(text) > MAX_BYTES:
         raise UsageError(f"--env-file {path} has more than {MAX_BYTES} characters")
@@ -86,7 +86,7 @@ def _flat(result: Result) -> Row:
 
 
 def _report(case: Case, found: list[Result]) -> Row:
-    """As docs/json.md describes."""
+    """Returns the report that docs/json.md describes."""
     names = ("from", "to", "round_trip_ns", "why")
     return {
         "ok": not failed(found),

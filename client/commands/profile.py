@@ -1,4 +1,4 @@
-"""``profile``: where Python spends its time, from stored samples or sampled now."""
+"""``profile``: shows where Python spends its time, from stored samples or from samples taken now."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from probing.api.errors import NotFound, UsageError
 from probing.client.options import Job, Pids, Rank, Until
 from probing.client.profile.model import Profile
 from probing.client.profile.request import KINDS, Request, Selection, at_times, base_of, labels, of_training_threads
-from probing.client.profile.samples import off_cpu_share, read_profiles
+from probing.client.profile.samples import off_cpu_share, read_profiles, sample
 from probing.client.profile.write import write_profiles
 from probing.client.session import hint, job_named, opened
 from probing.client.settings import PROFILE_SUFFIXES, Settings, check_suffix, process_id, profile_format_of
@@ -29,7 +29,7 @@ EXAMPLES = (
 )
 _MOST_LIVE_S = 3600
 _HZ = 99
-# Share of the training threads' time off the CPU above which a profile of the rest hides the cause.
+# If more than this share of the training threads' time is off the CPU, a profile of the rest would hide the cause.
 _MOSTLY = 0.5
 
 
@@ -38,22 +38,22 @@ class Options:
     pids: Pids = None
     job: Job = None
     rank: Rank = None
-    live: Annotated[str | None, typer.Option("--seconds", metavar="TIME", help="Sample now, for so long.")] = None
+    live: Annotated[str | None, typer.Option("--seconds", metavar="TIME", help="Sample now, for this time.")] = None
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Stored samples: how far back, or an instant; 5m if left out.")
+        str | None, typer.Option(metavar="TIME", help="Stored samples: how far back, or an instant; default: 5m.")
     ] = None
     until: Until = None
-    cpu: Annotated[bool, typer.Option("--cpu", help="Only time on the CPU, also where most of it is off.")] = False
+    cpu: Annotated[bool, typer.Option("--cpu", help="Only time on the CPU, even if most time is off it.")] = False
     wall: Annotated[bool, typer.Option("--wall", help="Time on and off the CPU.")] = False
     off_cpu: Annotated[bool, typer.Option("--off-cpu", help="Only time off the CPU.")] = False
     hz: Annotated[
-        int | None, typer.Option(min=1, max=999, metavar="N", help="With --seconds: samples a second, 99 if left out.")
+        int | None, typer.Option(min=1, max=999, metavar="N", help="With --seconds: samples a second; default: 99.")
     ] = None
     by: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="What to keep apart: rank, thread, pid, node, job; A,B for several."),
+        typer.Option(metavar="A,B", help="Separate by rank, thread, pid, node or job; A,B for several."),
     ] = None
-    lines: Annotated[bool, typer.Option("--lines", help="Keep the lines of one function apart.")] = False
+    lines: Annotated[bool, typer.Option("--lines", help="Count each line of a function separately.")] = False
     kind: Annotated[
         str | None,
         typer.Option("-F", "--output-format", metavar="FORMAT", help="folded, speedscope, svg, pprof, table."),
@@ -68,9 +68,10 @@ class Options:
     gil: Annotated[bool, typer.Option("--gil", help="Only while the thread holds the GIL.")] = False
 
     def request(self, output: Path | None = None, *, named: bool = False) -> Request:
-        """Returns the request of the options. The suffix of ``output`` may name the format; ``named``: -f does.
+        """Returns the request that the options describe. ``named``: -f names the format; else the suffix of ``output``
+        may name it.
 
-        Raises UsageError for a value that cannot be read, and where options contradict each other.
+        Raises UsageError for a value that cannot be read and for options that contradict each other.
         """
         kind = self.kind or profile_format_of(output)
         if self.kind is None and not named:
@@ -95,7 +96,7 @@ class Options:
         base = None if self.diff is None else base_of(selected, self.diff)
         if base is not None and kind == "pprof":
             advice = "write two profiles and compare them with pprof -diff_base"
-            raise UsageError("a pprof file holds no difference", hint=advice)
+            raise UsageError("a pprof file cannot hold a difference", hint=advice)
         return Request(selected, base, kind, live, self.hz or _HZ, labels(self.by), self.lines, not states)
 
     def _states(self) -> dict[str, bool]:
@@ -109,8 +110,6 @@ def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         request = _with_jobs(cluster, request)
         if request.live:
-            from probing.client.profile.samples import sample
-
             request = sample(cluster, request)
         away = off_cpu_share(cluster, request.selected) if request.selected.state == "cpu" else None
         mostly = away is not None and away > _MOSTLY

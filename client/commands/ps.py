@@ -1,4 +1,4 @@
-"""``ps``: the training processes, those that live or those that have ended."""
+"""``ps``: shows the training processes that live, or those that have ended."""
 
 from __future__ import annotations
 
@@ -64,9 +64,11 @@ class Options:
     job: Job = None
     ended: Annotated[bool, typer.Option("--ended", help="Processes that have ended, the newest first.")] = False
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --ended: how far back, or an instant; 1d if left out.")
+        str | None, typer.Option(metavar="TIME", help="With --ended: how far back, or an instant; default: 1d.")
     ] = None
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="With --ended: where to end, likewise.")] = None
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="With --ended: the end, given as for --since.")] = (
+        None
+    )
     wide: Wide = False
 
 
@@ -98,7 +100,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _asked(cluster: Cluster, where: str) -> tuple[Answer, Verdicts]:
-    """Returns the processes and the open findings of their jobs, by one request."""
+    """Returns the processes and the open findings of their jobs, both from one request."""
     from probing.client.cluster import processes_sql
 
     statements = {"processes": processes_sql(where), "findings": OPEN.format(of_job=where or "true")}

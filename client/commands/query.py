@@ -1,4 +1,4 @@
-"""``query``: rows of one SELECT, of one node or of all nodes."""
+"""``query``: shows the rows of one SELECT, from one node or from all nodes."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _EXAMPLE = 'for example: probingctl query "SELECT * FROM comm.ops LIMIT 5"'
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``sql`` None: read it from stdin, or run a shell where stdin is a terminal."""
+    """The arguments and options. ``sql`` None: it is read from stdin; if stdin is a terminal, the shell runs."""
 
-    sql: Annotated[str | None, typer.Argument(help="One SELECT; - reads it from stdin. A shell if left out.")] = None
+    sql: Annotated[str | None, typer.Argument(help="One SELECT; - reads it from stdin; default: a shell.")] = None
     param: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Value of $NAME in the SQL; also NAME:TYPE=VALUE.")
     ] = None
@@ -121,7 +121,9 @@ def steps(cluster: Cluster, sql: str, params: dict[str, object]) -> list[dict[st
 
 
 def _other_engines(cluster: Cluster) -> str:
-    """Returns a text that names nodes with another version of the engine than this client; empty for none."""
+    """Returns a text that names the nodes whose engine has another version than this client's; empty if there
+    are none.
+    """
     from probing.federation.engine import engine_version
 
     others = [(reply.node, reply.engine) for _, reply in cluster.status() if reply.engine != engine_version()]

@@ -1,4 +1,4 @@
-"""``ranks check``: whether the ranks of jobs are numbered and placed as they must be."""
+"""``ranks check``: checks whether the ranks of jobs are numbered and placed as they must be."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ENVS = """
 SELECT node, job, run, pid, start_ns, name, value FROM process.envs
 WHERE name IN ('MASTER_ADDR', 'MASTER_PORT', 'LOCAL_WORLD_SIZE') AND {where}
 """
-# Ranks without a recent step are left out: diagnose says why they stand still.
+# Ranks without a recent step are left out; ``diagnose`` says why they stand still.
 _STEPS = """
 SELECT node, job, run, pid, start_ns, max(step) AS step, arg_max(source, step) AS source FROM train.steps
 WHERE ts > now() - INTERVAL 10 MINUTE AND {where} GROUP BY node, job, run, pid, start_ns
@@ -119,7 +119,7 @@ def _jobs(cluster: Cluster, job: str | None, workers: Sequence[Worker]) -> list[
     found = []
     for (name, incarnation), rows in sorted(runs.items()):
         members = [_placed(row, env.get(_process(row), {}), known.get(_process(row))) for row in rows]
-        # A job of processes without RANK and WORLD_SIZE is not distributed.
+        # If no process of a job has RANK or WORLD_SIZE, the job is not distributed.
         if all(m.rank is None and m.world_size is None for m in members):
             continue
         local = all(_local(row, env.get(_process(row), {})) for row in rows)
@@ -147,7 +147,7 @@ def _process(row: Row) -> tuple[object, ...]:
 def _placed(row: Row, env: dict[str, str], steps: Row | None) -> Placed:
     address, port = env.get("MASTER_ADDR"), env.get("MASTER_PORT")
     master = f"{address or '?'}:{port or '?'}" if address or port else None
-    # A node counts steps from the first one it saw, unless the job has a counter of its own.
+    # A node counts steps from the first step that it saw, unless the job has a counter of its own.
     counted = "" if steps is None or steps["source"] == "variable" else row["node"]
     return Placed(
         rank=row["rank"],
@@ -164,7 +164,7 @@ def _placed(row: Row, env: dict[str, str], steps: Row | None) -> Placed:
 
 
 def _local(row: Row, env: dict[str, str]) -> bool:
-    """Whether all ranks of the job run on the node of this one."""
+    """Returns whether all ranks of the job run on the node of ``row``."""
     return row["world_size"] is not None and env.get("LOCAL_WORLD_SIZE") == str(row["world_size"])
 
 

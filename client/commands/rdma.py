@@ -1,10 +1,10 @@
-"""``rdma``: ports of RDMA devices, their traffic and their errors, by the rows that the daemon stores."""
+"""``rdma``: shows ports of RDMA devices, their traffic and their errors, from the rows that the daemon stores."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -44,7 +44,7 @@ _NEWEST = (
 )
 _RATES = ("sent_gbps", "received_gbps", "snd_pkts_rate", "rcv_pkts_rate")
 _RISES = tuple(f"{name}_new" for name in (*COUNTERS, *HW_COUNTERS))
-# Congestion and retries are no errors of the port itself.
+# Congestion and retries are not errors of the port itself, so they are not among these.
 _ERRORS = (
     "port_rcv_errors",
     "port_rcv_remote_physical_errors",
@@ -128,8 +128,10 @@ def _read(cluster: Cluster, sql: str) -> list[Row]:
     return rows_of(cluster.query(sql))
 
 
-def _shown(row: Row) -> dict[str, Any]:
-    """``before``: errors before the interval, since the driver was loaded; ``cnp``: congestion notifications."""
+def _shown(row: Row) -> Row:
+    """Returns the row as it is shown. ``before``: errors before the interval, since the driver was loaded; ``cnp``:
+    congestion notifications.
+    """
     new = {name: row[f"{name}_new"] or 0 for name in _ERRORS}
     before = {name: (row[name] or 0) - new[name] for name in _ERRORS}
     sent, received = row["np_cnp_sent_new"], row["rp_cnp_handled_new"]

@@ -1,4 +1,4 @@
-"""``stacks``: Python stacks of the threads of the chosen processes, one by one or merged over ranks."""
+"""``stacks``: shows Python stacks of the threads of the chosen processes, one by one or merged over ranks."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ class Options:
     native: Annotated[bool, typer.Option("--native", help="With the frames of C and C++ code.")] = False
     show_locals: Annotated[bool, typer.Option("--locals", help="With the local variables of each frame.")] = False
     merge: Annotated[bool, typer.Option("--merge", help="Equal stacks of a job's ranks as one tree.")] = False
-    threads: Annotated[
-        str | None, typer.Option(metavar="main|all", help="With --merge: main (also if left out) or all.")
-    ] = None
+    threads: Annotated[str | None, typer.Option(metavar="main|all", help="With --merge: main (default) or all.")] = None
 
 
 def run(settings: Settings, options: Options) -> None:
@@ -92,7 +90,7 @@ def _text(threads: Sequence[Thread]) -> str:
         processes.setdefault((thread["node"], thread["pid"]), []).append(thread)
     texts = []
     for own in processes.values():
-        # There are many threads of libraries and data loaders.
+        # Libraries and data loaders have many such threads.
         empty = [thread for thread in own if _says_nothing(thread)]
         lines = [_head(own[0]), *(line for thread in own if thread not in empty for line in _thread(thread))]
         if text := without_frames((thread["thread"] or "(unnamed)", 1) for thread in empty):
@@ -102,7 +100,7 @@ def _text(threads: Sequence[Thread]) -> str:
 
 
 def _says_nothing(thread: Thread) -> bool:
-    """Returns whether a thread other than the main one has neither a frame nor a reason why frames are missing."""
+    """Returns whether the thread is not the main one and has neither a frame nor a reason why frames are missing."""
     told = thread["frames"] or thread.get("native_missing") or thread["gil"] or not thread["complete"]
     return thread["tid"] != thread["pid"] and not told
 

@@ -1,4 +1,4 @@
-"""``status``: state of the daemon and of each of its sources."""
+"""``status``: shows the state of the daemon and of each of its sources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FIELDS = (
     Field("LOST", "lost", count, right=True),
     Field("WHY / WHAT", "note", flex=True),
 )
-# The time in a reason: since when it holds.
+# The time within a reason, since which the state holds.
 _SINCE = re.compile(r"\bsince (\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ)")
 
 
@@ -92,7 +92,7 @@ def as_object(address: str, reply: pb.StatusReply) -> _Node:
 
 
 def _lasts(reply: pb.StatusReply) -> int | None:
-    """Returns for how long the node is in its state, ns; None where it is not known or the clock was set back."""
+    """Returns for how long the node has been in its state, ns; None if that is unknown or the clock was set back."""
     if reply.state == "running":
         begun: int | None = reply.started_ns or None
     else:
@@ -114,7 +114,7 @@ def _node_text(node: _Node, width: int | None) -> str:
 
 
 def _state(node: _Node) -> str:
-    """Returns the state and, if known, for how long it lasts; the daemon may run for longer."""
+    """Returns the state and, if known, for how long it has lasted; the daemon may have run for longer."""
     up = "" if node["uptime_ns"] is None else f" for {age(node['uptime_ns'])}"
     reason = node["reason"] or ""
     if node["state"] == "running":

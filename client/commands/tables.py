@@ -1,4 +1,4 @@
-"""``tables``: the tables that can be queried, or the columns of one."""
+"""``tables``: shows the tables that can be queried, or the columns of one table."""
 
 from __future__ import annotations
 

@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 __all__ = ("EXAMPLES", "Options", "collect", "run")
 
 EXAMPLES = ("probingctl top --all-nodes --job 4711", "probingctl top --once")
-# Ends what textual's driver has switched on: bracketed paste, no line wrap, reports of resizes, keyboard protocol and
-# focus; the cursor and the previous contents of the terminal come back.
+# Ends all modes of the terminal that textual has switched on, and restores its cursor and contents.
 _SCREEN_BACK = b"\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[<u\x1b[?1004l\x1b[?25h\x1b[?1049l"
-# How long the first answer is waited for before the screen is drawn without it, s.
+# For this long the first answer is awaited; then the screen is drawn without it, s.
 _FIRST_S = 1.0
 # The longest that the screen waits for a node, s.
 _PATIENCE_S = 5.0
@@ -47,14 +46,14 @@ _RATES = """
 SELECT node, job, run, pid, count(*) AS calls, epoch_ns(now()) - epoch_ns(max(ts)) AS last_age_ns FROM comm.ops
 WHERE ts > now() - INTERVAL {window} SECOND AND {where} GROUP BY node, job, run, pid
 """
-# A step gets its row when it ends, so the last row of long steps may be older than the window.
+# A step is stored when it ends, so in a job with long steps the last row may be older than the window.
 _STEPS = """
 SELECT node, job, run, pid, max(step) AS step, arg_max(1e9 / duration_ns, step) AS steps_per_s,
   epoch_ns(now()) - epoch_ns(max(t_end)) AS step_age_ns
 FROM train.steps WHERE ts > now() - INTERVAL 10 MINUTE AND {where} GROUP BY node, job, run, pid
 """
 _STATEMENTS = {"rates": _RATES, "ranks": RANKS, "inflight": INFLIGHT, "called": CALLED, "steps": _STEPS}
-# How long a run that has ended stays in view.
+# For this long a run that has ended stays on the screen.
 _SHOWN_ENDED = Interval(Bound(600.0))
 
 
@@ -62,7 +61,7 @@ _SHOWN_ENDED = Interval(Bound(600.0))
 class Options:
     job: Job = None
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False
-    interval: Annotated[str | None, typer.Option(metavar="TIME", help="Time between frames, 1s if left out.")] = None
+    interval: Annotated[str | None, typer.Option(metavar="TIME", help="Time between frames; default: 1s.")] = None
     window: Annotated[str, typer.Option(metavar="TIME", help="Time over which rates and lags are taken.")] = "10s"
 
 
@@ -93,7 +92,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _require_answer(cluster: Cluster, settings: Settings) -> None:
-    """Raises the error of the first answer, as other commands do. Nodes that are slow are waited for."""
+    """Raises the error of the first answer, as other commands do. Slow nodes are waited for."""
     from probing.client.top.fetch import name_of
 
     gathered = cluster.ask(settings.nodes or (settings.target,), name_of, _FIRST_S)
@@ -102,7 +101,7 @@ def _require_answer(cluster: Cluster, settings: Settings) -> None:
 
 
 def _job(cluster: Cluster, text: str | None) -> str | None:
-    """Returns the job that --job names. Raises NotFound where the job ended before the time that the screen shows."""
+    """Returns the job that --job names. Raises NotFound if it ended before the time that the screen shows."""
     job = job_named(cluster, text)
     if job is not None and not recent(ended(cluster, _where(job), _SHOWN_ENDED)):
         require_live(cluster, job)
@@ -110,7 +109,7 @@ def _job(cluster: Cluster, text: str | None) -> str | None:
 
 
 def _on_screen() -> bool:
-    """Whether there is a terminal that can be drawn on, and one whose keys can be read."""
+    """Returns whether stdout is a terminal that can be drawn on and stdin one whose keys can be read."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
@@ -119,7 +118,7 @@ def _screen(cluster: Cluster, job: str | None, interval: float, window: float) -
 
     live = Live(cluster, _where(job), interval, window)
     with leaving_by_it(_SCREEN_BACK):
-        # It asks while textual is imported.
+        # It asks the nodes while textual is imported.
         live.start()
         from probing.client.top.screen import run_screen
 
@@ -130,7 +129,7 @@ def _screen(cluster: Cluster, job: str | None, interval: float, window: float) -
 
 
 def _lines(settings: Settings, cluster: Cluster, job: str | None, interval: float, window: float) -> None:
-    """Prints a frame after the other, each below a line with its time."""
+    """Prints one frame after the other, each below a line with its time."""
     while True:
         begun = time.monotonic()
         cluster.outcomes.clear()
@@ -138,7 +137,7 @@ def _lines(settings: Settings, cluster: Cluster, job: str | None, interval: floa
             frame = collect(cluster, job, window)
             text = shown_pauses(settings, frame.paused) + people(frame, None, None)
         except ProbingError as e:
-            # The daemon may be restarting: the next frame asks again.
+            # The daemon may be restarting; the next frame asks again.
             text = escape(f"error: {e.message}") + "\n"
         sys.stdout.write(f"-- {now_text('%Y-%m-%d %H:%M:%S')}\n{text}")
         sys.stdout.flush()
@@ -150,7 +149,9 @@ def _where(job: str | None) -> str:
 
 
 def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
-    """Returns one frame: every trainer with its rate and lag over the last ``window`` seconds, and its state."""
+    """Returns one frame: each trainer with its rate and lag over the last ``window`` seconds, and the state of each
+    run.
+    """
     where = _where(job)
     seconds = max(1, round(window))
     lately = Interval(Bound(seconds)).sql()
@@ -183,7 +184,9 @@ def _lost(cluster: Cluster) -> list[str]:
 
 
 def _python(cluster: Cluster, job: str | None) -> tuple[dict[Process, str], list[str]]:
-    """Returns the innermost frame of every thread that trains, and a line for each stack that could not be read."""
+    """Returns the innermost Python frame of each process's training thread, and a line for each stack that could not be
+    read.
+    """
     try:
         found = cluster.stacks(job=job or "")
     except ProbingError as e:

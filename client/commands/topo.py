@@ -1,4 +1,4 @@
-"""``topo``: how GPUs are linked to each other, to NICs and to the host, with the ranks that run on them."""
+"""``topo``: shows how GPUs are linked to each other, to NICs and to the host, with the ranks that run on them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def collect(cluster: Cluster, job: str | None) -> list[Row]:
 
 
 def _nodes(devices: Sequence[Row], links: Sequence[Row], processes: Sequence[Row], job: str | None) -> list[Row]:
-    """Returns each node with its ``gpus``, on which are ``ranks``, and its ``links``, as docs/json.md describes."""
+    """Returns each node with its ``gpus``, each of which has its ``ranks``, and its ``links``, as docs/json.md
+    describes.
+    """
     nodes: dict[str, Row] = {}
     for row in sorted(devices, key=lambda row: (row["node"], row["device_id"])):
         if row["mig"] is None:

@@ -1,4 +1,6 @@
-"""``eval``, ``repl``, ``launch`` and ``inject`` of Probing, which need code in the job: each names its replacement."""
+"""``eval``, ``repl``, ``launch`` and ``inject`` of Probing, which would run code in the job: each only names its
+replacement.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def launch(_settings: Settings, _options: Options) -> None:
 
 
 def nearest(code: str) -> str:
-    """Returns a command that reads the variables of ``code`` from outside, or names the commands that do."""
+    """Returns a command that reads the variables of ``code`` from outside; if ``code`` does more, names the commands
+    that can.
+    """
     try:
         tree = ast.parse(code[:_MAX_CODE])
         found = list(dict.fromkeys(_names(tree)))[:_MAX_NAMES]
@@ -53,7 +57,7 @@ def nearest(code: str) -> str:
 
 
 def _names(tree: ast.AST) -> list[str]:
-    """Returns dotted names that are only read, outermost first: no calls, no imports, no builtins."""
+    """Returns the dotted names that the code only reads, outermost first: no calls, imports or builtins."""
     skipped = {
         alias.asname or alias.name.partition(".")[0]
         for node in ast.walk(tree)

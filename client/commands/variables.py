@@ -1,4 +1,4 @@
-"""``vars``: values of variables, read once, or stored from now on whenever they change."""
+"""``vars``: shows values of variables, read once, or stored from now on whenever they change."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _FIELDS = (
     Field("TYPE", "type"),
     Field("VALUE", "shown", flex=True),
 )
-# What a node answers for a name that is in no frame, or is no module.
+# What a node answers if a name is in no frame, or is not a module.
 _NOWHERE = ("there is no variable ", "no module ")
 _WATCH, _INTERVAL = "variables.watch", "variables.interval_s"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``words`` are pids and names of variables."""
+    """The arguments and options. ``words`` are pids and names of variables."""
 
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[PID]... NAME...", help="Names such as loss or trainer.state.step.")
     ] = None
     job: Job = None
     watch: Annotated[bool, typer.Option("--watch", help="Store the values whenever they change.")] = False
-    unwatch: Annotated[bool, typer.Option("--unwatch", help="Store them no longer.")] = False
+    unwatch: Annotated[bool, typer.Option("--unwatch", help="Stop storing the values.")] = False
     interval: Annotated[str | None, typer.Option(metavar="TIME", help="With --watch: time between two readings.")] = (
         None
     )
@@ -57,7 +57,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Variables of a job, of processes, or of all. Times in seconds; ``length`` 0: until it is taken back."""
+    """A watch on variables of a job, of processes, or of all processes. Times are in seconds; ``length`` 0: until the
+    watch is removed.
+    """
 
     names: tuple[str, ...]
     pids: tuple[int, ...]
@@ -83,7 +85,7 @@ def run(settings: Settings, options: Options) -> None:
             _read(settings, cluster, watch)
             return
         changed = _started(cluster, watch) if options.watch else _ended(cluster, watch)
-        # A setting that several changes return is shown once.
+        # A setting may be returned by several changes; it is shown once.
         found = {(row["node"], row["key"], row["job"], row["pid"]): row for row in changed}
         write_settings(settings, list(found.values()))
     if options.watch and settings.format == "table":
@@ -122,7 +124,7 @@ def _read(settings: Settings, cluster: Cluster, wanted: _Watch) -> None:
 
 
 def _unknown(value: Value) -> bool:
-    """Returns whether no frame and no module of the process has the name."""
+    """Returns whether ``value`` says that no frame and no module of the process has the name."""
     return value["value"] is None and not value["func"] and (value["reason"] or "").startswith(_NOWHERE)
 
 
@@ -131,7 +133,7 @@ def _started(cluster: Cluster, watch: _Watch) -> list[Setting]:
     changed = [
         row for pid in watch.pids or (0,) for row in cluster.config(_WATCH, names, job=job, pid=pid, seconds=length)
     ]
-    # One setting holds all watches of a node.
+    # One setting of a node holds all watches there.
     return changed if watch.every is None else changed + cluster.config(_INTERVAL, f"{watch.every:g}", seconds=length)
 
 

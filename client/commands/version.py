@@ -1,4 +1,4 @@
-"""``version``: the version of this client, without asking a node."""
+"""``version``: shows the version of this client, without asking a node."""
 
 from __future__ import annotations
 

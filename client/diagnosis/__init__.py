@@ -1,1 +1,1 @@
-"""What ``diagnose`` asks, and how it shows what the rules find."""
+"""Asks nodes for what ``diagnose`` needs, and shows what the rules find."""

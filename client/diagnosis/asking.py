@@ -1,8 +1,10 @@
-"""What `diagnose` diagnoses: facts of nodes, with findings that nodes stored; facts in a file; dumps in a directory.
+"""Collects what `diagnose` looks at: facts of nodes, with findings that the nodes stored; facts in a file; or dumps in
+a directory.
 
-One look may show less than the look before: a rank that polls seems to move, a busy machine gives no stack. The watch
-of a node looks again and again, and closes a finding once the job goes on or two looks with stacks refute it. A job
-that hung until somebody ended it shows nothing but its end. So a diagnosis that shows less gets what the watch found.
+A single look may show less than an earlier one: a rank that polls seems to move, or a busy machine gives no stack. The
+watch of a node looks repeatedly, and closes a finding only when the job goes on or two looks with stacks refute it. A
+job that hung until somebody ended it shows only its end. So findings of the watch are added to a diagnosis that shows
+less.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ __all__ = ("diagnosed", "from_dumps", "from_file", "gathered", "with_stored_find
 
 
 def gathered(cluster: Cluster, job: str | None) -> list[Facts]:
-    """Returns the facts of each run of ``job``, or of all jobs; ``missing`` has the nodes that did not answer.
+    """Returns the facts of each run of ``job`` (None: of all jobs); ``missing`` has the nodes that did not answer.
 
-    Of a job that ended too long ago for facts they are the exits of its processes; of a job that could not be read in
-    time they have no ranks. Raises NotFound for an unknown job; PartialAnswer where a node without an answer may have
-    the only facts.
+    If a job ended too long ago to have facts, its facts are the exits of its processes. If it could not be read in
+    time, its facts have no ranks. Raises NotFound for an unknown job, PartialAnswer if only a node that did not answer
+    may have facts.
     """
     asked = len(cluster.outcomes)
     parts: list[Facts] = []
@@ -78,12 +80,14 @@ def gathered(cluster: Cluster, job: str | None) -> list[Facts]:
 
 
 def from_file(path: Path) -> list[Diagnosis]:
-    """Returns the diagnoses of the facts in a file, the worst first. Raises FormatError as ``facts_file.load`` does."""
+    """Returns the diagnoses of the facts in a file, ordered from the worst. Raises FormatError as ``facts_file.load``
+    does.
+    """
     return diagnosed(load(path))
 
 
 def diagnosed(facts: Sequence[Facts]) -> list[Diagnosis]:
-    """Returns a diagnosis for each of ``facts``, the worst first."""
+    """Returns a diagnosis for each of ``facts``, ordered from the worst."""
     return worst_first(diagnose_runs(facts))
 
 
@@ -93,20 +97,20 @@ _MOST_NAMED = 4
 
 
 def with_stored_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Returns ``diagnoses``, the worst first, with findings that the daemon stored.
+    """Returns ``diagnoses``, ordered from the worst, with findings that the daemon stored.
 
-    Findings that are open are added where a look shows nothing wrong in a job that stands still, or cannot tell which
-    rank holds it up, as where only one of its nodes is asked; findings that were open when a job ended, to its end;
-    and as notes the open findings of a job of which something could not be read.
+    Open findings are added to a job that stands still if the look shows nothing wrong, or cannot tell which rank is the
+    cause, for example because only one of its nodes is asked. To a job that has ended, the findings are added that were
+    open at its end. If something of a job could not be read, its open findings are added as notes.
 
-    An answer that does not come is one of ``missing``.
+    A node that does not answer is added to ``missing``.
     """
     asked = [d for d in diagnoses if job_ended(d.facts) or _undecided(d) or (_names_nobody(d) and _still(d.facts))]
     asked = asked[:_MOST_JOBS]
     if not asked:
         return list(diagnoses)
     jobs = ", ".join(sorted({sql_text(one.facts.job) for one in asked}))
-    # Findings of a job that ended long ago are as old as its end.
+    # The findings of a job that ended long ago are as old as its end, so the search goes back to that time.
     begin = min(one.facts.taken_ns for one in asked) - _LOOK_BACK_NS
     where = f"ts > make_timestamp_ns({begin}) AND job IN ({jobs})"
     try:
@@ -129,20 +133,20 @@ def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
         shown = {finding.verdict.id for finding in diagnosis.findings}
         own = [row for row in own if row["verdict"] not in shown]
     else:
-        # Exits alone say less than what was found at the end.
+        # Exits alone say less than the finding that was open at the end.
         stored = {row["verdict"] for row in own}
         kept = tuple(finding for finding in diagnosis.findings if finding.verdict.id not in stored)
         diagnosis = replace(diagnosis, findings=kept)
     case = Case(facts)
     findings = [_finding(case, row) for row in own]
     errors = [finding for finding in findings if finding.severity == ERROR]
-    # What held the job up comes before its end, and its end before what slowed it down.
+    # Order: what stopped the job, then its end, then what slowed it down.
     others = [finding for finding in findings if finding.severity != ERROR]
     others += [_not_seen(case, row) for row in unseen]
     if not errors and not others:
         return diagnosis
     if errors and not ended:
-        # The daemons of all nodes together have named the rank.
+        # The rank is named by a finding that was made from the facts of all nodes.
         named = tuple(finding for finding in diagnosis.findings if finding.verdict is not CANNOT_TELL)
         diagnosis = replace(diagnosis, findings=named)
     ends = [finding for finding in diagnosis.findings if finding.severity != NOTE]
@@ -152,31 +156,33 @@ def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
 
 
 def _not_seen(case: Case, row: Row) -> Finding:
-    """Returns an open finding of a job of which something could not be read, as a note."""
+    """Returns, as a note, an open finding of a job of which something could not be read."""
     finding = _finding(case, row)
     sentence = f"open since {clock(row['opened'])}, and not read again by this look: {finding.sentence}"
     return replace(finding, severity=NOTE, sentence=sentence)
 
 
 def _rows_of(facts: Facts, rows: Verdicts) -> list[Row]:
-    """Returns the rows of known verdicts about the run; of all runs of the job where no rank could be read."""
+    """Returns the rows with known verdicts about the run; if no rank could be read, about all runs of the job."""
     keys = [(facts.job, facts.run)] if facts.ranks else [key for key in rows if key[0] == facts.job]
     return [row for key in keys for row in rows.get(key, ()) if row["verdict"] in VERDICTS]
 
 
 def _undecided(diagnosis: Diagnosis) -> bool:
-    """Whether nothing wrong was seen, and something that may hide it could not be read."""
+    """Returns whether nothing wrong was seen although something that could not be read may hide it."""
     worst = any(finding.severity != NOTE for finding in diagnosis.findings)
     return not worst and bool(unread(diagnosis.facts, diagnosis.missing))
 
 
 def _names_nobody(diagnosis: Diagnosis) -> bool:
-    """Whether a look shows nothing wrong, or that ranks wait and not for which ranks."""
+    """Returns whether the look shows nothing wrong, or shows that ranks wait but not which ranks they wait for."""
     return not wrong(diagnosis) or any(finding.verdict is CANNOT_TELL for finding in diagnosis.findings)
 
 
 def _open_at_end(facts: Facts, row: Row) -> bool:
-    """Whether a finding was open when the first rank of the job ended. The end itself is in the facts."""
+    """Returns whether a finding was open when the first rank of the job ended. A death counts only if no node has
+    facts, because facts show it themselves.
+    """
     first = min(rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None)
     opened, closed = ns_of(row["opened"]), ns_of(row["closed"])
     if opened is None or (closed is not None and closed < first):
@@ -195,7 +201,9 @@ def _advanced_ns(facts: Facts) -> int | None:
 
 
 def _holds(facts: Facts, row: Row) -> bool:
-    """Whether the job has not gone on since the finding opened, and the ranks that it names live."""
+    """Returns whether the job has stood still since the finding opened and the ranks that the finding names
+    are alive.
+    """
     opened, advanced = ns_of(row["opened"]), _advanced_ns(facts)
     if row["severity"] != ERROR or row["state"] != "open" or opened is None:
         return False
@@ -227,14 +235,14 @@ def _finding(case: Case, row: Row) -> Finding:
     )
 
 
-# As TORCH_NCCL_DEBUG_INFO_TEMP_FILE makes them: a prefix, and the rank.
+# File names are those of TORCH_NCCL_DEBUG_INFO_TEMP_FILE: a prefix, then the rank.
 _RANK = re.compile(r"(\d{1,6})$")
 
 
 def from_dumps(directory: Path) -> Diagnosis:
     """Returns what the dumps in ``directory`` show; the names of their files end with the rank.
 
-    Raises NotFound where there is none. A file that cannot be read is one of ``missing``.
+    Raises NotFound if there is no dump. A file that cannot be read is added to ``missing``.
     """
     try:
         files = sorted(path for path in directory.iterdir() if path.is_file() and _RANK.search(path.name))

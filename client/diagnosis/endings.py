@@ -1,6 +1,7 @@
 """Reads process.events: how processes of jobs ended, and which exit was the first failure of its run.
 
-The first failure is the rank whose death the daemon found; where it found none, ``diagnosis.deaths`` judges by exits.
+The first failure is the rank that a finding of the daemon names; without such a finding ``diagnosis.deaths`` chooses by
+the exits.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ("MOST", "death_text", "ended", "ended_sql", "events", "exits", "facts_of_exits", "how", "recent")
 
-# Most rows of one answer; older ones are left out.
+# The most rows of one answer; older rows are left out.
 MOST = 1000
-# The first failure of a run may lie this much further back, s.
+# The first failure of a run is searched for this long before the interval, s.
 _BEFORE_S = 86400
 _EVENTS = f"""
 SELECT ts, node, job, run, rank, role, pid, start_ns, event, exit_code, signal,
@@ -36,12 +37,12 @@ ORDER BY ts DESC LIMIT {10 * MOST}
 def events(cluster: Cluster, where: str, during: Interval) -> list[Row]:
     """Returns the starts, exits and kills in the interval ``during``, oldest first, at most the MOST newest.
 
-    Each has ``oom``, ``first`` (it is the exit that was the first failure of its run) and ``detail``. ``where`` is an
-    SQL condition on process.events.
+    Each row has ``oom``, ``first`` (whether it is the exit of the rank that failed first in its run) and ``detail``.
+    ``where`` is an SQL condition on process.events.
     """
     rows, findings = _asked(cluster, where, during, ("start", "identified", "exit", "oom_kill"))
     rows = sorted([*_starts(cluster, rows, during), *rows], key=lambda row: str(row["ts"]))
-    # The identity of a process may be known a moment after its start.
+    # The identity of a process may become known a moment after its start.
     newest = {_process(row): row for row in rows}
     for row in rows:
         row.update({name: newest[_process(row)][name] for name in ("job", "run", "rank", "role")})
@@ -49,8 +50,8 @@ def events(cluster: Cluster, where: str, during: Interval) -> list[Row]:
 
 
 def _starts(cluster: Cluster, rows: list[Row], during: Interval) -> list[Row]:
-    """Returns the starts of the processes of ``rows`` that are not among them: the job of a launcher is known from its
-    ranks, after its start."""
+    """Returns the starts of those processes of ``rows`` whose start is not among ``rows``: a launcher's job is known
+    only from its ranks, after its start."""
     known = {_process(row) for row in rows if row["event"] == "start"}
     lacking = {_process(row) for row in rows} - known
     if not lacking:
@@ -61,31 +62,33 @@ def _starts(cluster: Cluster, rows: list[Row], during: Interval) -> list[Row]:
 
 
 def ended(cluster: Cluster, where: str, during: Interval) -> list[Row]:
-    """Asks for ``exits``. ``where`` is an SQL condition on the job."""
+    """Asks nodes for rows and returns ``exits`` of them. ``where`` is an SQL condition on the job."""
     return exits(*_asked(cluster, where, during, ("exit", "oom_kill")))
 
 
 def ended_sql(where: str, during: Interval) -> str:
-    """Returns the SELECT of the rows of ``exits``, the newest first. The day before ``during`` is included."""
+    """Returns the SELECT for the rows that ``exits`` takes, newest first. It includes the day before ``during``."""
     return _sql(where, during, ("exit", "oom_kill"))
 
 
 def exits(rows: Iterable[Row], findings: Iterable[Row]) -> list[Row]:
-    """Returns the exits among ``rows``, oldest first, with the columns of ``events`` and ``recent``: whether it was in
-    the interval. ``findings``: rows of diagnosis.findings that have the deaths."""
+    """Returns the exits among ``rows``, oldest first, with the columns of ``events`` and ``recent`` (whether it was in
+    the interval). ``findings``: the rows of diagnosis.findings about deaths."""
     ordered = sorted(rows, key=lambda row: str(row["ts"]))
     return [row for row in _described(ordered, findings) if row["event"] == "exit"]
 
 
 def facts_of_exits(cluster: Cluster, job: str) -> list[Facts]:
-    """Returns facts of the run of ``job`` that ended last: its ranks with their exits; none where no exit is stored."""
+    """Returns the facts of the last run of ``job`` that ended: its ranks with their exits; empty if no exit is
+    stored.
+    """
     sql = _EVENTS.format(kinds="'exit', 'oom_kill'", recent="true", before="true", where=f"job = {sql_text(job)}")
     runs = _by_run(exits(rows_of(cluster.query(sql)), ()))
     return [_facts(max(runs.values(), key=lambda rows: str(rows[-1]["ts"])))] if runs else []
 
 
 def recent(rows: Iterable[Row]) -> list[Row]:
-    """Returns the recent ones of ``rows`` without the column ``recent``; at most the MOST newest."""
+    """Returns those of ``rows`` that are recent, without the column ``recent``; at most the MOST newest."""
     return [{name: row[name] for name in row if name != "recent"} for row in rows if row["recent"]][-MOST:]
 
 
@@ -96,7 +99,7 @@ def _sql(where: str, during: Interval, kinds: tuple[str, ...]) -> str:
 
 
 def _asked(cluster: Cluster, where: str, during: Interval, kinds: tuple[str, ...]) -> tuple[list[Row], list[Row]]:
-    """Returns the events, oldest first, and the deaths that the daemon found."""
+    """Returns the events, oldest first, and the findings of the daemon about deaths."""
     tables = cluster.query_all({"events": _sql(where, during, kinds), "deaths": DEATHS.format(of_job=where)})
     return rows_of(tables["events"])[::-1], rows_of(tables["deaths"])
 
@@ -122,12 +125,14 @@ def _by_run(exits: Iterable[Row]) -> dict[tuple[Any, Any], list[Row]]:
 
 
 def _first(exits: Sequence[Row], dead: Iterable[int] | None) -> Row | None:
-    """Returns the first failure of a run. ``dead``: the ranks that died first as a finding says, None without one."""
+    """Returns the exit of the rank that failed first in a run. ``dead``: the ranks that died first according to a
+    finding; None without such a finding.
+    """
     if dead is not None:
         return next((row for row in exits if row["role"] == "trainer" and row["rank"] in dead), None)
     if not any(row["signal"] or row["exit_code"] for row in exits):
         return None
-    # The rules take a while to import, and most jobs end well.
+    # The rules take a while to import, and most jobs end without a failure.
     from probing.diagnosis.deaths import first_failure
 
     first = first_failure(_facts(exits))
@@ -135,7 +140,7 @@ def _first(exits: Sequence[Row], dead: Iterable[int] | None) -> Row | None:
 
 
 def _facts(exits: Sequence[Row]) -> Facts:
-    """Returns the facts that the exits of a run are, oldest first."""
+    """Returns facts made from the exits of one run, which are ordered from the oldest."""
     from probing.diagnosis.facts import MAX_RANKS, Facts, Missing, Process, Rank
 
     ranks: dict[int, Rank] = {}
@@ -143,7 +148,7 @@ def _facts(exits: Sequence[Row]) -> Facts:
     for row in exits:
         who, end = (str(row["node"]), row["pid"], row["start_ns"] or 0), _exit(row)
         if row["role"] == "trainer" and isinstance(row["rank"], int) and 0 <= row["rank"] < MAX_RANKS:
-            # A rank that was started again within its run has several exits: the last one counts.
+            # A rank that was restarted within its run has several exits; the last exit counts.
             ranks[row["rank"]] = Rank(row["rank"], *who, "exited", exit=end)
         elif row["role"] != "other":
             others.append(Process(*who, str(row["role"]), "exited", end))
@@ -168,14 +173,14 @@ def _exit(row: Row) -> Exit:
 
 
 def how(row: Row) -> str:
-    """Describes how a process ended, from ``exit_code``, ``signal`` and ``oom``."""
+    """Returns a text that says how a process ended, from ``exit_code``, ``signal`` and ``oom``."""
     if row["signal"] is not None:
         return f"killed by {_signal(row['signal'])}" + (" (OOM)" if row["oom"] else "")
     return "it is not known how" if row["exit_code"] is None else f"exited with code {row['exit_code']}"
 
 
 def death_text(row: Row) -> str:
-    """``rank 3 (pid 12 on alpha) was killed by SIGKILL (OOM) at 03:12:07Z``."""
+    """Returns a text such as ``rank 3 (pid 12 on alpha) was killed by SIGKILL (OOM) at 03:12:07Z``."""
     who = f"rank {row['rank']}" if row["rank"] is not None else str(row["role"])
     verb = "was " if row["signal"] is not None else ""
     return f"{who} (pid {row['pid']} on {row['node']}) {verb}{how(row)} at {clock(row['ts'])}"

@@ -1,4 +1,4 @@
-"""A row of diagnosis.findings as the finding that it was."""
+"""Turns a row of diagnosis.findings back into the finding that was stored."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ COLUMNS = (
 
 
 def diagnosis_of(row: Row) -> Diagnosis:
-    """Returns the finding of ``row`` as the only one of its job, at the time when the row was written."""
+    """Returns a diagnosis whose only finding is that of ``row``, as of the time when the row was written."""
     facts = Facts(str(row["job"]), str(row["run"]), None, 0.0, ns_of(row["ts"]) or 0, (), ())
     return Diagnosis(facts, (finding_of(row),), ())
 
 
 def finding_of(row: Row) -> Finding:
-    """Returns the finding of a row with COLUMNS. Values that another version wrote in another form are left out."""
+    """Returns the finding of a row with COLUMNS. Values that another version wrote in an unknown form are left out."""
     verdict = VERDICTS.get(row["verdict"]) or Verdict(str(row["verdict"]), "general", "", "", "", "", "", ())
     ends = ns_of(row["ends"])
     return Finding(
@@ -101,6 +101,6 @@ def _texts(value: Any) -> list[str]:
 
 
 def _items(value: Any) -> list[Any]:
-    """Returns the list in ``value``: JSON text, or what was parsed of it."""
+    """Returns the list in ``value``, which is JSON text or was already parsed from it."""
     found = parsed(value) if isinstance(value, str) else value
     return found if isinstance(found, list) else []

@@ -1,4 +1,4 @@
-"""Reads diagnosis.findings: the newest row of each finding, and the open ones as lines for other commands."""
+"""Reads diagnosis.findings: the newest row of each finding, and the open findings as lines for other commands."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from probing.api.text import time_text
 from probing.client.render.rows import Row
 from probing.client.zone import clock
 
@@ -41,9 +42,9 @@ _ORDER = {"error": 0, "warning": 1, "note": 2}
 SHOWN = ("node", "verdict", "severity", "state", "confidence", "sentence", "ranks", "victims", "opened")
 """Columns that commands show of a finding."""
 _MOST_LINES = 3
-# Longer JSON is not parsed: no daemon writes it.
+# Longer JSON is not parsed, because no daemon writes so much.
 _MOST_BYTES = 1 << 20
-# The length that a sentence names, as words.time_text writes it.
+# The length of time in a sentence, as words.time_text writes it.
 _LASTS = re.compile(r" for (\d+(?:\.\d)?) (s|min|h)\b")
 _UNITS_NS = {"s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 _SECOND_NS = 10**9
@@ -70,7 +71,7 @@ DEATHS = newest_sql(f"verdict = 'rank_died' AND {_LATELY}", ("verdict", "severit
 
 
 def order(row: Row) -> tuple[Any, ...]:
-    """Returns the key that sorts rows of findings: the worst first, then the most certain."""
+    """Returns the key that sorts rows of findings by severity, then by confidence, the highest first."""
     return _ORDER.get(row["severity"], len(_ORDER)), -(row["confidence"] or 0.0), str(row["opened"])
 
 
@@ -84,13 +85,13 @@ def by_run(rows: Iterable[Row]) -> Verdicts:
 
 
 def open_by_run(rows: Iterable[Row]) -> Verdicts:
-    """Returns the open rows of OPEN by run, without notes; their sentences say how long it is so by now."""
+    """Returns the open rows of OPEN by run, without notes. Their sentences say how long the state has lasted by now."""
     return by_run(_now(row) for row in rows if row["state"] == "open")
 
 
 def dead_ranks(rows: Iterable[Row]) -> dict[tuple[Any, Any], list[int]]:
-    """Returns the ranks that died first, by job and run, as the newest finding of a death says; an open one counts
-    more than one that was closed."""
+    """Returns the ranks that died first, by job and run, from the newest finding of a death; an open finding has
+    precedence over a closed one."""
     deaths = [row for row in rows if (row["verdict"], row["severity"]) == ("rank_died", "error")]
     ordered = sorted(deaths, key=lambda row: (row["state"] == "open", str(row["ts"])))
     return {(row["job"], row["run"]): numbers(row["ranks"]) for row in ordered}
@@ -103,9 +104,10 @@ def _now(row: Row) -> Row:
 
 
 def timed(row: Row, now_ns: int | None) -> str:
-    """Returns the sentence of a finding of severity error, with the time that has passed until ``now_ns`` (UTC ns).
+    """Returns the sentence of a row of severity error, with the time that the state has lasted until ``now_ns`` (UTC
+    ns).
 
-    It is as stored where that is not known, or where its length is not counted from ``since``.
+    The sentence stays as stored if that time is unknown, or if the time in it is not counted from ``since``.
     """
     sentence, since, written = str(row["sentence"]), ns_of(row.get("since")), ns_of(row["ts"])
     lasts = _LASTS.search(sentence)
@@ -115,13 +117,11 @@ def timed(row: Row, now_ns: int | None) -> str:
     stored = float(lasts[1]) * unit
     if stored > written - since + max(unit, _SECOND_NS) or now_ns < since:
         return sentence
-    from probing.api.text import time_text
-
     return f"{sentence[: lasts.start()]} for {time_text(now_ns - since)}{sentence[lasts.end() :]}"
 
 
 def ns_of(text: Any) -> int | None:
-    """Returns a time of an answer, as "2026-11-28T01:14:04.562500000Z", in UTC ns; None for anything else."""
+    """Returns a time of an answer, such as "2026-11-28T01:14:04.562500000Z", in UTC ns; None for any other value."""
     try:
         moment = datetime.fromisoformat(text[:19]).replace(tzinfo=timezone.utc)
         return int(moment.timestamp()) * 10**9 + int((text[20:].rstrip("Z") or "0").ljust(9, "0")[:9])
@@ -130,13 +130,13 @@ def ns_of(text: Any) -> int | None:
 
 
 def numbers(text: str | None) -> list[int]:
-    """Returns the ranks of a column such as ``ranks``: [1, 3] of "1,3"."""
+    """Returns the ranks in the text of a column such as ``ranks``: [1, 3] for "1,3"."""
     # No rank has more digits; Python refuses to read thousands.
     return [int(rank) for rank in (text or "").split(",") if rank.isdecimal() and len(rank) <= _MOST_DIGITS]
 
 
 def parsed(text: str | None) -> object:
-    """Returns the value of a column of PARTS; None for anything but JSON."""
+    """Returns the parsed value of a column of PARTS; None if it is not JSON."""
     try:
         return None if text is None or len(text) > _MOST_BYTES else json.loads(text)
     except (ValueError, RecursionError):
@@ -144,12 +144,12 @@ def parsed(text: str | None) -> object:
 
 
 def blamed(rows: Iterable[Row]) -> set[tuple[int, str]]:
-    """Returns the ranks at fault, each with its verdict, of the rows of severity error."""
+    """Returns pairs of a rank at fault and the verdict on it, from the rows of severity error."""
     return {(rank, row["verdict"]) for row in rows if row["severity"] == "error" for rank in numbers(row["ranks"])}
 
 
 def verdict_lines(rows: Iterable[Row]) -> list[str]:
-    """Returns a line for each of the first open findings of a run, and one that counts the rest."""
+    """Returns lines for the first open findings of a run, and a line with the number of the others."""
     sentences = {str(row["sentence"]): row["opened"] for row in rows}
     lines = [f"DIAGNOSIS at {clock(at)}: {sentence}" for sentence, at in list(sentences.items())[:_MOST_LINES]]
     if len(sentences) > _MOST_LINES:

@@ -1,4 +1,4 @@
-"""``diagnose --history`` and ``diagnose FINDING_ID``: earlier findings, also of jobs that have ended."""
+"""``diagnose --history`` and ``diagnose FINDING_ID``: show earlier findings, also of jobs that have ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ("history", "show", "show_finding")
 
 _MOST = 1000
-# A finding that is still open may have been stored so long before the interval begins, s.
+# A finding that is still open may have been stored up to this long before the interval begins, s.
 _OPEN_S = 7 * 86400.0
 _MOST_NAMED = 8
 _LINE = (
@@ -49,7 +49,7 @@ _NOW = "epoch_ns(now()) AS now_ns"
 
 
 def show(settings: Settings, cluster: Cluster, job: str | None, during: Interval, *, full: bool) -> None:
-    """Writes the findings of an interval, oldest first; ``full``: the whole page of each."""
+    """Writes the findings of an interval, oldest first; ``full``: with the whole page of each finding."""
     rows = history(cluster, job, during, whole=full or settings.format in ("json", "jsonl"))
     width = terminal_width() if settings.output is None else None
     if full and settings.format == "table":
@@ -62,10 +62,10 @@ def show(settings: Settings, cluster: Cluster, job: str | None, during: Interval
 
 
 def show_finding(settings: Settings, cluster: Cluster, name: str, job: str | None) -> None:
-    """Writes the whole page of the finding whose id is ``name``, or begins so.
+    """Writes the whole page of the finding whose id is, or begins with, ``name``.
 
-    Raises NotFound where no node has it, PartialAnswer where a node that does not answer may have it, and UsageError
-    where several begin so.
+    Raises NotFound if no node has it, PartialAnswer if a node that does not answer may have it, and UsageError if
+    several ids begin with ``name``.
     """
     asked = len(cluster.outcomes)
     where = f"starts_with(finding_id, {sql_text(name.lower())})"
@@ -74,7 +74,9 @@ def show_finding(settings: Settings, cluster: Cluster, name: str, job: str | Non
     ids = sorted({row["finding_id"] for row in exact or rows})
     if len(ids) > 1:
         more = f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
-        raise UsageError(f"{name} fits several findings: {', '.join(ids[:_MOST_NAMED])}{more}", hint="give all of it")
+        raise UsageError(
+            f"{name} fits several findings: {', '.join(ids[:_MOST_NAMED])}{more}", hint="give the whole id"
+        )
     if not ids and (silent := silent_nodes(cluster, asked)):
         raise partial(f"finding {name} is not", silent)
     if not ids:
@@ -92,9 +94,10 @@ def show_finding(settings: Settings, cluster: Cluster, name: str, job: str | Non
 
 
 def history(cluster: Cluster, job: str | None, during: Interval, *, whole: bool) -> list[Row]:
-    """Returns at most 1,000 findings that were open in an interval, the oldest first, each as it was at its end.
+    """Returns at most 1,000 findings that were open in an interval, oldest first, each as it was when the interval
+    ended.
 
-    ``whole``: with the columns PARTS.
+    ``whole``: the rows have the columns PARTS, too.
     """
     before = Interval(during.begin.earlier(_OPEN_S), during.end).sql()
     where = before if job is None else f"{before} AND job = {sql_text(job)}"
@@ -127,12 +130,12 @@ def _lasted(row: Row) -> str:
     if row["state"] == "open":
         return "still open"
     opened, closed = ns_of(row["opened"]), ns_of(row["closed"])
-    # A clock that was set back may have closed it before it opened.
+    # If a clock was set back, the finding may seem to have been closed before it was opened.
     return "closed" if opened is None or closed is None else f"for {age(max(0, closed - opened))}"
 
 
 def _page(row: Row, width: int | None) -> str:
-    """Returns the page of a finding, below a line that says when it was and who found it."""
+    """Returns the page of a finding, below a line that says when it was open and which node found it."""
     from probing.client.diagnosis.finding_rows import diagnosis_of
     from probing.client.diagnosis.page import people
 

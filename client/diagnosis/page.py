@@ -1,4 +1,4 @@
-"""What `diagnose` shows: a page for people, the object for JSON, the order of jobs, and the exit code."""
+"""Formats what `diagnose` shows: a page of text, the object for JSON, the order of jobs, and the exit code."""
 
 from __future__ import annotations
 
@@ -36,19 +36,21 @@ __all__ = (
 
 _WRONG, _UNDECIDED = 3, 4
 _ORDER = {ERROR: 0, WARNING: 1, NOTE: 2}
-# The time since an operation is known no better.
+# The time since an operation is not known more exactly than this.
 _NOW_NS = 1_000_000
-# The words for a confidence of at least this value.
+# The least confidence for each word.
 _WORDS = ((0.85, "high"), (0.6, "medium"))
 
 
 def wrong(diagnosis: Diagnosis) -> bool:
-    """Whether an error or a warning was found, or no rank of the job was seen."""
+    """Returns whether an error or a warning was found, or no rank of the job was seen."""
     return any(finding.severity != NOTE for finding in diagnosis.findings) or not diagnosis.facts.ranks
 
 
 def worst_first(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Returns the diagnoses by severity, then the newest run of each job, then by the number of ranks that wait."""
+    """Returns the diagnoses ordered by severity, then by job with its newest run first, then by the number of ranks
+    that wait.
+    """
     begun: dict[str, list[int]] = {}
     for one in diagnoses:
         begun.setdefault(one.facts.job, []).append(begun_ns(one.facts))
@@ -63,7 +65,7 @@ def worst_first(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
 
 
 def exit_code(diagnoses: Sequence[Diagnosis]) -> int:
-    """Returns 3 where something is wrong, 4 where that is not known since something could not be read; else 0."""
+    """Returns 3 if something is wrong, 4 if that is unknown because something could not be read, else 0."""
     verdicts = {as_dict(diagnosis)["verdict"] for diagnosis in diagnoses}
     if verdicts - {HEALTHY, CANNOT_TELL}:
         return _WRONG
@@ -71,18 +73,20 @@ def exit_code(diagnoses: Sequence[Diagnosis]) -> int:
 
 
 def confidence_word(confidence: float) -> str:
-    """Returns high, medium or low."""
+    """Returns the word for a confidence: high, medium or low."""
     return next((word for least, word in _WORDS if confidence >= least), "low")
 
 
 def _missing_text(missing: Missing) -> str:
-    """Returns what is missing, with its rank or node."""
+    """Returns a text that says what is missing, with the rank or node."""
     about = f"rank {missing.rank}" if missing.rank is not None else f"node {missing.node}" if missing.node else ""
     return missing.text if not about or about in missing.text else f"{about}: {missing.text}"
 
 
 def _healthy_sentence(diagnosis: Diagnosis) -> str:
-    """Returns the state of a job, as ``job X: nothing is wrong: 8 ranks, step 812``, or that it cannot be told."""
+    """Returns a sentence with the state of a job, such as ``job X: nothing is wrong: 8 ranks, step 812``, or one that
+    says that the state is unknown.
+    """
     facts = diagnosis.facts
     unknown = f"job {facts.job}: cannot tell whether something is wrong"
     gaps = unread(facts, diagnosis.missing)
@@ -104,7 +108,7 @@ def _healthy_sentence(diagnosis: Diagnosis) -> str:
             state = f"it ended at {at}, and was started again"
         elif not gaps:
             state = f"it ended at {at}, healthy until then"
-            # When its last operation was, says its end.
+            # The text about the end says when the last operation was.
             parts[-1:] = how_it_ended(facts) if advanced else [parts[-1], *how_it_ended(facts)]
     elif not gaps and (judged := _judged_after(facts, quiet)):
         state += " yet"
@@ -116,7 +120,9 @@ def _healthy_sentence(diagnosis: Diagnosis) -> str:
 
 
 def _judged_after(facts: Facts, quiet: int) -> int | None:
-    """Returns after which time the next rule looks at a job that is quiet for unusually long, ns; else None."""
+    """Returns the time after which the next rule judges a job that is quiet for unusually long, ns; None if there is no
+    such rule.
+    """
     if quiet < QUIET_NS or quiet <= 2 * (facts.usual_gap_ns or 0):
         return None
     gate = gate_ns(facts)
@@ -124,13 +130,15 @@ def _judged_after(facts: Facts, quiet: int) -> int | None:
 
 
 def as_object(diagnoses: Sequence[Diagnosis]) -> Row:
-    """Returns the object of docs/json.md: that of the first diagnosis, with all other findings in ``others``."""
+    """Returns the object that docs/json.md describes: that of the first diagnosis, with all other findings in
+    ``others``.
+    """
     first, *others = flat(diagnoses)
     return {**first, "others": others}
 
 
 def flat(diagnoses: Sequence[Diagnosis]) -> list[Row]:
-    """Returns an object for each finding, and for each job without one."""
+    """Returns an object for each finding, and one for each job without a finding."""
     found: list[Row] = []
     for diagnosis in diagnoses:
         own = as_dict(diagnosis)
@@ -148,7 +156,7 @@ _MOST_FRAMES = 8
 _MOST_LINES = 12
 _MOST_STACKS = 2
 _MOST_NATIVE = 3
-# Columns of a frame's second line that its path cannot take: indent, brackets and line number.
+# Columns in a frame's second line for indent, brackets and line number, which the path cannot use.
 _BESIDE_PATH = 20
 _ADVICE = {
     "restart": "Restart the job",
@@ -158,21 +166,24 @@ _ADVICE = {
 }
 _COMMAND = re.compile("`[^`]*`")
 _NO_BREAK = "\xa0"
-# Frames between Python and C++, which say nothing.
+# Frames between Python and C++, which explain nothing.
 _GLUE = ("pybind11::", "torch::autograd::THP", "Py", "_Py", "__")
 
 
 def people(diagnoses: Sequence[Diagnosis], width: int | None, *, brief: bool = False) -> str:
-    """Returns a page for each job, the worst first, broken at ``width`` columns; None: lines of any length.
+    """Returns a page of text for each job, the worst job first. Lines are broken at ``width`` columns; None: they are
+    not broken.
 
-    ``brief``: without stacks and without what would refute the finding.
+    ``brief``: leaves out the stacks, and what would refute the finding.
     """
     pages = [_page(diagnosis, width, brief) for diagnosis in diagnoses]
     return "\n".join("".join(line + "\n" for text in page for line in _broken(text, width)) for page in pages)
 
 
 def _broken(text: str, width: int | None) -> list[str]:
-    """Breaks a line; its further lines begin below its text. A command stays whole where a line has room for it."""
+    """Returns the lines of a broken line; further lines begin below its text. A command is not broken if a line has
+    room for it.
+    """
     line = escape(text)
     body = line.lstrip(" ")
     indent = " " * (len(line) - len(body))
@@ -240,14 +251,14 @@ def _sentence(finding: Finding) -> str:
 
 
 def _section(title: str, texts: Sequence[str]) -> list[str]:
-    """Returns the title and a line for each text; nothing where there is none."""
+    """Returns the title and a line for each text; an empty list if there are no texts."""
     texts = [text for text in dict.fromkeys(texts) if text]
     more = [f"  - {len(texts) - _MOST_LINES} more, in -f json"] if len(texts) > _MOST_LINES else []
     return ["", f"{title}:", *(f"  - {text}" for text in texts[:_MOST_LINES]), *more] if texts else []
 
 
 def _culprit(culprit: Culprit) -> str:
-    # A rank of a node that does not answer has no pid, and its node may be unknown.
+    # The pid, and perhaps the node, of a rank is unknown if its node does not answer.
     node = f", node {culprit.node}" if culprit.node else ""
     return f"rank {culprit.rank}{node}{f', pid {culprit.pid}' if culprit.pid else ''}: {culprit.why}"
 
@@ -267,7 +278,7 @@ def _ends(finding: Finding) -> str:
 
 
 def _victims(finding: Finding, facts: Facts) -> list[str]:
-    """Returns a line for the victims that wait, and a line for the victims that have ended."""
+    """Returns one line for the victims that wait, and one for the victims that have ended."""
     dead = {rank.rank for rank in facts.ranks if rank.exit is not None}
     waiting = [rank for rank in finding.victims if rank not in dead]
     ended = [rank for rank in finding.victims if rank in dead]
@@ -284,7 +295,7 @@ def _victims(finding: Finding, facts: Facts) -> list[str]:
 
 
 def _stacks(stacks: Sequence[StackOf]) -> list[StackOf]:
-    """Returns one stack of a culprit and one of a victim, or two of the only role."""
+    """Returns one stack of a culprit and one of a victim; if there is only one role, two of its stacks."""
     roles = dict.fromkeys(stack.role for stack in stacks)
     firsts = [next(stack for stack in stacks if stack.role == role) for role in roles]
     return [*firsts, *(stack for stack in stacks if stack not in firsts)][:_MOST_STACKS]
@@ -311,7 +322,9 @@ def _stack(stack: StackOf, facts: Facts, width: int | None) -> Iterator[str]:
 
 
 def telling_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """Returns the native frames inside the innermost Python frame that have a telling name, then the Python frames."""
+    """Returns the native frames inside the innermost Python frame whose names explain something, then the Python
+    frames.
+    """
     python = [frame for frame in frames if not frame.native]
     inner = itertools.takewhile(lambda frame: frame.native, frames)
     native = [frame for frame in inner if not frame.func.startswith(_GLUE) and "+0x" not in frame.func]
@@ -323,7 +336,7 @@ def _frame(frame: Frame, width: int | None) -> str:
         return frame_text(frame.func, frame.file.rpartition("/")[2], None, "Native")
     file = frame.file
     if width is not None and len(file) > width - _BESIDE_PATH:
-        # The end of a path says more than its beginning.
+        # The end of a path says more than its beginning, so the beginning is cut off.
         end = file[len(file) - (width - _BESIDE_PATH - 1) :]
         file = cut_mark() + end[max(end.find("/"), 0) :]
     return frame_text(frame.func, file, frame.line, "Python")

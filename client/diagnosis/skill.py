@@ -1,14 +1,14 @@
 """``diagnose --skill``: runs the SQL steps of a skill of Probing, then its rules over the rows.
 
-A rule has clauses about the rows of a step, joined by ``|``, all of which must hold:
+A rule has clauses about the rows of a step, joined by ``|``. It applies if all of them hold:
 
 ::
 
     step:ID | rows >= 2 | column:NAME | max/min(ratio) > 1.5
 
-of a step ``rows OP NUMBER``; of a column ``value OP NUMBER`` and ``value = TEXT`` (of the first row), ``max > NUMBER``,
-``avg >``, ``top >``, ``max/min(ratio) >``, ``ratio(A/B) >`` (of the first row), ``last > N * avg(B)``,
-``any_contains('a', 'b')``; and ``top(row).NAME > N * median(NAME)``. A number may be a product.
+Clauses about a step: ``rows OP NUMBER``. Clauses about a column: ``value OP NUMBER`` and ``value = TEXT`` (of the first
+row), ``max > NUMBER``, ``avg >``, ``top >``, ``max/min(ratio) >``, ``ratio(A/B) >`` (of the first row), ``last > N *
+avg(B)``, ``any_contains('a', 'b')``. Another clause is ``top(row).NAME > N * median(NAME)``. A number may be a product.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ _CONTAINS = re.compile(r"any_contains\((.+)\)")
 
 
 def condition_of(when: str) -> _Condition:
-    """Returns the condition that ``when`` describes; its templates are filled in. Raises ValueError for other text."""
+    """Returns the condition that ``when`` describes, in which templates are already replaced. Raises ValueError if
+    ``when`` cannot be read.
+    """
     step, *clauses = [part.strip() for part in when.split("|")]
     if step == "always" and not clauses:
         return lambda _: True
@@ -113,7 +115,7 @@ def _of_column(name: str, part: str) -> _Clause:
 
 
 def _value(name: str, what: str) -> Callable[[Sequence[Row]], float | None]:
-    """Returns the function that computes ``what`` of rows; its value is None where the column has no number."""
+    """Returns a function that computes ``what`` from rows; its value is None where the column has no number."""
     if match := _RATIO.fullmatch(what):
         part, whole = match[1], match[2]
         return lambda rows: _quotient(_first(rows, part), _first(rows, whole))
@@ -161,7 +163,7 @@ def _texts(rows: Sequence[Row], name: str) -> list[str]:
 
 
 def _number(text: str) -> float:
-    """Returns a product of numbers."""
+    """Returns the value of a text that is a number or a product of numbers."""
     return math.prod(float(part) for part in text.split("*"))
 
 
@@ -171,8 +173,8 @@ _SHOWN_ROWS = 20
 
 
 def run_skill(settings: Settings, cluster: Cluster, path: Path, job: str | None, given: Sequence[str]) -> NoReturn:
-    """Writes the answer and ends with its exit code: 3 if a rule of severity error or warning holds, 4 if a step
-    failed. ``given``: parameters as NAME=VALUE; ``job``: the value of the parameter ``job``."""
+    """Writes the answer and exits with code 3 if a rule of severity error or warning holds, 4 if a step failed.
+    ``given``: parameters as NAME=VALUE; ``job``: the value of the parameter ``job``."""
     skill = load_skill(path)
     values = values_of(skill, _given(skill, job, given), everywhere=len(_addresses(cluster)) > 1)
     rules = _rules(skill, values)
@@ -226,7 +228,7 @@ def _rules(skill: Skill, values: Mapping[str, str]) -> list[_Condition]:
     try:
         return [condition_of(templated(rule.when, values)) for rule in skill.rules]
     except ValueError as e:
-        raise FormatError(f"a rule of the skill {skill.id} is not understood: {e}", hint="mend its `when`") from None
+        raise FormatError(f"a rule of the skill {skill.id} is not understood: {e}", hint="correct its `when`") from None
 
 
 def _require_tables(skill: Skill) -> None:
@@ -234,14 +236,14 @@ def _require_tables(skill: Skill) -> None:
     from probing.api.tables.views import VIEWS
 
     wanted = [table.removeprefix("global.") for table in skill.any_tables]
-    # Only the nodes know the tables of users' probes.
+    # Only the nodes know which tables users' probes have.
     if wanted and not any(table in TABLES or table in VIEWS or table.startswith("user.") for table in wanted):
         hint = "`probingctl tables` lists the tables of this version"
         raise NotFound(f"the skill {skill.id} needs one of {', '.join(wanted[:8])}", hint=hint)
 
 
 def _run(cluster: Cluster, step: Step, values: Mapping[str, str]) -> Row:
-    """Returns the outcome of a step: ``status`` is ok, empty, skipped or failed; ``note`` says why."""
+    """Returns the result of a step: ``status`` is ok, empty, skipped or failed; ``note`` says why."""
     own: Row = {"id": step.id, "title": step.title, "status": "skipped", "note": None, "row_count": 0, "rows": []}
     if step.kind != "sql":
         return {**own, "note": f"steps of type {step.kind} are not run here"}
@@ -252,7 +254,7 @@ def _run(cluster: Cluster, step: Step, values: Mapping[str, str]) -> Row:
     except PeerError:
         raise
     except ProbingError as e:
-        # Hosts may lack a table: a step that may be empty is then skipped.
+        # A host may lack a table: a step that may be empty is then skipped.
         return {**own, "status": "skipped" if step.on_empty == "skip" else "failed", "note": e.message}
     own |= {"row_count": table.num_rows, "rows": rows_of(table.slice(0, _MOST_ROWS))}
     if table.num_rows:
@@ -261,7 +263,9 @@ def _run(cluster: Cluster, step: Step, values: Mapping[str, str]) -> Row:
 
 
 def _cells(steps: Sequence[Row]) -> dict[str, str]:
-    """Returns values for templates: ``step.column`` and ``column`` of each step's first row, and ``step.row_count``."""
+    """Returns the values for templates: ``step.column`` and ``column`` from each step's first row, and
+    ``step.row_count``.
+    """
     found: dict[str, str] = {}
     for step in steps:
         found[f"{step['id']}.row_count"] = str(step["row_count"])

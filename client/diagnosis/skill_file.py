@@ -1,4 +1,4 @@
-"""Reads a skill of Probing: a YAML file with SQL steps, and rules about their rows."""
+"""Reads a skill of Probing: a YAML file with SQL steps, and rules about the rows of the steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HINT = "a skill is a file of apiVersion probing.dev/v1 and kind Skill, with ste
 _KINDS: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float), "boolean": (bool,), "string": (str,)}
 _NAME = re.compile(r"\w{1,64}", re.ASCII)
 _CHOICE = re.compile(r"\{(\w+) \? ([\w.]*) : ([\w.]*)\}", re.ASCII)
-# The names by which templates refer to tables; if use_global is true, a table has `global.` in front.
+# The names by which templates refer to tables; if use_global is true, `global.` stands before the table's name.
 _TABLES = {
     "comm_table": "python.comm_collective",
     "table_comm": "python.comm_collective",
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """``kind``: integer, number, boolean or string."""
+    """A parameter of a skill. ``kind``: integer, number, boolean or string."""
 
     name: str
     kind: str
@@ -46,7 +46,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``kind``: only sql is run. ``on_empty``: skip, warn or abort. ``when``: empty for always."""
+    """A step of a skill. ``kind``: only sql is run. ``on_empty``: skip, warn or abort. ``when``: empty for always."""
 
     id: str
     title: str
@@ -59,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``when``: as ``skill`` reads it. ``severity``: error, warning or info."""
+    """A rule of a skill. ``when``: a condition that ``skill`` reads. ``severity``: error, warning or info."""
 
     id: str
     when: str
@@ -69,7 +69,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """``variables``: templates by name. ``any_tables``: it needs one of these."""
+    """A skill. ``variables``: templates by name. ``any_tables``: the skill needs one of these tables."""
 
     id: str
     title: str
@@ -99,7 +99,7 @@ def load_skill(path: Path) -> Skill:
 
 
 class _Wrong(Exception):
-    """A field that is missing or of another type."""
+    """A field is missing or has the wrong type."""
 
 
 def _wrong(path: Path, problem: str) -> FormatError:
@@ -212,8 +212,9 @@ def _each(own: Mapping[str, Any], name: str, read: Callable[[Any], _T]) -> tuple
 
 
 def values_of(skill: Skill, given: Mapping[str, str], *, everywhere: bool) -> dict[str, str]:
-    """Returns the values for templates of ``skill`` by name. ``given``: parameters that are set; ``everywhere``: the
-    default of use_global, which asks all nodes. Raises UsageError for an unknown parameter or a value of another type.
+    """Returns, by name, the values for the templates of ``skill``. ``given``: parameters that are set; ``everywhere``:
+    the default of use_global, which asks all nodes. Raises UsageError for an unknown parameter or a value of another
+    type.
     """
     known = {parameter.name: parameter for parameter in skill.parameters}
     for name, value in given.items():
@@ -222,12 +223,12 @@ def values_of(skill: Skill, given: Mapping[str, str], *, everywhere: bool) -> di
             raise UsageError(f"the skill {skill.id} has no parameter {name}", hint=hint)
         _check(known[name], value)
     found = {"use_global": str(everywhere).lower()}
-    # use_global of true by default asks all nodes only where there are several.
+    # use_global, which is true by default, asks all nodes only if there are several.
     found |= {one.name: one.default for one in skill.parameters if one.name != "use_global" or one.default == "false"}
     found |= given
     prefix = "global." if found["use_global"] == "true" else ""
     found |= {name: prefix + table for name, table in _TABLES.items()}
-    # Templates have text parameters between quotes.
+    # Templates put text parameters between quotes.
     quoted = {name for name, parameter in known.items() if parameter.kind == "string"}
     found = {name: sql_text(value)[1:-1] if name in quoted else value for name, value in found.items()}
     for name, template in skill.variables.items():
@@ -243,5 +244,5 @@ def _check(parameter: Parameter, value: str) -> None:
 
 
 def templated(template: str, values: Mapping[str, str]) -> str:
-    """Returns ``template`` with ``{name}`` replaced; a name without a value stays."""
+    """Returns ``template`` with each ``{name}`` replaced; a name without a value stays."""
     return re.sub(r"\{([\w.]+)\}", lambda match: values.get(match[1], match[0]), template, flags=re.ASCII)

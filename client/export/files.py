@@ -1,4 +1,4 @@
-"""The files of an export: a directory that other engines can read in place, or one file."""
+"""The files of an export: a directory that other programs can read in place, or one file."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ("Counts", "Directory", "OneFile", "Place", "file_name")
 
-# Most rows of a file: parallel readers divide a day by files.
+# Most rows of a file: several files for a day let readers work in parallel.
 ROWS_A_FILE = 4_000_000
 Where = tuple[str, str, str]
 
 
 @dataclass(slots=True)
 class Counts:
-    """Rows, files and bytes that were written of one table of one node."""
+    """The numbers of rows, files and bytes that were written for one table of one node."""
 
     rows: int = 0
     files: int = 0
@@ -44,18 +44,18 @@ class Counts:
 
 
 def file_name(node: str) -> str:
-    """Returns a node's name as part of a file name; nodes are not trusted."""
+    """Returns a node's name as part of a file name; the name is not trusted."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", node).lstrip(".")[:100] or "node"
 
 
 class Place(Protocol):
-    """The target of an export. ``day`` writes the rows of one day; ``where`` is (table, date, node)."""
+    """The place where an export writes. ``day`` writes the rows of one day; ``where`` is (table, date, node)."""
 
     def day(self, where: Where, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Counts: ...
 
 
 class Directory:
-    """``TABLE/date=YYYY-MM-DD/NODE-N.KIND`` under ``root``."""
+    """Writes files ``TABLE/date=YYYY-MM-DD/NODE-N.KIND`` below ``root``."""
 
     def __init__(self, root: Path, kind: str, rows_a_file: int = ROWS_A_FILE) -> None:
         self._root = root
@@ -65,7 +65,7 @@ class Directory:
         self._lock = threading.Lock()
 
     def day(self, where: Where, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Counts:
-        """Writes no file for a day without rows."""
+        """Writes the rows of a day; no file for a day without rows."""
         table, date, node = where
         counts = Counts()
         folder = self._root / table / f"date={date}"
@@ -83,7 +83,7 @@ class Directory:
     def _fill(
         self, file: IO[bytes], schema: pa.Schema, batch: pa.RecordBatch, more: Iterator[pa.RecordBatch], counts: Counts
     ) -> pa.RecordBatch | None:
-        """Writes one file; returns the first batch of the next one."""
+        """Writes one file; returns the first batch of the next file, None after the last batch."""
         writer = writer_of(self._kind, file, schema, terminal=False)
         rows = 0
         following: pa.RecordBatch | None = batch
@@ -105,7 +105,7 @@ class Directory:
 
     @staticmethod
     def forget(counts: Counts) -> None:
-        """Deletes the files of a node that failed."""
+        """Deletes the files of a node whose export failed."""
         for path in counts.paths:
             with suppress(FileNotFoundError):
                 path.unlink()
@@ -113,7 +113,7 @@ class Directory:
     @classmethod
     @contextmanager
     def replacing(cls, target: Path, kind: str) -> Iterator[tuple[Directory, Path]]:
-        """A context with a directory that is renamed to ``target`` at its end, or deleted after an error."""
+        """Returns a context with a directory that is renamed to ``target`` at its end, or deleted after an error."""
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{target} is there already", hint="name a directory that is empty or not there")
         try:
@@ -133,7 +133,7 @@ class Directory:
 
 
 class OneFile:
-    """One file with the rows of one table, of all nodes."""
+    """One file with the rows of one table from all nodes."""
 
     def __init__(self, file: IO[bytes], kind: str) -> None:
         self._file = file

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Export", "NodeReport", "Report", "TableReport")
 
-# A day of a busy table takes long to write; nodes allow a stream so much.
+# Writing a day of a busy table takes long; nodes allow a stream at most this time.
 _STREAM_S = 3600.0
 _DAY_OF_STREAMS_S = 24 * _STREAM_S
 _AT_ONCE = 4
@@ -38,7 +38,7 @@ class TableReport(TypedDict):
 
 
 class NodeReport(TypedDict):
-    """``left_out``: tables without a job, where one job is exported."""
+    """The part of one node in the report. ``left_out``: tables without a column ``job``, if one job is exported."""
 
     node: str
     address: str
@@ -49,7 +49,7 @@ class NodeReport(TypedDict):
 
 
 class Report(Plan):
-    """The content of export.json, but for the format."""
+    """The content of export.json, except the format."""
 
     export_version: int
     by: str
@@ -59,7 +59,7 @@ class Report(Plan):
 
 @dataclass(slots=True)
 class _Written:
-    """The export of one node: its name, its tables so far, and warnings."""
+    """The export of one node: its name, the tables so far, and warnings."""
 
     node: Node
     name: str
@@ -68,7 +68,7 @@ class _Written:
 
 
 class Export:
-    """One export of all nodes of ``cluster``."""
+    """The export of all nodes of ``cluster``."""
 
     def __init__(self, cluster: Cluster, wanted: Wanted, progress: Progress) -> None:
         self._cluster = cluster
@@ -81,7 +81,9 @@ class Export:
         self._broken: ProbingError | None = None
 
     def run(self, place: Place) -> Report:
-        """Writes all rows to ``place``. Raises what the nodes raise where none answers, or any under --strict."""
+        """Writes all rows to ``place``. Raises the nodes' errors if no node answers, or under --strict if any node
+        fails.
+        """
         cluster = self._cluster
 
         async def ask(node: Node, _seconds: float) -> tuple[str, NodeReport]:
@@ -105,7 +107,7 @@ class Export:
         }
 
     def _stop(self) -> None:
-        """Returns when nothing is written any more."""
+        """Stops the export; returns when nothing is written any more."""
         self._stopped = True
         self._cluster.cancel()
         for _ in range(_AT_ONCE):
@@ -143,7 +145,7 @@ class Export:
         for counts in written.tables.values():
             Directory.forget(counts)
         if rows and isinstance(place, OneFile) and isinstance(error, ProbingError):
-            # Its rows cannot be taken out of the one file again.
+            # In one file the rows that the node has already sent cannot be removed again.
             self._broken = PeerError(f"{written.node.address} broke off: {error.message}", hint=error.hint)
 
     def _claim(self, name: str, address: str) -> None:

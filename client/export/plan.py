@@ -1,4 +1,4 @@
-"""The tables, times and job of an export, and the SQL for a day of a table."""
+"""Plans an export: its tables, times and job, and the SQL for a day of a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DAY_NS = 86_400_000_000_000
 TABLES = "SELECT table_schema, table_name, live FROM probing.table_docs"
 COLUMNS = "SELECT table_schema, table_name, column_name FROM probing.column_docs WHERE column_name IN ('ts', 'job')"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}\.[a-z_][a-z0-9_]{0,62}")
-# Samples refer to stacks, whose table has no job. A stack is stored when it is first seen and again each hour.
+# The table of stacks has no job: samples refer to stacks by id. A stack is stored again each hour.
 _STACKS, _SAMPLES = "python.stacks", "python.samples"
 _STACKS_BEFORE_NS = 70 * 60 * 1_000_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -28,7 +28,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A UTC ``date`` as YYYY-MM-DD, and the SQL for its rows."""
+    """A day of an export: its UTC ``date`` as YYYY-MM-DD, and the SQL for its rows."""
 
     date: str
     sql: str
@@ -36,7 +36,7 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A table of a node: whether it is live, has ``ts`` (``timed``), and has ``job`` (``jobs``)."""
+    """A table of a node: whether it is live, has a column ``ts`` (``timed``) and a column ``job`` (``jobs``)."""
 
     name: str
     live: bool
@@ -45,7 +45,7 @@ class Found:
 
 
 class Plan(TypedDict):
-    """The request as export.json repeats it; None: no bound."""
+    """The request as export.json repeats it; None: unbounded."""
 
     since: str | None
     until: str
@@ -55,7 +55,9 @@ class Plan(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """``begin`` (None: the first row) and ``end`` (exclusive) are UTC ns; no ``tables``: all stored ones."""
+    """What is to be exported. ``begin`` (None: the first row) and ``end`` (exclusive) are UTC ns; empty ``tables``: all
+    stored ones.
+    """
 
     begin: int | None
     end: int
@@ -63,7 +65,9 @@ class Wanted:
     job: str | None
 
     def choose(self, tables: Reply, columns: Reply) -> tuple[list[Found], list[str]]:
-        """Returns the tables to export, and the names of those left out, by the answers to TABLES and COLUMNS."""
+        """Returns the tables to export, and the names of the tables that are left out, from the answers to TABLES and
+        COLUMNS.
+        """
         known = self._known(tables, columns)
         if missing := [name for name in self.tables if name not in known]:
             raise NotFound(f"there is no table {missing[0]}", hint="`probingctl tables` lists the tables")
@@ -79,24 +83,26 @@ class Wanted:
         return {
             name: Found(name, row["live"] != "no", "ts" in has.get(name, ()), "job" in has.get(name, ()))
             for row in rows_of(tables.table)
-            # Names of tables become names of files; nodes are not trusted.
+            # Names of tables become names of files, and nodes are not trusted.
             if _NAME.fullmatch(name := _full(row)) is not None
         }
 
     def span(self, table: Found) -> tuple[int | None, int]:
-        """Returns begin and end of the rows of ``table``."""
+        """Returns the begin and the end of the rows of ``table``, UTC ns."""
         if table.name == _STACKS and self.begin is not None and (not self.tables or _SAMPLES in self.tables):
             return self.begin - _STACKS_BEFORE_NS, self.end
         return self.begin, self.end
 
     def days_sql(self, table: Found) -> str:
-        """Returns SQL for the days on which ``table`` has rows, numbered since 1970."""
-        # A cast to DATE would round to microseconds first, into the next day.
+        """Returns SQL for the days on which ``table`` has rows; a day is its number since 1970."""
+        # A cast to DATE would first round to microseconds, perhaps into the next day.
         day = f"epoch_ns(ts) // {DAY_NS}"
         return f"SELECT DISTINCT {day} AS day FROM {sql_table(table.name)}{self._where(table, *self.span(table))}"
 
     def days(self, table: Found, answer: Reply | None) -> list[Day]:
-        """Returns the days of ``table`` by the answer to ``days_sql``; None: it has no ``ts``, and one day, today."""
+        """Returns the days of ``table`` from the answer to ``days_sql``. The answer is None for a table without ``ts``,
+        which has one day: today.
+        """
         if answer is None:
             sql = f"SELECT * FROM {sql_table(table.name)}{self._where(table, None, None)}"
             return [Day(_date(self.end // DAY_NS), sql)]
@@ -132,22 +138,28 @@ def _date(day: int) -> str:
     try:
         return f"{(_EPOCH + timedelta(days=day)):%Y-%m-%d}"
     except OverflowError:
-        raise UsageError(f"a row is of day {day} since 1970", hint="name --since and --until") from None
+        raise UsageError(
+            f"a row has an impossible date: day {day} since 1970", hint="name --since and --until"
+        ) from None
 
 
 def _table_names(text: str | None) -> tuple[str, ...]:
-    """Returns the names of tables in ``A,B,C``."""
+    """Returns the names of tables in a text such as ``A,B,C``."""
     names = tuple(dict.fromkeys(part.strip().lower() for part in (text or "").split(",") if part.strip()))
     for name in names:
         if _NAME.fullmatch(name) is None:
-            raise UsageError(f"{name} is no name of a table", hint="for example --tables comm.ops,python.samples")
+            raise UsageError(
+                f"{name} is not a valid name of a table", hint="for example --tables comm.ops,python.samples"
+            )
     return names
 
 
 def wanted(
     since: str | None, until: str | None, tables: str | None, job: str | None, now_ns: int | None = None
 ) -> Wanted:
-    """Returns the request of the options. Raises UsageError for an empty interval or a wrong name or time."""
+    """Returns what the options ask for. Raises UsageError for an empty interval, and for a name or a time that cannot
+    be read.
+    """
     now = time.time_ns() if now_ns is None else now_ns
     begin = None if since is None else bound(since, now).ns(now)
     end = now if until is None else bound(until, now).ns(now)

@@ -1,5 +1,5 @@
-"""The last readings of GPUs and of the memory of processes, asked of each node by its own clock, and the columns of
-them that fit the terminal.
+"""Reads the last readings of GPUs and of processes' memory from each node, by the node's clock, and chooses the columns
+that fit the terminal.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = (
     "fitting",
 )
 
-# Seconds after which a device without a reading is not shown.
+# A device without a reading for this many seconds is not shown.
 RECENT_S = 30
-# All links are written once a minute.
+# Links are read for this many seconds back, because all links are written once a minute.
 LINKS_S = 150
 _LAST = "QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY ts DESC) = 1"
 READINGS = f"SELECT * FROM gpu.utilization WHERE ts > now() - INTERVAL {RECENT_S} SECOND " + _LAST.format(
@@ -40,24 +40,24 @@ LINKS = f"SELECT * FROM gpu.links WHERE ts > now() - INTERVAL {LINKS_S} SECOND "
     key="node, kind, device_id, link, peer"
 )
 DEVICES = "SELECT * FROM gpu.devices"
-# A row comes every host.memory_interval_s, 10 s by default.
+# A row is written every host.memory_interval_s, by default 10 s.
 MEMORY = "SELECT * FROM process.memory WHERE ts > now() - INTERVAL 60 SECOND " + _LAST.format(key="node, pid, start_ns")
 
 
 def ask(cluster: Cluster, statements: Mapping[str, str]) -> dict[str, list[Row]]:
-    """Returns the rows of each statement, which each node answers alone."""
+    """Returns the rows of each statement, which each node answers for itself."""
     tables = cluster.query_all(statements, each=statements)
     return {name: rows_of(tables[name]) for name in statements}
 
 
 def device_key(row: Row) -> tuple[str, int, int]:
-    """Returns (node, number of the GPU, number of the MIG device or -1): the order in which devices are shown."""
+    """Returns (node, number of the GPU, number of the MIG device or -1), the key by which devices are ordered."""
     mig = row.get("mig")
     return str(row["node"]), int(row["device_id"]), -1 if mig is None else int(mig)
 
 
 def by_device(processes: Sequence[Row]) -> dict[tuple[str, int, int], list[Row]]:
-    """Returns the processes of each device, those with the lowest rank first."""
+    """Returns the processes of each device, ordered by rank."""
     found: dict[tuple[str, int, int], list[Row]] = {}
     for row in sorted(processes, key=lambda row: (row["rank"] is None, row["rank"] or 0, row["pid"] or 0)):
         found.setdefault(device_key(row), []).append(row)
@@ -65,12 +65,14 @@ def by_device(processes: Sequence[Row]) -> dict[tuple[str, int, int], list[Row]]
 
 
 def fitting(fields: Sequence[Field], rows: Sequence[Row], width: int | None, *, spare: Sequence[str]) -> list[Field]:
-    """Returns ``fields`` without the first ones of the keys ``spare``, as many as must go for the table to fit."""
+    """Returns ``fields`` without as many of the keys ``spare``, the first of them first, as must go so that the table
+    fits.
+    """
     kept = list(fields)
     for key in spare:
         if width is None or not rows or Grid(kept, rows, width).width <= width:
             break
-        # A column that distinguishes rows stays.
+        # A column that distinguishes rows is kept.
         if len({str(row.get(key)) for row in rows}) == 1 or key != "node":
             kept = [field for field in kept if field.key != key]
     return kept

@@ -1,4 +1,4 @@
-"""Draws the topology of a node: GPUs under their NUMA node, and the matrix of ways between GPUs and NICs."""
+"""Draws the topology of a node: GPUs under their NUMA nodes, and a matrix of the connections between GPUs and NICs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEGEND = (
 
 
 def drawn(node: Row, width: int | None) -> str:
-    """Returns the text of one node, as ``topo`` has it; each line at most ``width`` cells."""
+    """Returns the text about one node of ``topo``; each line is at most ``width`` cells wide."""
     links: Sequence[Row] = node["links"]
     parts = [escape(f"node {node['node']}") + "\n", *(_numa(number, node) for number in _numa_nodes(node))]
     parts.append("\n" + _matrix(node, width))
@@ -33,7 +33,7 @@ def _numa_nodes(node: Row) -> list[int | None]:
 
 
 def _numa(number: int | None, node: Row) -> str:
-    """Returns a tree: the GPUs and NICs of one NUMA node."""
+    """Returns the tree of the GPUs and NICs of one NUMA node."""
     gpus = [gpu for gpu in node["gpus"] if gpu["numa_node"] == number]
     nics = [nic for nic in _nics(node) if nic["numa_node"] == number]
     cpus = next((gpu["cpu_list"] for gpu in gpus if gpu["cpu_list"]), None)
@@ -52,7 +52,7 @@ def _pcie(node: Row, gpu: Row) -> Row | None:
 
 
 def _trained(link: Row) -> str:
-    """Returns a PCIe link as ``PCIe 5.0 x16``, or ``PCIe 4.0 x8 of 5.0 x16`` where it is slower than it can be."""
+    """Returns a PCIe link as text: ``PCIe 5.0 x16``, or ``PCIe 4.0 x8 of 5.0 x16`` if it is slower than it could be."""
     if not link.get("width"):
         return "PCIe ?"
     now, best = _speed(link["generation"], link["width"]), _speed(link["generation_max"], link["width_max"])
@@ -64,7 +64,7 @@ def _speed(generation: int | None, width: int | None) -> str:
 
 
 def _nics(node: Row) -> list[Row]:
-    """Returns one link to each NIC; all links to a NIC say the same of it."""
+    """Returns one link for each NIC, because all links to a NIC have the same values."""
     found: dict[str, Row] = {}
     for link in node["links"]:
         if link["kind"] == "nic":
@@ -73,7 +73,7 @@ def _nics(node: Row) -> list[Row]:
 
 
 def _matrix(node: Row, width: int | None) -> str:
-    """Returns a table with a line for each GPU: its ranks, and the way to each GPU and NIC."""
+    """Returns a table with a line for each GPU: its ranks, and its connection to each GPU and NIC."""
     gpus, nics = node["gpus"], [nic["peer"] for nic in _nics(node)]
     ways = {(link["device_id"], link["peer_id"]): link for link in node["links"] if link["kind"] == "gpu"}
     to_nic = {(link["device_id"], link["peer"]): link["path"] for link in node["links"] if link["kind"] == "nic"}
@@ -99,7 +99,7 @@ def _way(link: Row | None, same: bool) -> str | None:
 
 
 def _wrong(link: Row) -> list[str]:
-    """Returns what is wrong with a link, in words."""
+    """Returns texts that say what is wrong with a link."""
     gpu = f"GPU{link['device_id']}"
     if link["kind"] == "nvlink" and link["state"] == "down":
         return [f"{gpu}: NVLink {link['link']} is down"]

@@ -1,1 +1,1 @@
-"""What ``preflight`` asks nodes, and how it shows what the checks found."""
+"""Asks nodes for what ``preflight`` needs, and shows what the checks found."""

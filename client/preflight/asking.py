@@ -1,5 +1,5 @@
-"""Asks each node once for its facts before a job, measures the clocks meanwhile, and puts the case together; and the
-text of its results.
+"""Asks each node once for its facts before a job, measures the clocks meanwhile, and builds the case for the checks;
+also formats the results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = (
 )
 
 DEFAULT_PORT = 29500
-# Addresses that no other node can use.
+# Addresses at which other nodes cannot reach the node.
 _WILDCARDS = ("0.0.0.0:", "[::]:", "unix:", ":")
 
 
@@ -54,7 +54,7 @@ class _Answer:
 
 
 def gathered(cluster: Cluster, wanted: Wanted, plan: Plan) -> Case:
-    """Returns the case of all nodes. Raises PeerError where none answers."""
+    """Returns the case of all nodes. Raises PeerError if no node answers."""
     asked = len(cluster.outcomes)
     addresses = _addresses(cluster)
     variables = _master_of(plan)
@@ -110,7 +110,7 @@ def _planned(facts: NodeFacts, ranks: Mapping[str, tuple[NodeRank, ...]]) -> Nod
 
 
 def _master_of(plan: Plan) -> dict[str, str]:
-    """Returns the variables of all ranks, with MASTER_ADDR and MASTER_PORT of the first rank that has one."""
+    """Returns the variables of the plan, and MASTER_ADDR and MASTER_PORT from the first rank that has them."""
     found = dict(plan.variables)
     for ranks in plan.ranks.values():
         for rank in ranks:
@@ -121,7 +121,9 @@ def _master_of(plan: Plan) -> dict[str, str]:
 
 
 def _addresses(cluster: Cluster) -> dict[str, str]:
-    """Returns HOST:PORT of the nodes that have one: as it was asked, or as the node itself says."""
+    """Returns the HOST:PORT of each node that has one: the address at which it was asked, or the one that the node
+    itself names.
+    """
 
     async def ask(node: Node, seconds: float) -> tuple[str, str]:
         name = (await node.status(seconds)).node
@@ -137,7 +139,7 @@ async def _ask(node: Node, request: pb.PreflightRequest, seconds: float) -> tupl
     begun = time.time_ns()
     reply = await node.preflight(request, seconds)
     ended = time.time_ns()
-    # As NTP (RFC 5905, 8) does: the offset is known to half of the round trip.
+    # As in NTP (RFC 5905, 8), the offset is exact to half of the round trip.
     offset = ((reply.received_ns - begun) + (reply.node_time_ns - ended)) / 2
     error = max((ended - begun) - (reply.node_time_ns - reply.received_ns), 0) / 2
     try:
@@ -149,7 +151,7 @@ async def _ask(node: Node, request: pb.PreflightRequest, seconds: float) -> tupl
     return reply.node, _Answer(facts, problem, offset, error)
 
 
-# More nodes than this do not fit beside each other; the result names the pairs that matter.
+# A matrix of more nodes than this is too wide; the result itself names the pairs that matter.
 _MOST_COLUMNS = 8
 _CELL = 8
 _COLOURS = {FAIL: "31;1", WARN: "33", SKIPPED: "2"}
@@ -157,7 +159,7 @@ _WORD = 8
 
 
 def results_text(found: Sequence[Result], cells: Sequence[Cell], width: int | None, *, colour: bool = False) -> str:
-    """Returns the text for a terminal of ``width`` columns; 80 where there is none."""
+    """Returns the text for a terminal of ``width`` columns; without a terminal for 80."""
     lines = []
     for result in sorted(found, key=lambda one: STATES.index(one.state)):
         lines += _result(result, width or 80, colour=colour)
@@ -179,7 +181,7 @@ def _result(result: Result, width: int, *, colour: bool) -> list[str]:
 
 
 def _matrix(cells: Sequence[Cell]) -> list[str]:
-    """Returns a table of the round trips from row to column; no lines for too many nodes, or without a measurement."""
+    """Returns a table of the round trips from row to column; no lines if there are too many nodes or no measurement."""
     nodes = sorted({cell[0] for cell in cells})
     if not 1 < len(nodes) <= _MOST_COLUMNS or all(cell[2] is None for cell in cells):
         return []

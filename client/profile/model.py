@@ -1,4 +1,4 @@
-"""A profile in memory: weighted stacks, which all writers and tables read."""
+"""A profile in memory: weighted stacks, from which all formats and tables are written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/")
 
 
 class Frame(NamedTuple):
-    """``lineno`` is None where it is not known. A frame that is no code has no ``file``."""
+    """A frame. ``lineno`` is None if unknown. A frame that is not code has no ``file``."""
 
     func: str
     file: str = ""
@@ -39,9 +39,10 @@ class Frame(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """``frames`` outermost first, never empty. ``labels``: job, rank, node, pid, thread, state.
+    """A stack with its weight. ``frames`` are ordered from the outermost and never empty. ``labels``: job, rank, node,
+    pid, thread, state.
 
-    ``ns`` is the time that the sample represents, ``seen`` how often it was taken.
+    ``ns`` is the time that the sample represents, ``seen`` how often the stack was sampled.
     """
 
     frames: tuple[Frame, ...]
@@ -52,9 +53,9 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """``kind`` is cpu, wall or off_cpu; ``trains``: it has only the threads that train.
+    """A profile. ``kind`` is cpu, wall or off_cpu; ``trains``: it contains only threads that train.
 
-    The interval: ``begin_ns`` is CLOCK_REALTIME, 0 when unknown.
+    ``begin_ns``, the begin of the interval, is CLOCK_REALTIME; 0 if unknown.
     """
 
     title: str
@@ -66,7 +67,7 @@ class Profile:
 
     @property
     def ns(self) -> int:
-        """Time of all samples."""
+        """The time of all samples together."""
         return sum(sample.ns for sample in self.samples)
 
     @property
@@ -75,7 +76,9 @@ class Profile:
 
     @property
     def time_text(self) -> str:
-        """Returns the part of the time that the profile covers: ``on the CPU``, ``on and off the CPU, 96% off``."""
+        """Returns which part of the time the profile covers, as text: ``on the CPU``, ``on and off the CPU,
+        96% off``.
+        """
         if self.kind != "wall":
             return "on the CPU" if self.kind == "cpu" else "off the CPU"
         away = sum(sample.ns for sample in self.samples if (STATE, OFF_CPU) in sample.labels)
@@ -84,8 +87,10 @@ class Profile:
 
 
 def merged(samples: Iterable[Sample], *, labels: bool = False) -> tuple[Sample, ...]:
-    """Merges samples with equal frames, and sorts them by frames; ``labels`` keeps different labels apart."""
-    # Frames are numbered, because numbers are hashed and compared faster.
+    """Merges samples with equal frames, and sorts them by frames; samples with different values of ``labels`` are not
+    merged.
+    """
+    # Frames are replaced by numbers, which are hashed and compared faster.
     numbers: dict[Frame, int] = {}
     sums: dict[tuple[tuple[int, ...], tuple[tuple[str, str], ...]], Sample] = {}
     for sample in samples:
@@ -104,13 +109,13 @@ def _order(frame: Frame) -> tuple[str, str, int]:
 
 
 def without_lines(profile: Profile) -> Profile:
-    """Returns the profile by functions, without lines."""
+    """Returns the profile by function, without line numbers."""
     samples = (s._replace(frames=tuple(f._replace(lineno=None) for f in s.frames)) for s in profile.samples)
     return replace(profile, samples=tuple(samples))
 
 
 def folded_imports(profile: Profile) -> Profile:
-    """Returns the profile with one frame for each import, in place of five frames of the import system."""
+    """Returns the profile with one frame for each import in place of five frames of the import system."""
     samples = (s._replace(frames=_without_importlib(s.frames)) for s in profile.samples)
     return replace(profile, samples=tuple(samples))
 
@@ -124,7 +129,9 @@ def _without_importlib(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def grouped(profile: Profile, keys: Sequence[str]) -> Profile:
-    """Returns the profile with an outermost frame for each label in ``keys``: ``rank 3``, ``thread MainThread``."""
+    """Returns the profile with an additional outermost frame for each label in ``keys``: ``rank 3``, ``thread
+    MainThread``.
+    """
     samples = (
         s._replace(frames=(*(Frame(f"{key} {dict(s.labels).get(key, '-')}") for key in keys), *s.frames))
         for s in profile.samples
@@ -133,7 +140,7 @@ def grouped(profile: Profile, keys: Sequence[str]) -> Profile:
 
 
 def label(frame: Frame, short: dict[str, str]) -> str:
-    """Returns ``func (file)`` or ``func (file:line)``, with file names of ``short_files``."""
+    """Returns ``func (file)`` or ``func (file:line)``; ``short`` has the file names of ``short_files``."""
     if not frame.file:
         return frame.func or "?"
     where = short.get(frame.file, frame.file)
@@ -141,7 +148,9 @@ def label(frame: Frame, short: dict[str, str]) -> str:
 
 
 def short_files(profiles: Iterable[Profile]) -> dict[str, str]:
-    """Returns a short name for each file: within its package, else its last two parts; the whole name if ambiguous."""
+    """Returns a short name for each file: its path within its package, else its last two parts; the whole path if that
+    is ambiguous.
+    """
     files = {frame.file for profile in profiles for sample in profile.samples for frame in sample.frames}
     short = {file: _short(file) for file in files}
     taken: dict[str, int] = {}

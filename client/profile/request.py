@@ -1,4 +1,4 @@
-"""Requests for profiles: the samples, their interval, what they are compared with, and the format."""
+"""The request for a profile: its samples, their interval, what they are compared with, and the format."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _DEFAULT_SINCE = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Samples of some processes and of an interval.
+    """Chooses samples by process and interval.
 
     The interval goes from ``since`` to ``until`` seconds before the query, or from ``since_at`` to ``until_at``
-    (CLOCK_REALTIME s) where these are given; ``shift`` moves it so many seconds into the past. ``state`` is cpu, wall
-    or off_cpu. ``gil``: only samples of threads that held the GIL. ``trains``: only of the threads that train.
+    (CLOCK_REALTIME s) where these are given; ``shift`` moves the interval this many seconds into the past. ``state`` is
+    cpu, wall or off_cpu. ``gil``: only samples of threads that held the GIL. ``trains``: only samples of threads that
+    train.
     """
 
     pids: tuple[int, ...] = ()
@@ -41,7 +42,7 @@ class Selection:
     trains: bool = False
 
     def where(self) -> str:
-        """Returns the SQL condition on python.samples."""
+        """Returns the condition on python.samples as SQL."""
         parts = [f"ts >= {_instant(self.since_at, self.since, self.shift)}"]
         parts.append(f"ts < {_instant(self.until_at, self.until, self.shift)}")
         if self.job:
@@ -59,20 +60,20 @@ class Selection:
         return " AND ".join(parts)
 
     def title(self) -> str:
-        """Returns the processes as ``job 4711, rank 3``."""
+        """Returns the processes as text: ``job 4711, rank 3``."""
         who = [f"job {self.job}"] if self.job else []
         who += [] if self.rank is None else [f"rank {self.rank}"]
         who += [f"pid {', '.join(map(str, self.pids))}"] if self.pids else []
         return (", ".join(who) or "all processes") + (" with the GIL" if self.gil else "")
 
     def interval(self) -> str:
-        """Returns the interval as ``since 5m ago``, or ``from 10m ago until 5m ago``."""
+        """Returns the interval as text: ``since 5m ago``, or ``from 10m ago until 5m ago``."""
         begin = _when(self.since_at, self.since, self.shift)
         end = _when(self.until_at, self.until, self.shift)
         return f"since {begin}" if end == "now" else f"from {begin} until {end}"
 
     def span(self, now_ns: int) -> tuple[int, int]:
-        """Returns begin and end as CLOCK_REALTIME ns, for a query at ``now_ns``."""
+        """Returns the begin and the end as CLOCK_REALTIME ns, for a query at ``now_ns``."""
         now = now_ns / 1e9
         begin = self.since_at if self.since_at is not None else now - self.since
         end = self.until_at if self.until_at is not None else now - self.until
@@ -81,10 +82,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``live``: seconds to sample now at ``hz``; 0: stored samples. ``base`` is what ``selected`` is compared with.
+    """The request. ``live``: for how many seconds samples are taken now, ``hz`` a second; 0: stored samples are used.
+    ``base``: the samples with which ``selected`` is compared.
 
-    Samples are grouped by the labels ``by``, and by line of a function if ``lines``. ``any_state``: no option says
-    whether the time is on or off the CPU.
+    Samples are grouped by the labels ``by``, and with ``lines`` also by line. ``any_state``: no option chooses between
+    time on and off the CPU.
     """
 
     selected: Selection
@@ -98,12 +100,14 @@ class Request:
 
     @property
     def selections(self) -> list[Selection]:
-        """What is selected, and what it is compared with."""
+        """The selected samples, and the samples with which they are compared, if any."""
         return [self.selected, *([self.base] if self.base is not None else [])]
 
     @property
     def rivals(self) -> tuple[str, str]:
-        """Returns names of ``selected`` and ``base`` by what differs: ``rank 1``, ``rank 0``; ``now``, ``before``."""
+        """Returns names for ``selected`` and ``base`` that say how they differ: ``rank 1``, ``rank 0``; ``now``,
+        ``before``.
+        """
         one, other = self.selected, self.base
         if other is None or other.shift != one.shift:
             return "now", "before"
@@ -115,7 +119,9 @@ class Request:
 
 
 def of_training_threads(request: Request) -> Request:
-    """Returns ``request`` for the time on and off the CPU of training threads alone: others wait nearly always."""
+    """Returns ``request`` for the time on and off the CPU of training threads only, because other threads wait nearly
+    always.
+    """
     selected, base = (
         None if one is None else replace(one, state="wall", trains=True) for one in (request.selected, request.base)
     )
@@ -124,9 +130,10 @@ def of_training_threads(request: Request) -> Request:
 
 
 def at_times(selection: Selection, since: str | None, until: str | None) -> Selection:
-    """Returns ``selection`` with an interval from the command line: lengths of time before now, or instants.
+    """Returns ``selection`` with the interval of the command line, whose ends are lengths of time before now or
+    instants.
 
-    Raises UsageError where it is empty.
+    Raises UsageError if the interval is empty.
     """
     now_ns = time.time_ns()
     begin = None if since is None else bound(since, now_ns)
@@ -147,7 +154,9 @@ def _seconds_of(end: Bound) -> float | None:
 
 
 def base_of(selected: Selection, text: str) -> Selection:
-    """Returns ``selected`` with the one change that --diff asks for: rank:R, pid:P, job:J or before:10m."""
+    """Returns ``selected`` with the one change that ``text``, the value of --diff, asks for: rank:R, pid:P, job:J or
+    before:10m.
+    """
     kind, _, value = text.partition(":")
     if kind == "rank" and value.isascii() and value.isdigit() and len(value) < 9:
         return replace(selected, rank=int(value), pids=())
@@ -161,11 +170,11 @@ def base_of(selected: Selection, text: str) -> Selection:
 
 
 def labels(by: str | None) -> tuple[str, ...]:
-    """Returns the labels in ``A,B``. Raises UsageError for an unknown one."""
+    """Returns the labels in a text such as ``A,B``. Raises UsageError for an unknown label."""
     keys = tuple(dict.fromkeys(part.strip() for part in (by or "").split(",") if part.strip()))
     for key in keys:
         if key not in _LABELS:
-            raise UsageError(f"--by {key} is not known", hint=f"one or several of {', '.join(_LABELS)}")
+            raise UsageError(f"--by {key} is not known", hint=f"use one or more of {', '.join(_LABELS)}")
     return keys
 
 

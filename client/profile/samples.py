@@ -1,4 +1,4 @@
-"""Queries stored samples by time and process, joins them with their stacks, and samples faster for a while."""
+"""Queries stored samples by time and process and joins them with their stacks; can also sample faster for a while."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = (
 _INCOMPLETE = Frame("(outer frames are missing)")
 _NO_FRAMES = Frame("(no Python frame)")
 _UNKNOWN = Frame("(the stack is not stored)")
-# Stacks of one query: its text stays well below the bound of the nodes.
+# Number of stacks in one query, whose text then stays well below the limit of the nodes.
 _CHUNK = 1000
 _SAMPLES = """
 SELECT node, job, rank, pid, thread, stack_id, on_cpu, sum("count") AS n, sum(duration_ns) AS ns
@@ -55,9 +55,9 @@ def read_profiles(cluster: Cluster, selections: Sequence[Selection]) -> list[Pro
 
 
 def off_cpu_share(cluster: Cluster, selection: Selection) -> float | None:
-    """Returns the share of the training threads' time off the CPU; None without such samples.
+    """Returns the share of the training threads' time that is off the CPU; None without such samples.
 
-    Other threads wait most of the time anyway.
+    Other threads are left out because they wait most of the time anyway.
     """
     where = replace(selection, state="wall", gil=False).where()
     (row,) = rows_of(cluster.query(_AWAY.format(where=where)))
@@ -76,7 +76,9 @@ def read_stacks(cluster: Cluster, ids: Iterable[int]) -> dict[int, tuple[Frame, 
 
 
 def _frames(row: Row) -> tuple[Frame, ...]:
-    """Returns frames outermost first; a cut stack begins with a frame for the missing ones, to keep it apart."""
+    """Returns the frames of a row, outermost first. A stack that was cut begins with a frame that stands for the
+    missing ones, so it is not merged with complete stacks.
+    """
     frames = tuple(Frame(f["func"], f["file"], f["lineno"]) for f in reversed(row["frames"]))
     return frames or (_NO_FRAMES,) if row["complete"] else (_INCOMPLETE, *frames)
 
@@ -99,21 +101,21 @@ def _labels(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple((key, str(value)) for key, value in values.items() if value not in (None, ""))
 
 
-# Seconds after the wait at which the change ends by itself, if it was not taken back.
+# The changed setting ends by itself this many seconds after the wait, if it was not reset.
 _SLACK = 5.0
 
 
 def sample(cluster: Cluster, request: Request) -> Request:
     """Samples for ``request.live`` seconds; returns ``request`` for the interval of these samples.
 
-    Raises NotFound when there is no such job or process.
+    Raises NotFound if there is no such job or process.
     """
     live = [s for s in (request.selected, request.base) if s is not None and not s.shift]
     targets = list({tuple(sorted(t.items())): t for s in live for t in _targets(cluster, s)}.values())
     changes = {"sampling.hz": str(request.hz)}
     if request.selected.state != "cpu" or (request.any_state and request.kind == "svg"):
         changes["sampling.off_cpu"] = "true"
-    # Samples of the first nodes count while the last node still changes its settings.
+    # The first nodes already sample while the last nodes still change their settings; these samples count.
     begun = time.monotonic()
     with (
         _changed(cluster, changes, targets, request.live + _SLACK),
@@ -126,7 +128,7 @@ def sample(cluster: Cluster, request: Request) -> Request:
 
 
 def _targets(cluster: Cluster, selection: Selection) -> list[Change]:
-    """Returns the jobs or processes whose settings have to change."""
+    """Returns the jobs or processes whose settings must be changed."""
     if selection.rank is None and not selection.pids:
         return [{"job": selection.job} if selection.job else {}]
     where = ["state <> 'exited'"]
@@ -150,7 +152,7 @@ def _changed(cluster: Cluster, changes: dict[str, str], targets: Sequence[Change
             cluster.config(key, changes[key], **_with(target, {"seconds": length}))
         yield
     finally:
-        # Errors are ignored: a process may have ended; on a node that does not answer the change ends by itself.
+        # Errors are ignored: a process may have ended, and at a node that does not answer the change ends by itself.
         for target, key in asked:
             with suppress(ProbingError):
                 cluster.config(key, **_with(target, {"reset": True}))
@@ -174,7 +176,7 @@ def _earlier(cluster: Cluster, key: str, target: Change) -> list[Setting]:
 def _restore(cluster: Cluster, row: Setting) -> None:
     left = 0.0
     if row["until"] is not None:
-        # Python's datetime has microseconds.
+        # Python's datetime has only microseconds.
         left = datetime.fromisoformat(row["until"][:26] + "+00:00").timestamp() - time.time()
         if left <= 0:
             return

@@ -1,5 +1,5 @@
-"""Writes profiles in the format of a request, as tables of functions by self time (their own) and total time (with
-their callees) too.
+"""Writes profiles in the format of a request. Tables of functions have self time (of the function alone) and total time
+(with the functions that it calls).
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _Values = tuple[str | None, ...]
 
 
 def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[Row]:
-    """Returns rows of func, file, lineno, self_ns, total_ns, self_share, total_share; the largest self time first.
+    """Returns rows of func, file, lineno, self_ns, total_ns, self_share, total_share; ordered from the largest self
+    time.
 
-    With the labels ``by``, whose columns come first, there is a row for each function and value of the labels; shares
-    are parts of the time of that value.
+    With labels ``by``, whose columns come first, there is a row for each function and value of the labels; a share is
+    the part of the time of that value.
     """
     wholes = _wholes(profile, by)
     rows = [
@@ -48,9 +49,10 @@ def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[Row]:
 
 
 def difference_rows(base: Profile, chosen: Profile, by: Sequence[str] = ()) -> list[Row]:
-    """Returns rows of func, file, lineno, and share, base_share and change of self and total; large changes first.
+    """Returns rows of func, file, lineno, and share, base_share and change of self and total; ordered from the largest
+    change.
 
-    ``by`` is as in ``function_rows``.
+    ``by``: see ``function_rows``.
     """
     before, after = _times(base, by), _times(chosen, by)
     wholes = _wholes(base, by), _wholes(chosen, by)
@@ -67,7 +69,7 @@ def difference_rows(base: Profile, chosen: Profile, by: Sequence[str] = ()) -> l
 
 
 def _times(profile: Profile, by: Sequence[str]) -> dict[tuple[_Values, Frame], tuple[int, int]]:
-    """Returns self and total ns; a recursive function counts once for each sample."""
+    """Returns self and total time in ns; a recursive function is counted once for each sample."""
     times: dict[tuple[_Values, Frame], tuple[int, int]] = {}
     for sample in profile.samples:
         values = _values(sample, by)
@@ -78,7 +80,7 @@ def _times(profile: Profile, by: Sequence[str]) -> dict[tuple[_Values, Frame], t
 
 
 def _wholes(profile: Profile, by: Sequence[str]) -> dict[_Values, int]:
-    """Returns the time by value of the labels ``by``, in ns, at least 1."""
+    """Returns the time of each value of the labels ``by``, in ns, at least 1."""
     wholes: dict[_Values, int] = {}
     for sample in profile.samples:
         values = _values(sample, by)
@@ -104,7 +106,7 @@ def _place(frame: Frame) -> Row:
 
 
 def _profile_text(profile: Profile, when: str, width: int | None, by: Sequence[str] = ()) -> str:
-    """Returns the first functions as a table, below a line about all samples."""
+    """Returns a table of the functions with the most time, below a line about all samples."""
     fields = [
         Field("SELF", "self_ns", age, right=True),
         Field("SELF %", "self_share", _percent, right=True),
@@ -116,7 +118,7 @@ def _profile_text(profile: Profile, when: str, width: int | None, by: Sequence[s
 
 
 def _difference_text(base: Profile, chosen: Profile, width: int | None, by: Sequence[str] = ()) -> str:
-    """Returns the functions with the largest changes as a table, with their shares before and after."""
+    """Returns a table of the functions with the largest changes, with their shares before and after."""
     fields = [
         Field("SELF", "self_change", _points, right=True),
         Field("WAS", "self_base_share", _percent, right=True),
@@ -162,7 +164,8 @@ def write_profiles(
 ) -> None:
     """Writes the first of ``profiles``, or its difference from the second where ``request`` has a base.
 
-    ``away``: the share of the training threads' time off the CPU, where the profiles lack it and it is the larger part.
+    ``away``: the share of the training threads' time off the CPU, if that is the larger part and the profiles do not
+    contain it; else None.
     """
     shaped = _shaped(request, list(profiles))
     if request.base is None:
@@ -172,12 +175,12 @@ def write_profiles(
 
 
 def _shaped(request: Request, profiles: list[Profile]) -> list[Profile]:
-    # The reader of a pprof file chooses between lines and functions.
+    # In a pprof file the reader chooses between lines and functions.
     if not request.lines and request.kind != "pprof":
         profiles = [without_lines(profile) for profile in profiles]
     if request.kind == "svg":
         profiles = [folded_imports(profile) for profile in profiles]
-    # A table has columns for labels, speedscope a profile for each value.
+    # A table has columns for the labels, and speedscope has a profile for each value.
     if request.by and request.kind not in ("speedscope", "table"):
         profiles = [grouped(profile, request.by) for profile in profiles]
     if request.base is not None and profiles[0].title == profiles[1].title:
@@ -231,7 +234,7 @@ def _write_file(settings: Settings, kind: str, content: str | bytes) -> None:
 
 
 def _apart(profile: Profile, by: tuple[str, ...]) -> list[Profile]:
-    """Returns a profile for each value of the labels ``by``, the largest first."""
+    """Returns a profile for each value of the labels ``by``, ordered from the largest."""
     if not by:
         return [profile]
     names: dict[tuple[str, ...], list[int]] = {}

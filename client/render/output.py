@@ -34,7 +34,7 @@ _BINARY = ("parquet", "arrow")
 
 
 def write_stream(settings: Settings, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """Writes rows as they come and returns their number. A file is written whole or not at all."""
+    """Writes rows as they come and returns their number. A file is written completely or not at all."""
     rows = 0
     with _sink(settings) as sink:
         on_terminal = settings.output is None and sys.stdout.isatty()
@@ -52,7 +52,9 @@ def write_stream(settings: Settings, schema: pa.Schema, batches: Iterable[pa.Rec
 
 
 def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | None = None) -> None:
-    """Writes an Arrow table; in format table only its columns ``fields``, or all. Raises as ``require_all``."""
+    """Writes an Arrow table; in format table only the columns ``fields``, None: all. Raises what ``require_all``
+    raises.
+    """
     if settings.format == "table":
         if not table.num_rows:
             require_all()
@@ -62,9 +64,10 @@ def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | No
 
 
 def write_objects(settings: Settings, objects: Sequence[Record] | Record, text: str, flat: Sequence[Record]) -> None:
-    """Writes one of three forms of an answer: ``objects`` as JSON, ``text`` as table, ``flat`` in the formats of rows.
+    """Writes one of three forms of an answer: ``objects`` in format json, ``text`` in format table, ``flat`` in formats
+    of rows.
 
-    Raises PartialAnswer where the answer is empty and a node did not answer.
+    Raises PartialAnswer if the answer is empty and a node did not answer.
     """
     if not flat and not any(objects.values() if isinstance(objects, Mapping) else objects):
         require_all()
@@ -87,7 +90,9 @@ def write_table(settings: Settings, fields: Sequence[Field], rows: Sequence[Reco
 
 
 def write_bytes(settings: Settings, data: bytes, kind: str, *, on_terminal: bool) -> None:
-    """Writes a whole file of the format ``kind``. Raises UsageError for a terminal unless ``on_terminal``."""
+    """Writes ``data``, a whole file of the format ``kind``. Raises UsageError if stdout is a terminal, unless
+    ``on_terminal``.
+    """
     if settings.output is not None:
         with replacing(settings.output) as file:
             file.write(data)
@@ -99,7 +104,7 @@ def write_bytes(settings: Settings, data: bytes, kind: str, *, on_terminal: bool
 
 
 def write_report(path: Path, report: Record) -> None:
-    """Writes ``report`` as JSON to the file ``path``, whole or not at all."""
+    """Writes ``report`` as JSON to the file ``path``, completely or not at all."""
     with replacing(path) as file:
         file.write(dump_json(report).encode())
 
@@ -147,9 +152,10 @@ def _refuse_terminal(kind: str) -> None:
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Opens a file that replaces ``path``, with ``mode`` less the umask, once the context ends without an error.
+    """Returns a context with a file that replaces ``path`` once the context ends without an error. Its mode is ``mode``
+    less the umask.
 
-    A device or pipe is written directly; a link as well, since /dev/stdout may lead to a plain file.
+    A device or pipe is written directly; a symbolic link as well, because /dev/stdout may lead to a plain file.
     """
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):

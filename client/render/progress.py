@@ -1,4 +1,4 @@
-"""A line on the terminal that says how far a command is, once it has taken half a second."""
+"""Shows a line on the terminal about the progress of a command that has taken half a second."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REFRESH_S = 0.2
 
 
 class StatusLine:
-    """A context that shows ``text(elapsed seconds)`` on stderr; it shows nothing where that is no terminal."""
+    """A context that shows ``text(elapsed seconds)`` on stderr; if stderr is not a terminal, it shows nothing."""
 
     def __init__(self, text: Callable[[float], str]) -> None:
         self.wanted = sys.stderr.isatty()
@@ -45,7 +45,7 @@ class StatusLine:
         self.stop()
 
     def stop(self) -> None:
-        """Erases the line, before anything else is written to the terminal."""
+        """Erases the line; called before anything else is written to the terminal."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
@@ -54,14 +54,14 @@ class StatusLine:
     def _show(self) -> None:
         if self._stopped.wait(_PATIENCE_S):
             return
-        # Takes 40 to 60 ms, which a quick command does not pay.
+        # Importing rich takes 40 to 60 ms, which a quick command saves.
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
 
         class Screen(Console):
             def show_cursor(self, show: bool = True) -> bool:  # noqa: ARG002
-                # Ctrl-C may end the process before a hidden cursor would be shown again.
+                # Ctrl-C may end the process before a hidden cursor is shown again.
                 return False
 
         def line() -> Text:
@@ -87,7 +87,7 @@ class Progress:
 
     @property
     def wanted(self) -> bool:
-        """Whether the line is shown: only then nodes are asked to report progress."""
+        """Whether the line is shown: only then are nodes asked to report their progress."""
         return self._line.wanted
 
     def __enter__(self) -> Progress:
@@ -100,7 +100,7 @@ class Progress:
         self._line.stop()
 
     def stop(self) -> None:
-        """Erases the line, before anything else is written to the terminal."""
+        """Erases the line; called before anything else is written to the terminal."""
         self._line.stop()
 
     def update(self, address: str, reported: pb.QueryProgress) -> None:
@@ -108,7 +108,7 @@ class Progress:
             self._nodes[address] = reported
 
     def done(self, nodes: int, all_nodes: int) -> None:
-        """Sets the number of nodes that have answered or failed, and of all nodes."""
+        """Sets the number of nodes that have answered or failed, and the number of all nodes."""
         self._done = (nodes, all_nodes)
 
     def counting(self, batches: Iterator[pa.RecordBatch], *, to_terminal: bool) -> Iterator[pa.RecordBatch]:

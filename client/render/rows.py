@@ -9,6 +9,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from probing.api.tables.schema import Row
 from probing.api.text import escape_json, utc
 
 if TYPE_CHECKING:
@@ -28,12 +29,10 @@ __all__ = (
     "storable_schema",
 )
 
-Row = dict[str, Any]
-"""A row of an answer by column, with values of JSON's types."""
 Record = Mapping[str, Any]
 """As Row, for readers: a dict of the types in messages.py as well."""
 
-# Longest column of times that is formatted here: for short ones importing pyarrow's compute functions takes longer.
+# A column of times up to this length is formatted here, because importing pyarrow.compute takes longer.
 _FEW = 1000
 
 
@@ -65,7 +64,9 @@ def names_of(names: Sequence[str]) -> list[str]:
 
 
 def storable_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns ``schema`` for Parquet: unique names, and text for types that Parquet lacks (intervals, unions, NULL)."""
+    """Returns ``schema`` in a form that Parquet can store: unique names, and text in place of types that Parquet lacks
+    (intervals, unions, NULL).
+    """
     import pyarrow as pa
 
     kinds = [pa.string() if _lacking(kind) else kind for kind in schema.types]
@@ -93,7 +94,7 @@ def _column(column: pa.ChunkedArray[Any]) -> list[Any]:
 
     kind = column.type
     if pa.types.is_timestamp(kind):
-        # A time with a zone is stored as UTC: the zone only says how to show it.
+        # A time with a zone is stored as UTC; the zone says only how the time is shown.
         return _times(column if kind.tz is None else column.cast(pa.timestamp(kind.unit)))
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind):
         return column.to_pylist()
@@ -103,7 +104,7 @@ def _column(column: pa.ChunkedArray[Any]) -> list[Any]:
     try:
         return [plain(value) for value in column.to_pylist()]
     except (OverflowError, ValueError):
-        # Python's calendar ends with the year 9999.
+        # Python's calendar ends with the year 9999, so such values are converted one by one.
         return [_scalar(value) for chunk in column.chunks for value in chunk]
 
 
@@ -115,7 +116,9 @@ def _as_text(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
 
 
 def _times(column: pa.ChunkedArray[Any]) -> list[Any]:
-    """Returns times as ISO 8601, None beyond the calendar; by way of Arrow's text, as datetime has no nanoseconds."""
+    """Returns times as ISO 8601; None for times beyond the calendar. Arrow formats them, because datetime has no
+    nanoseconds.
+    """
     import pyarrow as pa
 
     if column.type.unit == "ns" and len(column) <= _FEW:

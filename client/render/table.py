@@ -1,7 +1,7 @@
-"""Tables for people: aligned, one line for each row; only flexible columns are cut.
+"""Formats tables as text: aligned columns, one line for each row; only flexible columns are cut.
 
 rich.table would cost 20 to 50 ms of import (rich.cells: 3 to 9; `ps` may take 250) and 3.0 s for 1,000 rows of 10
-columns (here 0.06 s), measured on two cores in November 2026. It also cannot add rows that come later.
+columns (here 0.06 s), measured on two cores in November 2026. rich.table also cannot add rows that come later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
 class Field:
     """A column: its title, the key of its values, the function that shows a value, and where texts stand.
 
-    ``flex``: texts may be cut to fit the terminal. ``wrap``: they are broken into lines instead, for the last column.
+    ``flex``: texts may be cut to fit the terminal. ``wrap``: the texts of the last column are broken into lines
+    instead.
     """
 
     title: str
@@ -58,13 +59,13 @@ def show_value(value: Any) -> str:
 
 
 def ascii_only() -> bool:
-    """Returns whether the terminal shows ASCII alone: LANG=C, or an encoding other than UTF-8."""
-    # A full screen replaces stdout by another object.
+    """Returns whether the terminal can show only ASCII: LANG=C, or an encoding other than UTF-8."""
+    # A full-screen program replaces stdout by another object.
     stream = sys.stdout if hasattr(sys.stdout, "encoding") else sys.__stdout__
     if (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8":
         return True
     every, kind, language = (os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
-    # For LANG=C Python itself sets LC_CTYPE (PEP 538).
+    # If LANG is C, Python itself sets LC_CTYPE (PEP 538).
     return (every or (language if kind in _COERCED else kind) or language) in ("C", "POSIX")
 
 
@@ -74,7 +75,7 @@ def cut_mark() -> str:
 
 
 def terminal_width() -> int | None:
-    """Returns the width of the terminal on stdout; None where stdout is no terminal, so that nothing is cut."""
+    """Returns the width of the terminal on stdout; None if stdout is not a terminal, in which case nothing is cut."""
     if not sys.stdout.isatty():
         return None
     import shutil
@@ -83,7 +84,7 @@ def terminal_width() -> int | None:
 
 
 def render(fields: Sequence[Field], rows: Sequence[Record], width: int | None, *, bold: bool = False) -> str:
-    """Returns a line of titles and a line for each row, cut at ``width``; None: lines are as wide as the values."""
+    """Returns a line of titles and a line for each row, cut at ``width``; None: nothing is cut."""
     grid = Grid(fields, rows, width, edge=width)
     return grid.head(bold=bold) + grid.lines(rows)
 
@@ -96,10 +97,10 @@ def by_job(
     spare: Sequence[str] = (),
     empty: str = "(none)\n",
 ) -> str:
-    """Returns one table of all ``rows`` where it fits ``width`` cells (None: it does), else one for each job.
+    """Returns one table of all ``rows`` if it fits ``width`` cells (None: any width), else one table for each job.
 
-    ``fields`` are the columns, with ``node``, but for ``job`` and ``run``. The tables of jobs lack the columns with the
-    keys ``spare``. ``empty`` is the text for no rows.
+    ``fields`` are the columns, including ``node`` but without ``job`` and ``run``. Tables of single jobs leave out the
+    columns with the keys ``spare``. ``empty`` is the text if there are no rows.
     """
     bold = width is not None
     if not rows:
@@ -120,9 +121,10 @@ def _head(job: str | None, run: str | None) -> str:
 
 
 class Grid:
-    """Columns as wide as the rows ``first`` need; flexible columns are cut so that a line fits ``width``.
+    """A table whose columns are as wide as the rows ``first`` need; flexible columns are cut so that a line fits
+    ``width``.
 
-    A line that is wider nevertheless is cut at ``edge``.
+    A line that is still wider is cut at ``edge``.
     """
 
     def __init__(
@@ -147,12 +149,12 @@ class Grid:
         return f"\x1b[1m{titles}\x1b[0m\n" if bold else titles + "\n"
 
     def lines(self, rows: Sequence[Record], *, cut: bool = True) -> str:
-        """Returns a line for each row. Without ``cut`` a value may be wider than its column."""
+        """Returns a line for each row. If ``cut`` is False, a value may be wider than its column."""
         lines = (_line(self._fields, cells, self._widths, cut=cut) for row in rows for cells in self._broken(row))
         return "".join(self._cut(line) + "\n" for line in lines)
 
     def _broken(self, row: Record) -> Iterator[list[str]]:
-        """Yields the cells of a row; where its last cell is wrapped, also those of the lines below."""
+        """Yields the cells of a row; if the last cell is wrapped, also the cells of the lines below."""
         cells = self._cells(row)
         if not (self._fields and self._fields[-1].wrap and cell_len(cells[-1]) > self._widths[-1]):
             yield cells
@@ -197,5 +199,5 @@ def _shortened(text: str, width: int) -> str:
 
 
 def wrapped(line: str, width: int | None) -> list[str]:
-    """Returns ``line`` broken at ``width`` characters, its further lines indented; None: one line."""
+    """Returns ``line`` broken at ``width`` characters, with its further lines indented; None: it is not broken."""
     return [line] if width is None else textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Writers of rows in each format, batch by batch: memory is bounded by one batch."""
+"""Writes rows in each format, batch by batch, so that memory is bounded by one batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ("FIRST_ROWS", "CsvWriter", "TableWriter", "Writer", "csv_text", "fields_of", "writer_of")
 
-# Rows that decide how wide the columns of a table are; values of later rows may be wider.
+# Number of rows by which the width of a table's columns is chosen; later values may be wider.
 FIRST_ROWS = 1000
 _SLICE = 4096
 _INTERVAL = re.compile(r"P(?:(-?\d+)D)?T(-?[\d.]+)S")
@@ -36,7 +36,7 @@ class Writer(Protocol):
 
 
 def writer_of(kind: str, sink: IO[bytes], schema: pa.Schema, *, width: int | None = None, terminal: bool) -> Writer:
-    """Returns the writer of the format ``kind``. ``width`` (of the screen) and ``terminal`` matter for text alone."""
+    """Returns the writer of the format ``kind``. Only text formats use ``width`` (of the screen) and ``terminal``."""
     if kind == "parquet":
         return _Parquet(sink, schema)
     if kind == "arrow":
@@ -70,7 +70,7 @@ def fields_of(schema: pa.Schema, *, flex: bool = False) -> list[Field]:
 
 
 def _length(interval: str | None) -> str:
-    """Returns an interval of JSON (``PT8.557761S``) as ``age`` prints it; with months as it is."""
+    """Returns an interval of JSON (``PT8.557761S``) in the form of ``age``; an interval with months unchanged."""
     given = _INTERVAL.fullmatch(interval or "")
     if given is None:
         return interval or "-"
@@ -86,7 +86,7 @@ def _slices(batch: pa.RecordBatch) -> list[pa.Table]:
 
 
 class TableWriter:
-    """A table of aligned columns."""
+    """Writes a table of aligned columns."""
 
     def __init__(self, sink: IO[bytes], fields: Sequence[Field], width: int | None) -> None:
         self._sink = sink
@@ -122,7 +122,7 @@ class TableWriter:
 
 
 class CsvWriter:
-    """CSV below a line of names; for a terminal text is escaped."""
+    """Writes CSV below a line of names; for a terminal the text is escaped."""
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema, *, terminal: bool = False) -> None:
         self._sink = sink
@@ -136,7 +136,7 @@ class CsvWriter:
             self._sink.write(encoded(_csv_lines(zip(*columns, strict=True))))
 
     def _begin(self) -> None:
-        # The line of names comes with the first rows: until then the terminal shows the progress.
+        # The line of names is written with the first rows; until then the terminal shows the progress.
         if self._names is not None:
             self._sink.write(encoded(csv_text(self._names, [], terminal=self._terminal)))
             self._names = None
@@ -156,7 +156,7 @@ def _csv_lines(rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     if "\r" in text.getvalue():
-        # Older Pythons leave a lone carriage return without quotes, which readers take for a line end.
+        # Older Pythons do not quote a single carriage return, which readers take for the end of a line.
         text = io.StringIO()
         csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(lines)
     return text.getvalue()
@@ -178,7 +178,7 @@ def _csv_value(value: Any, terminal: bool) -> Any:
 
 
 class _Json:
-    """One list of objects, indented as by ``dump_json``."""
+    """Writes one list of objects, indented as by ``dump_json``."""
 
     def __init__(self, sink: IO[bytes]) -> None:
         self._sink = sink
@@ -187,7 +187,7 @@ class _Json:
     def write(self, batch: pa.RecordBatch) -> None:
         for table in _slices(batch):
             text = json.dumps(rows_of(table), ensure_ascii=False, indent=2)
-            # The brackets of each batch's list are left out.
+            # The brackets of the batch's list are left out.
             self._sink.write((b",\n" if self._some else b"[\n") + encoded(escape_json(text[2:-2])))
             self._some = True
 
@@ -208,7 +208,7 @@ class _JsonLines:
 
 
 class _Arrow:
-    """An IPC stream."""
+    """Writes an Arrow IPC stream."""
 
     def __init__(self, sink: Any, schema: pa.Schema) -> None:
         import pyarrow as pa
@@ -223,7 +223,9 @@ class _Arrow:
 
 
 class _Parquet:
-    """Collects batches for a row group: small groups are slow to read. Types that Parquet lacks become text."""
+    """Writes Parquet. Collects batches for a row group, because small groups are slow to read. Types that Parquet lacks
+    become text.
+    """
 
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
         import pyarrow.parquet as pq

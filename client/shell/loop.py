@@ -32,13 +32,13 @@ _SWITCH = {"on": True, "off": False}
 
 
 def run(settings: Settings, params: dict[str, object]) -> None:
-    """Runs the shell until Ctrl-D or ``\\q``. Raises UsageError where stdout is no terminal."""
+    r"""Runs the shell until Ctrl-D or ``\q``. Raises UsageError if stdout is not a terminal."""
     if not sys.stdout.isatty():
         raise UsageError("there is no SQL", hint="give it as an argument; the shell needs a terminal")
     from probing.client.interrupt import unwatch
     from probing.client.shell.prompt import Prompt
 
-    # Ctrl-C ends a query, not the shell.
+    # In the shell Ctrl-C ends the query, but not the shell.
     unwatch()
 
     shell = Shell(settings, params)
@@ -57,7 +57,7 @@ def run(settings: Settings, params: dict[str, object]) -> None:
 
 @dataclass
 class Shell:
-    """Carries out inputs under the settings that earlier commands have changed."""
+    """Carries out the inputs of the shell, with the settings that earlier commands have changed."""
 
     settings: Settings
     params: dict[str, object] = field(default_factory=dict)
@@ -67,9 +67,10 @@ class Shell:
     unfinished: str = ""
 
     def take(self, text: str) -> None:
-        """Carries out statements, and a command on the last line. Errors are shown; Ctrl-C ends the query.
+        """Carries out the statements in ``text`` and a command on its last line. Errors are shown; Ctrl-C ends the
+        query.
 
-        SQL before the command that has no semicolon yet is kept as ``unfinished``.
+        SQL before the command that does not yet end with a semicolon is kept as ``unfinished``.
         """
         before, command = command_in(text) or (text, "")
         whole, rest = statements(before)
@@ -86,7 +87,7 @@ class Shell:
             sys.stderr.write("cancelled\n")
 
     def _format(self) -> Settings:
-        """Returns the settings of the next answer; the name of its file decides the format."""
+        """Returns the settings of the next answer; the suffix of its file decides the format."""
         named = format_of(self.settings.output) if self.settings.output is not None else "table"
         return self.settings if named == "table" else replace(self.settings, format=named)
 
@@ -118,7 +119,7 @@ class Shell:
                 hint_at_jobs(cluster, sql, params)
 
     def _show(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], progress: Progress) -> str:
-        """Writes the first rows, as a table or with a line for each column; returns the line below them."""
+        """Writes the first rows, as a table or with a line for each column; returns the text below them."""
         import pyarrow as pa
 
         found: list[Row] = []

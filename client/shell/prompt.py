@@ -1,4 +1,4 @@
-"""The shell's line: editing, history and completion by prompt_toolkit."""
+"""The input line of the shell: editing, history and completion by prompt_toolkit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Prompt:
     """Reads one input at a time."""
 
     def __init__(self, settings: Settings, everywhere: Callable[[], bool]) -> None:
-        """``everywhere`` returns whether all nodes are asked, which the prompt shows."""
+        """Makes the prompt. ``everywhere`` returns whether all nodes are asked, which the prompt shows."""
         self._everywhere = everywhere
         self._session: PromptSession[str] = PromptSession(
             history=_history(),
@@ -53,7 +53,9 @@ class Prompt:
         )
 
     def ask(self, unfinished: str = "") -> str:
-        """Returns the input, which begins with ``unfinished``. Raises KeyboardInterrupt (Ctrl-C), EOFError (Ctrl-D)."""
+        """Returns the user's input, which begins with ``unfinished``. Raises KeyboardInterrupt (Ctrl-C), EOFError
+        (Ctrl-D).
+        """
         default = f"{unfinished}\n" if unfinished else ""
         return self._session.prompt("all> " if self._everywhere() else "sql> ", default=default)
 
@@ -73,7 +75,7 @@ def _keys() -> KeyBindings:
 
 
 class _Completer(Completer):
-    """Completes the tables of probing.api at once, and those of the node after its answer."""
+    """Completes names of tables: at once those of probing.api, and after the node's answer also those of the node."""
 
     def __init__(self, settings: Settings) -> None:
         self._tables = {name: {f.name: str(f.type) for f in table.logical} for name, table in TABLES.items()}
@@ -85,21 +87,21 @@ class _Completer(Completer):
             yield Completion(text, start_position=-replaced, display_meta=meaning)
 
     def _learn(self, settings: Settings) -> None:
-        # Without an answer only the tables of probing.api are completed.
+        # Without an answer, only the tables of probing.api are completed.
         tls = Tls(*settings.tls) if settings.tls is not None else None
         node = Cluster(settings.target, token=settings.token, tls=tls, timeout=settings.timeout, max_bytes=_MAX_BYTES)
         with suppress(ProbingError), node:
             columns_of_all = node.query(_COLUMNS)
             tables = {name: dict(columns) for name, columns in self._tables.items()}
             for schema, table, column, kind in zip(*(c.to_pylist() for c in columns_of_all.columns), strict=True):
-                # A node is not trusted: only valid names are shown.
+                # A node is not trusted, so only valid names are shown.
                 if all(_NAME.fullmatch(str(part)) for part in (schema, table, column)):
                     tables.setdefault(f"{schema}.{table}", {})[column] = escape(str(kind))[:40]
             self._tables = tables
 
 
 def history_path() -> Path:
-    """Returns the file of the history: under XDG_STATE_HOME, or ``~/.local/state`` if that is not set."""
+    """Returns the path of the history: under XDG_STATE_HOME, by default ``~/.local/state``."""
     given = Path(os.environ.get("XDG_STATE_HOME", ""))
     root = given if given.is_absolute() else Path.home() / ".local" / "state"
     return root / "probingctl" / "history"
@@ -116,7 +118,7 @@ def _history() -> History:
 
 
 def trim_history(path: Path, most: int = _MAX_HISTORY) -> None:
-    """Creates ``path`` for its owner alone, or cuts it to ``most`` bytes."""
+    """Creates the file ``path``, readable only by its owner, or cuts it to at most ``most`` bytes."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "r+b") as file:
         os.fchmod(file.fileno(), 0o600)
@@ -124,7 +126,7 @@ def trim_history(path: Path, most: int = _MAX_HISTORY) -> None:
         if size <= most:
             return
         file.seek(size - most // 2)
-        # The first entry of the rest may be incomplete.
+        # The first entry that is left may be incomplete.
         _, _, kept = file.read(most // 2).partition(b"\n\n")
         file.seek(0)
         file.write(b"\n" + kept)

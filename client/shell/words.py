@@ -43,7 +43,9 @@ _SOURCE = re.compile(r"\b(?:from|join|,)\s+([a-z_]\w*\.[a-z_]\w*)(?:\s+(?:as\s+)
 
 
 def candidates(before: str, whole: str, catalog: Callable[[], _Catalog]) -> Iterator[tuple[str, int, str]]:
-    """Yields completions of ``before`` in the statement ``whole``: text, number of characters replaced, meaning."""
+    """Yields completions of ``before`` in the statement ``whole``: the text, how many characters it replaces, and what
+    it is.
+    """
     match = _WORD.search(before)
     word = match.group() if match else ""
     if before.lstrip().startswith("\\"):
@@ -115,12 +117,12 @@ def _in_quotes(before: str) -> bool:
 
 _LEAVE, _HELP = "\\q", "\\?"
 
-# An unclosed comment or string extends to the end.
+# An unclosed comment or string extends to the end of the text.
 _TOKEN = re.compile(r"--[^\n]*|/\*.*?(?:\*/|\Z)|'(?:[^']|'')*(?:'|\Z)|\"(?:[^\"]|\"\")*(?:\"|\Z)|;", re.DOTALL)
 
 
 def statements(text: str) -> tuple[list[str], str]:
-    """Returns the complete statements in ``text`` without their semicolons, and the rest behind the last one."""
+    """Returns the complete statements in ``text`` without their semicolons, and the rest after the last one."""
     found: list[str] = []
     start = 0
     for match in _TOKEN.finditer(text):
@@ -131,8 +133,8 @@ def statements(text: str) -> tuple[list[str], str]:
 
 
 def command_in(text: str) -> tuple[str, str] | None:
-    """Returns the text before the last line and that line, if it is a command; ``exit`` and ``quit`` are ``\\q``,
-    ``help`` is ``\\?``."""
+    r"""Returns the text before the last line and that line, if it is a command, else None; ``exit`` and ``quit`` become
+    ``\q``, ``help`` becomes ``\?``."""
     before, _, line = text.rstrip().rpartition("\n")
     line = line.strip()
     word = line.rstrip("; ").lower()
@@ -144,7 +146,9 @@ def command_in(text: str) -> tuple[str, str] | None:
 
 
 def is_whole(text: str) -> bool:
-    """Whether Enter ends the input: it is empty, its last line is a command, or its SQL ends with a semicolon."""
+    """Returns whether Enter ends the input: it is empty, its last line is a command, or its SQL ends with a
+    semicolon.
+    """
     if not text.strip() or command_in(text) is not None:
         return True
     whole, rest = statements(text)

@@ -1,4 +1,6 @@
-"""Merges the stacks of many ranks into trees: shared frames once, branches where ranks differ, small ones first."""
+"""Merges the stacks of many ranks into trees: shared frames appear once, with branches where ranks differ, small
+branches first.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ __all__ = (
 
 MAIN_THREAD = "MainThread"
 """The name of the groups of main threads."""
-# Depth of a tree, so that a walk may recurse; the middle of a deeper stack becomes one node.
+# Greatest depth of a tree, which allows recursion over it; the middle frames of a deeper stack become one node.
 MAX_DEPTH = 200
 
 Member = tuple[int | None, int, int, str]
@@ -33,7 +35,7 @@ Member = tuple[int | None, int, int, str]
 
 
 class _Merged:
-    """Members, and the children among which they are divided."""
+    """Threads (members), and the children among which they are divided."""
 
     __slots__ = ()
     members: list[Member]
@@ -45,21 +47,20 @@ class _Merged:
 
     @property
     def pids(self) -> list[int]:
-        """Processes that have no rank."""
+        """The pids of the processes that have no rank."""
         return pids_of(self.members)
 
     @property
     def ends(self) -> list[Member]:
-        """Members in no child: this frame is their innermost one, or they have no frame."""
+        """Members that are in no child: this frame is their innermost one, or they have no frame."""
         return _without(self.members, self.children)
 
 
 @dataclass(slots=True)
 class Node(_Merged):
-    """A frame and the threads that have it.
+    """A frame and the threads whose stacks contain it at this place.
 
-    ``lineno`` is None where it is not known. ``complete`` False marks a single stack that lacks frames; it is merged
-    with no other.
+    ``lineno`` is None if unknown. ``complete`` False: a single stack that lacks frames and is not merged with others.
     """
 
     func: str
@@ -73,7 +74,8 @@ class Node(_Merged):
 
 @dataclass(slots=True)
 class Group(_Merged):
-    """The threads of one job that have one name; ``thread`` has ``*`` where numbers differ.
+    """The threads of one job that have the same name; ``thread`` is that name with ``*`` in place of numbers that
+    differ.
 
     Main threads are all MainThread, as in Python; the kernel gives them the name of their process.
     """
@@ -85,9 +87,10 @@ class Group(_Merged):
 
 
 def merge(threads: Iterable[Thread], *, every_thread: bool = False) -> list[Group]:
-    """Returns the groups of ``threads`` by job; only threads that train, unless ``every_thread``.
+    """Returns the groups of ``threads`` by job. Only threads that train are used, unless ``every_thread``.
 
-    Threads that train come first, then the others by name. Siblings: fewest members first; incomplete stacks last.
+    Groups of threads that train come first, then the others by name. Siblings are ordered from the fewest members;
+    incomplete stacks come last.
     """
     chosen: dict[tuple[str, bool, str], list[Thread]] = {}
     for thread in threads:
@@ -109,7 +112,9 @@ def _group(job: str, name: str, threads: Sequence[Thread], named: bool) -> Group
 
 
 def _add(group: Group, known: dict[Any, Any], thread: Thread) -> None:
-    """``known`` maps a frame to its node and to the same map of the node's children."""
+    """Adds a thread to its group. ``known`` maps a frame to its node and to the same kind of map for the node's
+    children.
+    """
     member = _member(thread)
     group.members.append(member)
     siblings = group.children
@@ -124,7 +129,7 @@ def _add(group: Group, known: dict[Any, Any], thread: Thread) -> None:
 
 
 def _path(frames: Sequence[Frame]) -> list[tuple[Any, Frame]]:
-    """Returns pairs of key and frame, outermost first; frames with equal keys are merged."""
+    """Returns pairs of key and frame, outermost first. Frames with equal keys are merged."""
     path: list[tuple[Any, Frame]] = [
         ((f["func"], f["file"], f["lineno"], f["frame_type"]), f) for f in reversed(frames)
     ]

@@ -1,4 +1,4 @@
-"""Merged stacks as trees of text."""
+"""Formats merged stacks as trees of text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from probing.client.stacks.merge import MAIN_THREAD, Group, Member, Node, member
 
 __all__ = ("frame_text", "members_text", "short_name", "telling", "trees_text", "without_frames")
 
-# Names of C++ templates have hundreds of characters; -f json has all of them.
+# Names of C++ templates have hundreds of characters and are cut; -f json has them complete.
 _LONG_NAME = 60
 _MOST_NAMED = 8
 
@@ -19,7 +19,7 @@ _MOST_NAMED = 8
 def trees_text(groups: Sequence[Group]) -> str:
     """Returns a tree for each group, outermost frame first: a line for each shared frame, branches indented.
 
-    Threads beside the main ones that have no frame are one line at the end of a job.
+    Threads other than main threads that have no frame are summarized in one line at the end of a job.
     """
     texts: list[str] = []
     jobs: dict[str, list[Group]] = {}
@@ -35,7 +35,9 @@ def trees_text(groups: Sequence[Group]) -> str:
 
 
 def without_frames(threads: Iterable[tuple[str, int]]) -> str:
-    """Returns a line as ``3 threads without a frame: pin_memory, pt_autograd (2)``; ``threads``: names and numbers."""
+    """Returns a line such as ``3 threads without a frame: pin_memory, pt_autograd (2)``; ``threads``: names and
+    numbers.
+    """
     numbers: dict[str, int] = {}
     for name, number in threads:
         numbers[name] = numbers.get(name, 0) + number
@@ -46,13 +48,15 @@ def without_frames(threads: Iterable[tuple[str, int]]) -> str:
 
 
 def telling(frames: Sequence[Frame]) -> list[Frame]:
-    """Returns ``frames``, innermost first, up to the outermost Python frame: without the interpreter's start."""
+    """Returns ``frames``, innermost first, up to the outermost Python frame; frames of the interpreter's start are left
+    out.
+    """
     last = max((i for i, frame in enumerate(frames) if frame["frame_type"] == "Python"), default=len(frames) - 1)
     return list(frames[: last + 1])
 
 
 def short_name(func: str) -> str:
-    """Returns a name of C or C++ that fits a line."""
+    """Returns the name of a C or C++ function, cut so that it fits on a line."""
     return func if len(func) <= _LONG_NAME else func[: _LONG_NAME - 1] + cut_mark()
 
 
@@ -65,7 +69,7 @@ def members_text(ranks: Sequence[int], pids: Sequence[int]) -> str:
 
 
 def frame_text(func: str, file: str, lineno: int | None, frame_type: str) -> str:
-    """Returns ``func (file:line)``, without the file or line where it is not known; native frames are marked."""
+    """Returns ``func (file:line)``, without the file or line if it is unknown; native frames are marked."""
     where = file if lineno is None else f"{file}:{lineno}"
     native = frame_type == "Native"
     return f"{short_name(func) if native else func}{f' ({where})' if where else ''}{' [native]' if native else ''}"
@@ -73,7 +77,7 @@ def frame_text(func: str, file: str, lineno: int | None, frame_type: str) -> str
 
 def _group(group: Group) -> Iterator[str]:
     threads = [ranks_of(group.ranks) if group.ranks else "", members_text([], group.pids)]
-    # The branch of an incomplete stack says so itself.
+    # The branch of an incomplete stack is already marked as incomplete.
     alone = "  incomplete" if [child.complete for child in group.children] == [False] and not group.ends else ""
     yield escape(f"job {group.job or '(none)'}  {group.thread}  {' '.join(text for text in threads if text)}{alone}")
     yield from _below(group.ends, group.children, "(no Python frame)", "  ")

@@ -1,1 +1,1 @@
-"""The full screen of ``top``."""
+"""The full-screen view of ``top``."""

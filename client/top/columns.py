@@ -1,4 +1,6 @@
-"""The columns of the rank table: their widths, which fit a terminal, and the cells of a rank."""
+"""The columns of the table of ranks: chooses columns and widths that fit a terminal, and formats the cells of
+a rank.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,20 @@ from probing.client.top.figures import Line, Span, brief_age, brief_size, fitted
 
 __all__ = ("Column", "cells", "chosen", "head")
 
-# The least temperature and lag that are coloured.
+# The temperature (°C) and the lag (ns) from which a value is coloured.
 _HOT_C, _LATE_NS = 85.0, 10e6
-# Cells of the free room that the flexible column keeps.
+# Of the spare width, the flexible column keeps at least this many cells.
 _ROOM_FOR_PYTHON = 20
 _COLLECTIVES = ("last_age_ns", "op")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``width`` in cells, of a flexible column the least one. Columns of a lower ``rank`` get their place first.
+    """A column. ``width`` is in cells; for a flexible column it is the least width. Columns with a lower ``rank`` get
+    space first.
 
-    ``needs``: keys of rows, of which one must have a value in some row; empty: always shown. ``most``: a wide screen
-    gives the column up to this width; 0: never more.
+    ``needs``: the column is shown only if some row has a value for one of these keys; empty: always. ``most``: the
+    width that the column may have on a wide screen; 0: only ``width``.
     """
 
     title: str
@@ -53,7 +56,8 @@ def cells(columns: Sequence[tuple[Column, int]], row: Row) -> Line:
 
 
 def chosen(width: int, rows: Iterable[Row], *, nodes: int) -> tuple[tuple[Column, int], ...]:
-    """Returns the columns that fit ``width``, with their widths: the same ones while the same kinds of values exist.
+    """Returns the columns that fit ``width``, with their widths. The choice changes only if other kinds of values
+    exist.
 
     ``nodes``: number of nodes with rows.
     """

@@ -1,5 +1,5 @@
-"""Asks all nodes for what the screen shows: one request of several SELECTs to each a refresh, bounded in time and size,
-in a thread.
+"""In a thread, asks all nodes for what the screen shows. In each refresh a node gets one request with several SELECTs,
+limited in time and size.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from probing.api.errors import ProbingError, QueryRejected
+from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.collectives.silence import Process, innermost
 from probing.client.diagnosis.endings import ended_sql
 from probing.client.diagnosis.findings import OPEN_COLUMNS, ROW_AGE, newest_sql
+from probing.client.messages import thread_of
 from probing.client.render.rows import rows_of
 from probing.client.times import Bound, Interval
 from probing.client.top.health import Fetched, Health, NodeRows
@@ -32,15 +34,15 @@ __all__ = (
     "statements",
 )
 
-# Seconds for which a run that has ended stays in view.
+# A run that has ended stays on the screen for this many seconds.
 _ENDED_S = 600.0
-# Most ranks of one node.
+# Most ranks that are shown of one node.
 _MOST_RANKS = 1024
 _OF_DEVICES = "gpu.utilization"
 _SOMETIMES = 3
 _SELDOM = 5
 _RARELY = 60
-# Seconds before now from which rows of devices and processes are asked, at first and later.
+# Rows of devices and processes are asked for this many seconds back, at first and in later refreshes.
 _HISTORY_S = 120
 _LATELY_S = 15
 _MOST_ROWS = 20_000
@@ -58,7 +60,7 @@ _INFLIGHT = f"""
 SELECT node, job, run, comm, comm_name, comm_size AS size, comm_rank, rank, pid, op, seq, age_ns FROM comm.inflight
 WHERE {{where}} ORDER BY age_ns DESC LIMIT {_MOST_ROWS}
 """
-# A step gets its row when it ends, so the last row of long steps may be old.
+# The row of a step is written when the step ends, so in a job with long steps the last row may be old.
 _STEPS = """
 SELECT node, job, run, pid, max(step) AS step, arg_max(1e9 / duration_ns, step) AS steps_per_s,
   epoch_ns(now()) - epoch_ns(max(t_end)) AS step_age_ns
@@ -90,7 +92,9 @@ GROUP BY node, pid, start_ns, uuid LIMIT {_MOST_ROWS}
 
 
 class _Question(NamedTuple):
-    """``table``: a node without it is not asked; empty: every node has it. ``every``: asked in every n-th refresh."""
+    """A question. ``table``: only nodes that have this table are asked; empty: all nodes. ``every``: the question is
+    asked in every n-th refresh.
+    """
 
     sql: str
     table: str = ""
@@ -122,9 +126,11 @@ def questions(where: str, *, calm: bool = False) -> dict[str, _Question]:
 
 
 def statements(found: dict[str, _Question], turn: int, tables: Container[str], *, new: bool) -> dict[str, str]:
-    """Returns the SQL by name that a node is asked in refresh ``turn``; ``tables`` are those that it is known to have.
+    """Returns, by name, the SQL that a node is asked in refresh ``turn``; ``tables`` are the tables that it is known to
+    have.
 
-    ``new``: the node was not asked before, so that it is asked all. Rare questions are spread over the refreshes.
+    ``new``: the node was not asked before, so it is asked all questions. Questions that are asked seldom are spread
+    over the refreshes.
     """
     since = _HISTORY_S if new else _LATELY_S
     return {
@@ -137,14 +143,14 @@ def statements(found: dict[str, _Question], turn: int, tables: Container[str], *
 
 
 _MAX_BYTES = 64 << 20
-# Every n-th request also asks whether probes are paused.
+# In every n-th request the node is also asked whether its probes are paused.
 _STATUS_EVERY = 5
 _STACKS_EVERY_S = 2.0
 _MOST_STACKS = 64
 
 
 class Fetcher:
-    """Delivers a ``Fetched`` every ``interval`` seconds; ``failed`` receives all other errors."""
+    """Calls ``deliver`` with a ``Fetched`` every ``interval`` seconds; ``failed`` is called with any other error."""
 
     def __init__(
         self,
@@ -165,7 +171,7 @@ class Fetcher:
         self._tables: dict[str, frozenset[str]] = {}
         self._fresh: dict[str, bool] = {}
         self._paused: dict[str, str] = {}
-        # Addresses of nodes that had failed at the start; None: not known yet.
+        # Addresses of the nodes that had failed at the start; None: not yet known.
         self._failed: tuple[str, ...] | None = None
         self.repeater = Repeater("fetch", self._refresh, interval, failed)
         self.health = Health(lambda addresses, seconds: cluster.ask(addresses, name_of, seconds), self.repeater.hurry)
@@ -183,11 +189,11 @@ class Fetcher:
         if gathered.failed:
             self.health.failed(gathered.failed)
             for failed in gathered.failed:
-                # When the node is back, its daemon may be another process.
+                # When the node is back, it may run another daemon with other tables.
                 self._turns.pop(failed.address, None)
         self._deliver(Fetched(time.monotonic(), tuple(a.value for a in gathered.answered), self.health.absent))
         if any(self._fresh.pop(answered.address, False) for answered in gathered.answered):
-            # Now the other tables of these nodes are known.
+            # The other tables of these nodes are known now, so their rows are asked for at once.
             self.repeater.hurry()
 
     def _addresses(self) -> tuple[str, ...]:
@@ -200,7 +206,7 @@ class Fetcher:
                 self.health.failed(self._cluster.absent)
             return (*addresses, *self._failed)
         except ProbingError as e:
-            # The node is asked for its peers when it answers.
+            # The target is asked for its peers when it answers.
             self.health.failed([Failed(target, "", e)])
             return (target,)
 
@@ -235,9 +241,9 @@ async def name_of(node: Node, seconds: float) -> tuple[str, None]:
 
 
 class Functions:
-    """Keeps the innermost Python frame of the training thread of each process, read every 2 s.
+    """Keeps the innermost Python frame of each process's training thread; it is read every 2 s.
 
-    The reads have a thread of their own, so that a process that is slow to read holds up nothing else.
+    A separate thread reads them, so that a slow process delays nothing else.
     """
 
     def __init__(self, fetcher: Fetcher, cluster: Cluster, changed: Callable[[], None]) -> None:
@@ -250,7 +256,7 @@ class Functions:
         self.repeater = Repeater("stacks", self._read, _STACKS_EVERY_S, lambda _: None)
 
     def watch(self, nodes: Iterable[NodeRows]) -> None:
-        """Reads the trainers of these nodes from now on, at most 64 of each."""
+        """Reads the trainers of these nodes from now on, at most 64 for each node."""
         with self._lock:
             before = bool(self._pids)
             for node in nodes:
@@ -270,7 +276,7 @@ class Functions:
             self._cluster.timeout,
         )
         found = {process: text for answered in gathered.answered for process, text in answered.value.items()}
-        # A node that did not answer keeps its last frames.
+        # The frames of a node that did not answer are kept.
         read = {answered.node for answered in gathered.answered}
         kept = {process: text for process, text in self.found.items() if process[0] not in read}
         self.found = {**kept, **found}
@@ -278,10 +284,9 @@ class Functions:
 
 
 async def _frames(node: Node, pids: tuple[int, ...], seconds: float) -> tuple[str, dict[Process, str]]:
-    """Returns the name of ``node``, and the innermost Python frame of each process, or why it could not be read."""
-    from probing.api.proto.probing.v1 import node_pb2 as pb
-    from probing.client.messages import thread_of
-
+    """Returns the name of ``node``, and for each process its innermost Python frame or the reason why it could not be
+    read.
+    """
     reply = await node.stacks(pb.StacksRequest(pids=pids), seconds)
     frames: dict[Process, str] = {(reply.node, failed.pid): f"({failed.error.message})" for failed in reply.failures}
     for thread in (thread_of(reply.node, thread) for thread in reply.threads):

@@ -1,4 +1,4 @@
-"""Figures in a few cells: compact sizes, ages and rates, sparklines, and text cut to a width."""
+"""Formats figures in a few cells: sizes, ages and rates, sparklines, and text cut to a width."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from probing.client.render.table import ascii_only, cut_mark
 __all__ = ("Line", "Span", "brief_age", "brief_size", "fitted", "number", "rate", "spark", "text_of")
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-# By their height in the cell.
+# Characters of a bar, ordered by their height in the cell.
 _LETTERS = "_.-=+*%#"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Text without control characters, and the name of its style in ``client/top/screen.py``."""
+    """A text without control characters, and the name of its style in ``client/top/screen.py``."""
 
     text: str
     style: str = ""
@@ -30,12 +30,12 @@ Line = tuple[Span, ...]
 
 
 def text_of(line: Line) -> str:
-    """Returns a line without its styles."""
+    """Returns the text of a line without styles."""
     return "".join(span.text for span in line)
 
 
 def fitted(text: str, width: int, *, right: bool = False) -> str:
-    """Returns ``text`` escaped and exactly ``width`` cells wide: padded, or cut with a mark."""
+    """Returns ``text``, escaped and exactly ``width`` cells wide: padded, or cut with a mark."""
     text = escape(text)
     length = cell_len(text)
     if length > width:
@@ -49,12 +49,12 @@ def brief_age(ns: float | None) -> str:
 
 
 def brief_size(number: float | None) -> str:
-    """Returns bytes in powers of 1024 in at most 5 characters: ``512B``, ``4.19M``, ``61.2G``."""
+    """Returns a number of bytes in powers of 1024 in at most 5 characters: ``512B``, ``4.19M``, ``61.2G``."""
     return "" if number is None else size(number).replace(" ", "").removesuffix("iB")
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """Returns a whole number with its unit, as ``97%``; nothing where it is not known."""
+    """Returns a whole number with its unit, such as ``97%``; an empty text if it is unknown."""
     return "" if value is None or not math.isfinite(value) else f"{value:.0f}{unit}"
 
 
@@ -68,13 +68,13 @@ def rate(value: float | None) -> str:
 def spark(values: Sequence[float | None], width: int, most: float | None = None) -> str:
     """Returns the last ``width`` of ``values`` as bars, right-aligned; an unknown value leaves a gap.
 
-    Bars reach from 0 to ``most``; without ``most`` from the least to the greatest value shown.
+    The scale of the bars goes from 0 to ``most``; without ``most`` from the least to the greatest value shown.
     """
     shown = list(values)[-width:] if width > 0 else []
     known = [value for value in shown if value is not None and math.isfinite(value)]
     low = 0.0 if most is not None else min(known, default=0.0)
     high = max([*known, *([] if most is None else [most])], default=0.0)
-    # A value that hardly moves is a flat line, not noise blown up.
+    # A value that hardly changes becomes a flat line; its noise is not magnified.
     span = max(high - low, abs(high) * 0.05, 1e-9)
     return "".join(_bar(value, low, span) for value in shown).rjust(width)
 

@@ -1,6 +1,6 @@
-"""The answers of nodes in one refresh, and the nodes that did not answer.
+"""Keeps the answers of nodes in one refresh, and which nodes do not answer.
 
-A node that fails is no longer asked with the others, until it has answered a question for its name.
+A node that failed is not asked with the others until it has answered the question for its name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True)
 class NodeRows:
-    """The rows of a node by question; a question that was not asked this time is missing. ``paused``: why, or empty."""
+    """The rows of a node by question; questions that were not asked this time are missing. ``paused``: why its probes
+    are paused, or empty.
+    """
 
     address: str
     node: str
@@ -34,7 +36,7 @@ class NodeRows:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A node that does not answer. ``node`` is empty where its name was never known; ``since``: time.monotonic()."""
+    """A node that does not answer. ``node`` is empty if its name is unknown; ``since``: time.monotonic()."""
 
     address: str
     node: str
@@ -44,7 +46,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """One refresh; ``at`` is time.monotonic() when it was complete."""
+    """The answers of one refresh; ``at`` is time.monotonic() when it was complete."""
 
     at: float
     nodes: tuple[NodeRows, ...] = ()
@@ -52,18 +54,18 @@ class Fetched:
 
 
 def merged(known: NodeRows | None, new: NodeRows) -> NodeRows:
-    """Returns ``new`` with the rows of ``known`` for questions that were not asked this time."""
+    """Returns ``new``, with the rows of ``known`` for questions that were not asked this time."""
     return new if known is None else NodeRows(new.address, new.node, {**known.rows, **new.rows}, new.paused)
 
 
-# Seconds between two tries.
+# Seconds between two attempts.
 _FIRST_S = 1.0
 _LONGEST_S = 10.0
 _PATIENCE_S = 3.0
 
 
 class Health:
-    """``ask(addresses, seconds)`` asks nodes for their names.
+    """Knows which nodes are absent. ``ask(addresses, seconds)`` asks nodes for their names.
 
     ``back`` is called when an absent node answers again. Safe to use from several threads.
     """
@@ -93,7 +95,7 @@ class Health:
             self._absent.pop(address, None)
 
     def failed(self, failures: Iterable[Failed]) -> None:
-        """Marks nodes as absent: from now on only a thread asks them for their names."""
+        """Marks nodes as absent: from now on only a thread asks them, for their names."""
         with self._lock:
             for failure in failures:
                 known = self._absent.get(failure.address)
@@ -113,13 +115,13 @@ class Health:
             with self._lock:
                 addresses = tuple(self._absent)
                 if not addresses:
-                    # A later failure starts another thread.
+                    # After a later failure another thread is started.
                     self._thread = None
                     return
             pause = _FIRST_S if self._asked(addresses) else min(2 * pause, _LONGEST_S)
 
     def _asked(self, addresses: tuple[str, ...]) -> bool:
-        """Asks absent nodes for their names; returns whether a node is back."""
+        """Asks absent nodes for their names; returns whether at least one node is back."""
         gathered = self._ask(addresses, _PATIENCE_S)
         for answered in gathered.answered:
             self.answered(answered.address, answered.node)

@@ -1,5 +1,5 @@
-"""Values over time for each rank: bounded series for sparklines, rates of counters that may restart, its CPU, memory
-and GPUs, and its progress by comm.progress.
+"""Keeps values of each rank over time: bounded series for sparklines, rates of counters that may restart, its CPU,
+memory and GPUs, and its progress from comm.progress.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SAMPLES = 10
 
 
 class Series:
-    """The last MOST_VALUES values by key, each in the order of its times."""
+    """The last MOST_VALUES values of each key, ordered by time."""
 
     def __init__(self) -> None:
         self._values: dict[Hashable, deque[float | None]] = {}
         self._newest: dict[Hashable, float] = {}
 
     def add(self, key: Hashable, at: float, value: float | None) -> None:
-        """Adds a value of time ``at``, in any unit, unless the last value of ``key`` is as new."""
+        """Adds a value of time ``at`` (in any unit), unless the last value of ``key`` is at least as new."""
         if at <= self._newest.get(key, float("-inf")):
             return
         self._newest[key] = at
@@ -36,48 +36,48 @@ class Series:
         return tuple(self._values.get(key, ()))
 
     def keep(self, keys: Container[Hashable]) -> None:
-        """Forgets all other keys."""
+        """Removes all keys that are not in ``keys``."""
         for key in [key for key in self._values if key not in keys]:
             del self._values[key], self._newest[key]
 
 
 class Rates:
-    """Events a second of counters, over the last ``window`` seconds."""
+    """The rates of counters, in events a second over the last ``window`` seconds."""
 
     def __init__(self, window: float) -> None:
         self._window_ns = window * 1e9
         self._seen: dict[Hashable, deque[tuple[int, int]]] = {}
 
     def add(self, key: Hashable, at_ns: int, count: int) -> float | None:
-        """Returns the rate of ``key`` with this reading; None for a first reading, or one of a counter that went back.
+        """Adds a reading and returns the rate of ``key``; None for its first reading and after a counter has decreased.
 
-        A counter that went back has restarted: readings before have nothing to do with it.
+        A counter that decreased has restarted, so earlier readings cannot be compared with it.
         """
         readings = self._seen.setdefault(key, deque())
         if readings and (count < readings[-1][1] or at_ns < readings[-1][0]):
             readings.clear()
         readings.append((at_ns, count))
-        # One reading from before the window stays, so that the whole window is covered.
+        # One reading from before the window is kept, so that the rate covers the whole window.
         while len(readings) > 2 and readings[1][0] <= at_ns - self._window_ns:
             readings.popleft()
         (first_ns, first), (last_ns, last) = readings[0], readings[-1]
         return (last - first) * 1e9 / (last_ns - first_ns) if last_ns > first_ns else None
 
     def keep(self, keys: Container[Hashable]) -> None:
-        """Forgets all other keys."""
+        """Removes all keys that are not in ``keys``."""
         for key in [key for key in self._seen if key not in keys]:
             del self._seen[key]
 
 
 class Lags:
-    """Lags: the median, over the last samples, of how much later a rank calls than the rank in the middle, ns."""
+    """The lag of each rank, ns: how much later than the median rank it calls, as the median over the last samples."""
 
     def __init__(self) -> None:
         self._samples: dict[Hashable, deque[int]] = {}
         self._last: dict[Hashable, int] = {}
 
     def add(self, key: Hashable, seq: int, lag_ns: int) -> None:
-        """Adds the lag of operation ``seq``; the same operation counts once."""
+        """Adds the lag in operation ``seq``; each operation is counted once."""
         if self._last.get(key) != seq:
             self._last[key] = seq
             self._samples.setdefault(key, deque(maxlen=_SAMPLES)).append(lag_ns)
@@ -87,28 +87,28 @@ class Lags:
         return values[(len(values) - 1) // 2] if values else None
 
     def keep(self, keys: Container[Hashable]) -> None:
-        """Forgets all other keys."""
+        """Removes all keys that are not in ``keys``."""
         for key in [key for key in self._samples if key not in keys]:
             del self._samples[key], self._last[key]
 
 
 CPU_FIELDS = ("cpu_pct", "rss_bytes", "threads", "delay_pct")
-# Series of a rank by what they show.
+# The series of a rank, by the value that they show.
 HISTORIES = ("cpu_pct", "rss_bytes", "gpu_pct", "gpu_used_bytes", "power_w", "temperature_c", "steps_per_s")
 _OF_GPU = ("gpu_pct", "gpu_used_bytes", "power_w", "temperature_c")
-# Seconds without a row after which a device has no present value.
+# A device without a row for this long, in ns, has no present value.
 _STALE_NS = 15_000_000_000
 
 
 class Devices:
-    """The newest row of each GPU by node and UUID, and the series of its values."""
+    """The newest row of each GPU by node and UUID, and the series of the GPU's values."""
 
     def __init__(self) -> None:
         self._gpus: dict[tuple[Any, Any], Row] = {}
         self._series = Series()
 
     def update(self, rows: Iterable[Row], nodes: Iterable[str]) -> None:
-        """Adds rows of gpu.utilization in any order; nodes that are not in ``nodes`` keep their last rows."""
+        """Adds rows of gpu.utilization in any order; the rows of nodes that are not in ``nodes`` are kept."""
         for row in sorted(rows, key=lambda row: row["at"]):
             key = row["node"], row["uuid"]
             used = row["gpu_util_pct"] if row["gpu_util_pct"] is not None else row["sm_active_pct"]
@@ -128,8 +128,8 @@ class Devices:
     def of(self, uses: Iterable[Row]) -> Row:
         """Returns the fields of ``top`` about the GPUs of a process, from its rows of gpu.processes.
 
-        ``gpus`` has a row with ``history`` for each device. The figures are sums over the devices, but the mean of
-        utilizations and the highest temperature.
+        ``gpus`` has a row with ``history`` for each device. Figures are sums over the devices, except utilizations (the
+        mean) and temperature (the highest).
         """
         gpus = []
         for use in sorted(uses, key=lambda use: (use["device_id"] is None, use["device_id"] or 0)):
@@ -152,7 +152,9 @@ class Devices:
 
 
 def cpu_of(rows: Iterable[Row], memory: Iterable[Row]) -> Mapping[Process, Row]:
-    """Returns CPU_FIELDS by process from the newest rows of cpu.utilization; memory, if NULL there, from ``memory``."""
+    """Returns CPU_FIELDS by process from the newest rows of cpu.utilization; if memory is NULL there, it is taken from
+    ``memory``.
+    """
     found: dict[Process, Row] = {
         process_of(row): {**dict.fromkeys(CPU_FIELDS), "rss_bytes": row["rss_bytes"]} for row in memory
     }
@@ -177,15 +179,15 @@ _Group = tuple[Any, ...]
 
 
 class Progress:
-    """Follows the rows of comm.progress of all nodes from one refresh to the next."""
+    """Computes rates and lags from the rows of comm.progress of all nodes, from one refresh to the next."""
 
     def __init__(self, window: float) -> None:
-        """``window``: seconds over which rates are taken."""
+        """Makes it without readings. ``window``: seconds over which rates are computed."""
         self._rates = Rates(window)
         self._lags = Lags()
 
     def calls(self, rows: Iterable[Row]) -> dict[Process, Row]:
-        """Returns collectives_per_s and last_age_ns by process; the first look gives no rate."""
+        """Returns collectives_per_s and last_age_ns by process; the first refresh gives no rate."""
         found: dict[Process, Row] = {}
         totals: dict[tuple[Any, ...], int] = {}
         for row in rows:
@@ -203,7 +205,7 @@ class Progress:
     def lags(self, rows: Iterable[Row]) -> dict[Process, int]:
         """Returns the worst lag over the communicators of each process, ns.
 
-        Ranks with the same last operation are compared. A lag between nodes includes the difference of their clocks.
+        Only ranks with the same last operation are compared. Between nodes a lag includes the difference of the clocks.
         """
         same: dict[_Group, list[Row]] = {}
         keys = set()

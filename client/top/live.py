@@ -1,4 +1,6 @@
-"""Everything of the screen but its drawing: threads that ask, the model, and what the user has chosen."""
+"""Everything behind the screen except the drawing: the threads that ask nodes, the model, and what the user
+has chosen.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,7 @@ _RANK_EVERY_S = 2.0
 
 
 class Live:
-    """Refreshes ``view`` every ``interval`` seconds from ``start`` on;
-    ``changed`` is called after each, by any thread.
+    """Refreshes ``view`` every ``interval`` seconds from ``start`` on; after each refresh a thread calls ``changed``.
 
     ``where`` is an SQL condition on the job; ``window``: seconds over which rates are taken.
     """
@@ -49,20 +50,20 @@ class Live:
         self._functions.repeater.start()
 
     def stop(self) -> None:
-        """Lets the threads end after their present work, without waiting for them."""
+        """Lets the threads end after their current work, without waiting for them."""
         self._fetcher.stop()
         self._functions.repeater.stop()
         self._close()
 
     @property
     def title(self) -> str:
-        """The nodes that the screen asks, and the last error."""
+        """The names of the nodes that are asked, and the last error."""
         nodes = self.view.nodes
         whom = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes" if nodes else self._cluster.target
         return f"{whom}  {self._error}" if self._error else whom
 
     def press(self, key: str, character: str | None, lines: int) -> str:
-        """Applies a key and returns the request of ``State.press``: quit, pause, open, close or nothing."""
+        """Applies a key and returns what ``State.press`` requests: quit, pause, open, close or nothing."""
         action = self.state.press(key, character, self.view, lines)
         if action == "pause":
             for repeater in (self._fetcher.repeater, self._functions.repeater, self._rank):
@@ -75,7 +76,9 @@ class Live:
         return action
 
     def chosen(self) -> tuple[Row | None, RankFacts | None]:
-        """Returns the row of the rank whose page is open, None if it is gone, and the facts read of it so far."""
+        """Returns the row of the rank whose page is open (None if it is gone), and the facts about it that were read so
+        far.
+        """
         row = next((row for row in self.view.ranks if key_of(row) == self.state.selected), None)
         facts = self._facts
         return row, facts if facts is not None and facts.key == self.state.selected else None
@@ -103,7 +106,7 @@ class Live:
         self._rank = None
 
     def _deliver(self, fetched: Fetched) -> None:
-        # The list of outcomes would grow without end.
+        # Otherwise the list of outcomes would grow without limit.
         self._cluster.outcomes.clear()
         self._addresses |= {rows.node: rows.address for rows in fetched.nodes}
         self._functions.watch(fetched.nodes)

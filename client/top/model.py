@@ -1,4 +1,6 @@
-"""Rows of many nodes and refreshes as one view: jobs with their ranks, the one in trouble first. Pure."""
+"""Combines the rows of many nodes and refreshes into one view: jobs with their ranks, jobs in trouble first. No input
+or output.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from probing.client.top.trouble import Job, jobs_of
 
 __all__ = ("AWAY_S", "Model", "RankKey", "View", "key_of")
 
-# Seconds for which the ranks of a node that does not answer stay in view.
+# The ranks of a node that does not answer stay on the screen for this many seconds.
 AWAY_S = 600.0
 _RECENT_NS = 10e9
 _CALLS = ("collectives_per_s", "last_age_ns")
@@ -26,9 +28,9 @@ RankKey = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the screen shows: ``jobs``, the one in trouble first, and the nodes that do not answer.
+    """What the screen shows: ``jobs``, those in trouble first, and the nodes that do not answer.
 
-    ``at`` is time.monotonic() of the refresh; ``notes`` are lines for people.
+    ``at`` is time.monotonic() of the refresh; ``notes`` are lines of text.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -43,20 +45,22 @@ class View:
 
 
 class Model:
-    """Keeps from one refresh to the next: rates, lags, series, the last rows of absent nodes."""
+    """Keeps what is needed from one refresh to the next: rates, lags, series, the last rows of absent nodes."""
 
     def __init__(self, window: float, silent: Callable[[list[Row]], list[Row]] = lambda _: []) -> None:
-        """``window``: seconds over which rates are taken. ``silent``: as for ``collectives.ranks.rank_rows``."""
+        """Makes the model. ``window``: seconds over which rates are computed. ``silent``: see
+        ``collectives.ranks.rank_rows``.
+        """
         self._silent = silent
         self._known: dict[str, NodeRows] = {}
-        # By address, when its known findings were asked for, time.monotonic().
+        # By address, when the findings that are kept were asked for, time.monotonic().
         self._findings_at: dict[str, float] = {}
         self._progress = Progress(window)
         self._devices = Devices()
         self._series = Series()
 
     def update(self, fetched: Fetched, python: Mapping[Process, str]) -> View:
-        """Returns the view after one refresh. ``python`` has the innermost frame of processes as text."""
+        """Returns the view after one refresh. ``python`` has the innermost frame of each process as text."""
         for answer in fetched.nodes:
             self._known[answer.address] = merged(self._known.get(answer.address), answer)
             if "findings" in answer.rows:
@@ -84,7 +88,7 @@ class Model:
         self, here: Sequence[NodeRows], away: Sequence[NodeRows], python: Mapping[Process, str], at: float
     ) -> Seen:
         known, progress = [*here, *away], _all(here, "progress")
-        # What these ranks do is not known, so they do not count as silent.
+        # It is unknown what these ranks do, so they do not count as silent.
         unknown = {process_of(row): dict.fromkeys(_CALLS) for row in _all(away, "ranks")}
         inflight = sorted(_all(here, "inflight"), key=lambda row: row["age_ns"] or 0)
         return Seen(
@@ -100,7 +104,9 @@ class Model:
         )
 
     def _findings(self, known: Iterable[NodeRows], at: float) -> Iterator[Row]:
-        """Yields the rows of findings with their present age, because findings are asked for seldom."""
+        """Yields the rows of findings with their present age; it is computed here because findings are asked for
+        seldom.
+        """
         for node in known:
             passed = round((at - self._findings_at.get(node.address, at)) * 1e9)
             for row in node.rows.get("findings", ()):
@@ -126,13 +132,13 @@ class Model:
             key = key_of(row)
             if not row["away"] and row["ended"] is None:
                 for name in HISTORIES:
-                    # Series of CPUs have times of their own.
+                    # The values of CPUs have other times, so their series is separate.
                     if name != "cpu_pct":
                         self._series.add((key, name), fetched.at, row[name])
             keys.update((key, name) for name in HISTORIES)
             row["history"] = {name: self._series.of((key, name)) for name in HISTORIES}
             if len(row["gpus"]) == 1:
-                # The series of a device begins before this screen.
+                # The series of a device began before this screen.
                 row["history"] |= row["gpus"][0]["history"]
         self._series.keep(keys)
 
@@ -151,7 +157,7 @@ def _all(nodes: Iterable[NodeRows], name: str) -> list[Row]:
 
 
 def _newest(findings: Iterable[Row]) -> list[Row]:
-    """Returns the newest row of each finding: a node may have closed what is open on another one."""
+    """Returns the newest row of each finding: a finding that is open on one node may have been closed by another."""
     newest = {
         (row["finding_id"], row["job"], row["run"]): row for row in sorted(findings, key=lambda row: str(row["ts"]))
     }

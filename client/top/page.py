@@ -1,4 +1,4 @@
-"""Draws the main page: jobs with their lines and ranks, and what is known of the selected rank. Pure."""
+"""Draws the main page: jobs with their lines and ranks, and a pane about the selected rank. No input or output."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from probing.client.zone import now_text
 
 __all__ = ("Page", "body_lines", "main_page")
 
-# Least lines of a screen with a pane of the selected rank.
+# Least number of lines of a screen that shows the pane of the selected rank.
 _LEAST_FOR_PANE = 14
 _MOST_ABSENT = 3
 _STALE_S = 3.0
-# Least width of a screen that names its order.
+# Least width of a screen that shows by what ranks are ordered.
 _WIDE_ENOUGH = 60
 _WORD_STYLES = {
     "STUCK": "alarm",
@@ -42,7 +42,9 @@ _FEW_KEYS = "q ? j/k Enter s r / e p"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """``lines`` fill the screen; ``cursor``: number of the selected line or None; ``rows``: ranks in their order."""
+    """A page. ``lines`` fill the screen; ``cursor``: the number of the selected line, or None; ``rows``: the ranks in
+    their order.
+    """
 
     lines: tuple[Line, ...]
     cursor: int | None = None
@@ -50,14 +52,14 @@ class Page:
 
 
 def body_lines(height: int) -> int:
-    """Returns the least number of lines for jobs and ranks, which is what PageDown moves by."""
+    """Returns the least number of lines for jobs and ranks, which is the distance that PageDown moves."""
     return max(1, height - 10)
 
 
 def main_page(view: View, state: State, width: int, height: int, title: str, now: float) -> Page:
-    """Returns the main page. ``title`` names the nodes asked; ``now`` is time.monotonic().
+    """Returns the main page. ``title`` names the nodes that are asked; ``now`` is time.monotonic().
 
-    Keeps ``state`` on a row that exists, and its top line so that this row is seen.
+    Changes ``state`` so that it selects a row that exists and that row is visible.
     """
     jobs = shown(view, state)
     rows = tuple(row for job in jobs for row in job.ranks)
@@ -122,7 +124,7 @@ def _nothing(view: View, state: State) -> Line:
 
 def _items(jobs: Sequence[Job], width: int, room: int) -> Iterator[Line | Row]:
     """Yields the lines of each job, and a row for each of its ranks."""
-    # Lines of jobs must leave room for ranks.
+    # The lines of a job must leave space for its ranks.
     most = max(2, min(12, room // 3))
     for i, job in enumerate(jobs):
         if i and room > 20:
@@ -157,7 +159,9 @@ def _news_style(line: str) -> str:
 
 
 def _scrolled(items: Sequence[Line | Row], at: int | None, top: int, room: int) -> int:
-    """Returns the first item to show, near ``top``, so that item ``at`` is seen, and its job's lines if they fit."""
+    """Returns the index of the first item to show, near ``top``, so that item ``at`` is visible, with its job's lines
+    if they fit.
+    """
     last = max(0, len(items) - room)
     if at is None:
         return min(top, last)

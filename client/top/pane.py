@@ -1,4 +1,4 @@
-"""Draws what is known of one rank in a few lines: CPU, memory and GPUs with their history, and what it does."""
+"""Draws one rank in a few lines: CPU, memory and GPUs with their history, and what the rank does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _SPARK = 10
 
 
 def pane(row: Row, width: int, gpus: int) -> list[Line]:
-    """Returns the lines of a rank, ``width`` cells wide: who it is, its CPU, at most ``gpus`` GPUs, its wait."""
+    """Returns the lines about a rank, each ``width`` cells wide: its names, its CPU, at most ``gpus`` GPUs, and its
+    wait.
+    """
     lines = [_who(row), _host(row, width)]
     devices = row["gpus"][:gpus]
     lines += [_gpu(gpu, width) for gpu in devices]
@@ -29,7 +31,7 @@ def pane(row: Row, width: int, gpus: int) -> list[Line]:
 
 
 def filled(lines: Iterable[Line], width: int, height: int) -> tuple[Line, ...]:
-    """Returns the first ``height`` of ``lines``, each ``width`` cells wide."""
+    """Returns the first ``height`` of ``lines``, each made ``width`` cells wide; empty lines fill the rest."""
     return tuple(cut(line, width) for line in islice(lines, height))
 
 
@@ -65,7 +67,7 @@ def _host(row: Row, width: int) -> Line:
     if row["threads"] is not None:
         spans.append(Span(f"threads {row['threads']}  "))
     if row["delay_pct"] is not None:
-        # The share of time in which it could run and had no CPU.
+        # The share of time in which the rank could run but had no CPU.
         spans.append(Span(f"run queue {number(row['delay_pct'], '%')}  ", "warn" if row["delay_pct"] >= 10 else ""))
     if row["step"] is not None:
         spans.append(Span(f"step {row['step']}  "))
@@ -79,7 +81,7 @@ def _gpu(gpu: Row, width: int) -> Line:
     total = gpu.get("total_bytes")
     memory = brief_size(gpu.get("gpu_used_bytes")) + (f"/{brief_size(total)}" if total else "")
     power = number(gpu.get("power_w")) + (f"/{number(gpu['power_limit_w'])}" if gpu.get("power_limit_w") else "")
-    # What is read most must fit 80 cells.
+    # The most important values must fit 80 cells.
     narrow = width < 120
     spans = [*_series(name, number(gpu.get("gpu_pct"), "%"), history["gpu_pct"], "gpu", bars, 100.0)]
     spans += _series("MEM", memory, history["gpu_used_bytes"], "mem", 0 if narrow else bars, total)
@@ -123,11 +125,11 @@ def _doing(row: Row) -> Line:
 def _series(
     title: str, value: str, history: Sequence[float | None], style: str, bars: int, most: float | None
 ) -> list[Span]:
-    """Returns a value with its history; no spans where the value is not known."""
+    """Returns the spans of a value with its history; no spans if the value is unknown."""
     if not value:
         return []
     spans = [Span(f"{title} ", "dim"), Span(f"{value:>5}", style)]
-    # A narrow screen has bars only as far as they fit.
+    # On a narrow screen bars are drawn only if they fit.
     if bars:
         spans.append(Span(f" {spark(history, bars, most)}", style))
     return [*spans, Span("  ")]

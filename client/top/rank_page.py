@@ -1,4 +1,4 @@
-"""Asks a node for all that is known of one rank, and draws its page: its stack, variables, last collectives and
+"""Asks a node for everything about one rank, and draws the rank's page: its stack, variables, last collectives and
 devices.
 """
 
@@ -46,7 +46,9 @@ LIMIT {_MOST_READ}
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """``threads`` with the main thread first; ``reason``: why there is none. ``problem``: why rows are missing."""
+    """The facts about one rank. ``threads``: the main thread first; ``reason``: why there are no threads. ``problem``:
+    why rows are missing.
+    """
 
     key: RankKey
     threads: tuple[Thread, ...] = ()
@@ -57,7 +59,9 @@ class RankFacts:
 
 
 def ask_rank(cluster: Cluster, address: str, key: RankKey) -> RankFacts:
-    """Returns what the node at ``address`` knows of the process ``key``; a failure is a reason in it, no error."""
+    """Returns the facts that the node at ``address`` has about the process ``key``; after a failure they contain the
+    reason.
+    """
     _, pid, start_ns = key
     node = cluster.node(address)
     ops: list[Row] = []
@@ -91,9 +95,9 @@ _MOST_THREADS = 32
 def rank_page(
     row: Row | None, facts: RankFacts | None, scroll: int, width: int, height: int
 ) -> tuple[tuple[Line, ...], int]:
-    """Returns the lines of the page, and the first one that can be shown at ``scroll``.
+    """Returns the lines of the page, and ``scroll`` limited to the length of the page.
 
-    ``row`` is None for a rank that is gone, ``facts`` until their answer.
+    ``row`` is None if the rank is gone; ``facts`` is None until the node has answered.
     """
     title = "the process has ended" if row is None else f"job {row['job']}  run {row['run']}"
     above: list[Line] = [(Span(fitted(f" rank page  {title}", width), "title"),)]

@@ -1,4 +1,4 @@
-"""A thread that does the same work again and again, and can be paused, hurried and stopped."""
+"""A thread that repeats the same work, and that can be paused, hurried and stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _LEAST_S = 0.1
 
 
 class Repeater:
-    """Calls ``work`` every ``interval`` seconds in a daemon thread. ``failed`` gets the errors that it raises."""
+    """Calls ``work`` every ``interval`` seconds in a daemon thread. ``failed`` is called with an error that ``work``
+    raises.
+    """
 
     def __init__(
         self, name: str, work: Callable[[], None], interval: float, failed: Callable[[ProbingError], None]
@@ -32,13 +34,13 @@ class Repeater:
         self._thread.start()
 
     def stop(self) -> None:
-        """Lets the thread end after the work in progress, without waiting for it."""
+        """Lets the thread end after the current work, without waiting for it."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def pause(self, paused: bool) -> None:
-        """Stops the work from being started, until ``paused`` is False again."""
+        """Pauses the thread: no work is started until it is called with ``paused`` False."""
         with self._changed:
             self._paused = paused
             self._changed.notify_all()
@@ -48,7 +50,7 @@ class Repeater:
         self._interval = interval
 
     def hurry(self) -> None:
-        """Does the work now, or again at once if it is in progress."""
+        """Does the work now; if it is in progress, does it again directly afterwards."""
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
@@ -61,7 +63,7 @@ class Repeater:
             except ProbingError as e:
                 self._failed(e)
             except Exception as e:
-                # The screen stays, and shows the error.
+                # The screen stays and shows the error.
                 self._failed(InternalError(f"{type(e).__name__}: {e}"))
             self._wait(begun + max(self._interval, time.monotonic() - begun + _LEAST_S))
 

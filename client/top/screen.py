@@ -1,7 +1,7 @@
-"""The screen of ``top`` on a terminal: textual reads keys and paints lines, in the sixteen colours of the terminal;
-the lines are made elsewhere.
+"""The screen of ``top`` on a terminal: textual reads keys and draws lines in the sixteen colours of the terminal; other
+modules make the lines.
 
-Textual's own markup is never used: a line is a list of segments whose text was escaped.
+Textual's own markup is never used: a line is a list of segments with escaped text.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ RANKS
 
 
 def help_page(scroll: int, width: int, height: int) -> tuple[tuple[Line, ...], int]:
-    """Returns the lines of the page, and the first one that can be shown at ``scroll``."""
+    """Returns the lines of the help page, and ``scroll`` limited to the length of the page."""
     text = _TEXT.strip("\n").split("\n")
     room = max(1, height - 2)
     first = max(0, min(scroll, len(text) - room))
@@ -112,16 +112,16 @@ _STYLES = {
 
 @lru_cache(maxsize=128)
 def style_of(name: str, *, selected: bool = False) -> Style:
-    """Returns the style of a span; the selected line is reversed, without colours."""
+    """Returns the style of a span; the selected line is shown reversed and without colours."""
     return Style(reverse=True) if selected else Style.parse(_STYLES[name])
 
 
-# Seconds between two redraws of clock and ages while no answer comes.
+# Without answers, the clock and the ages are redrawn after this many seconds.
 _REDRAW_S = 1.0
 
 
 class Changed(Message):
-    """The message that there is something new to draw."""
+    """The message that something has changed and must be drawn."""
 
 
 class _Driver(LinuxDriver):
@@ -132,7 +132,7 @@ class _Driver(LinuxDriver):
         self._file = sys.__stdout__ or self._file
 
     def _get_terminal_size(self) -> tuple[int, int]:
-        # COLUMNS and LINES of the environment do not follow the terminal.
+        # The environment's COLUMNS and LINES do not change when the terminal is resized.
         with suppress(OSError):
             width, height = os.get_terminal_size(sys.__stdout__.fileno() if sys.__stdout__ else 1)
             if width and height:
@@ -141,7 +141,7 @@ class _Driver(LinuxDriver):
 
 
 class Canvas(Widget):
-    """Lines that fill the screen."""
+    """A widget whose lines fill the screen."""
 
     DEFAULT_CSS = "Canvas { width: 100%; height: 100%; }"
 
@@ -162,7 +162,7 @@ class Canvas(Widget):
 
 
 class TopApp(App[int]):
-    """Draws the pages of ``live`` and passes keys to it."""
+    """Draws the pages of ``live`` and passes keys to ``live``."""
 
     ENABLE_COMMAND_PALETTE = False
     BINDINGS = [Binding("ctrl+z", "suspend_process", show=False)]  # noqa: RUF012
@@ -204,18 +204,18 @@ class TopApp(App[int]):
             self._draw()
 
     def leave_soon(self) -> None:
-        """Ends the screen, even before it has started; for handlers of signals."""
+        """Ends the screen, even before it has started; may be called by handlers of signals."""
         self._leaving = True
         if self._runs_in is not None:
             self._runs_in.call_soon_threadsafe(self._leave)
 
     def _leave(self) -> None:
-        # A terminal or a node that hangs must not keep the process.
+        # A terminal or a node that hangs must not keep the process alive.
         end_soon()
         self.exit(0)
 
     def _wake(self) -> None:
-        # Called by the threads that fetch; the message waits in a queue.
+        # This is called by the threads that fetch; the message waits in a queue.
         if self.is_running:
             self.post_message(Changed())
 
@@ -226,7 +226,7 @@ class TopApp(App[int]):
         try:
             self._draw_page(width, height)
         except Exception as e:
-            # Textual would print the values of all variables.
+            # Textual itself would print the values of all variables.
             self.problem = e
             self.exit(1)
 
@@ -245,7 +245,7 @@ class TopApp(App[int]):
 
 
 def run_screen(live: Live) -> None:
-    """Shows the screen until q, Ctrl-C, SIGINT or SIGTERM; then the process has a moment to end by itself."""
+    """Shows the screen until q, Ctrl-C, SIGINT or SIGTERM; then the process must end within a short time."""
     app = TopApp(live)
 
     before = {

@@ -1,4 +1,4 @@
-"""What the user has chosen on the screen, and what a key changes in it. Draws nothing."""
+"""Keeps what the user has chosen on the screen, and applies keys to it. Draws nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from probing.client.top.trouble import Job
 
 __all__ = ("SORTS", "State", "shown")
 
-# Orders of ranks: by what, and whether the largest comes first.
+# The orders of ranks: title, key, and whether the largest value comes first.
 SORTS: tuple[tuple[str, str, bool], ...] = (
     ("trouble", "", False),
     ("rank", "rank", False),
@@ -33,10 +33,12 @@ _MOVES = {"j": 1, "down": 1, "k": -1, "up": -1}
 
 @dataclass(slots=True)
 class State:
-    """``page``: main, rank or help. ``top`` and ``scroll``: the first line that is shown of the ranks, and of a page.
+    """The choices of the user. ``page``: main, rank or help. ``top``: the first line of the ranks that is shown;
+    ``scroll``: the first line of another page.
 
-    ``selected`` names a process, so that it stays selected when the order changes; ``position`` is where it stood.
-    ``chosen``: the user has selected it; until then the first rank is. ``ended``: jobs that have ended are shown.
+    ``selected`` names a process, so that it stays selected when the order changes; ``position`` is its last position.
+    ``chosen``: the user has selected a rank; until then the first rank is selected. ``ended``: jobs that have ended are
+    shown.
     """
 
     page: str = "main"
@@ -53,7 +55,7 @@ class State:
     paused: bool = False
 
     def press(self, key: str, character: str | None, view: View, lines: int) -> str:
-        """Applies a key and returns quit, pause, open, close or nothing. ``lines``: number of ranks on a page."""
+        """Applies a key and returns quit, pause, open, close or nothing. ``lines``: how many ranks a page shows."""
         if self.editing:
             return self._edit(key, character)
         if key in ("q", "ctrl+c", "ctrl+q"):
@@ -66,7 +68,7 @@ class State:
         return self._main(key, character, view, lines)
 
     def follow(self, rows: Sequence[Row]) -> None:
-        """Keeps the selection on its process among the shown ``rows``, or on its position if the process is gone."""
+        """Keeps the process selected if it is among the shown ``rows``; else selects the row at its last position."""
         keys = [key_of(row) for row in rows]
         if not self.chosen and self.page == "main":
             self.selected, self.position = None, 0
@@ -100,14 +102,14 @@ class State:
         return ""
 
     def _leaf(self, key: str, character: str | None, lines: int) -> str:
-        """Applies a key of the pages other than the main one."""
+        """Applies a key on any page other than the main one."""
         if key in ("escape", "enter", "backspace", "left") or (self.page == "help" and character in ("?", "h")):
             left, self.page = self.page, "main"
             return "close" if left == "rank" else ""
         if character in ("?", "h"):
             self.page, self.scroll = "help", 0
             return "close"
-        # The length of the page is known only where it is drawn.
+        # The length of the page is known only when the page is drawn.
         to = _moved(self.scroll, _LONG_PAGE, key, character, lines)
         self.scroll = self.scroll if to is None else to
         return ""
@@ -129,10 +131,10 @@ class State:
 
 
 def shown(view: View, state: State) -> tuple[Job, ...]:
-    """Returns the jobs with the ranks that pass the filter, in the chosen order; jobs without any are left out, and
-    those that have ended where they are hidden.
+    """Returns the jobs with the ranks that pass the filter, in the chosen order. Jobs without such ranks are left out,
+    and jobs that have ended if these are hidden.
 
-    Each word of the filter must occur in the names of a rank, or in what it does.
+    Each word of the filter must occur in the names of a rank or in the text about its activity.
     """
     words = state.filter.lower().split()
     jobs = []
@@ -146,7 +148,9 @@ def shown(view: View, state: State) -> tuple[Job, ...]:
 
 
 def _moved(position: int, last: int, key: str, character: str | None, lines: int) -> int | None:
-    """Returns the position to which a key moves from ``position``, 0 to ``last``; None for another key."""
+    """Returns the position, from 0 to ``last``, to which a key moves from ``position``; None if the key moves
+    nothing.
+    """
     step = _MOVES.get(key, {"pagedown": lines, "pageup": -lines}.get(key))
     if step is not None:
         return max(0, min(position + step, last))
@@ -183,7 +187,7 @@ def _sorted(ranks: Sequence[Row], state: State) -> list[Row]:
         found = sorted(ranks, key=lambda row: (row["ended"] is not None, _BLAME.get(row["blame"], 1), *_order(row)))
         return found[::-1] if state.reverse else found
     known = sorted((row for row in ranks if row.get(name) is not None), key=lambda row: (row[name], *_order(row)))
-    # Rows without a value come last in either direction.
+    # Rows without a value come last, whatever the direction.
     unknown = sorted((row for row in ranks if row.get(name) is None), key=_order)
     return [*(known[::-1] if largest != state.reverse else known), *unknown]
 

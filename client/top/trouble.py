@@ -1,4 +1,4 @@
-"""The state of each job in one word, and the order of jobs and ranks: trouble first."""
+"""Finds the word for the state of each job, and the order of jobs and ranks: trouble first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from probing.client.render.rows import Row
 
 __all__ = ("LEVELS", "Job", "jobs_of")
 
-# The order of jobs by word, the worst first.
+# The order of jobs by the word for their state, the worst first.
 LEVELS = {"STUCK": 0, "FAILED": 0, "SLOW": 1, "WARNING": 1, "WAITS": 1, "AWAY": 1, "PAUSED": 2, "OK": 3, "ENDED": 4}
-# Least age of a wait that is shown, ns, and as a multiple of the usual interval between operations.
+# A wait is shown if it is at least this old, ns, and this many times the usual interval between operations.
 _LONG_NS = 5e9
 _USUAL = 10
 _NO_COLLECTIVE = "no collective ended lately"
@@ -21,9 +21,9 @@ _NO_COLLECTIVE = "no collective ended lately"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run: its ``word`` of LEVELS, one line for its speed, further lines, and its ranks in the order of their number.
+    """A run: its ``word`` from LEVELS, a line about its speed, further lines, and its ranks by number.
 
-    ``verdicts``: number of ``lines`` that are findings, the first ones. ``ended``: when its last rank ended, UTC text;
+    ``verdicts``: how many of ``lines``, counted from the first, are findings. ``ended``: when its last rank ended, UTC
     None while a rank lives. ``findings``: the open ones, the worst first.
     """
 
@@ -44,7 +44,7 @@ class Job:
 
 
 def jobs_of(frame: Frame) -> tuple[Job, ...]:
-    """Returns the living runs, the worst first, then the ended runs, failed before others and the newest first.
+    """Returns the living runs, the worst first, then the ended runs: failed ones first, and the newest first.
 
     Adds ``blame`` to each rank: culprit, victim, or empty.
     """
@@ -52,7 +52,7 @@ def jobs_of(frame: Frame) -> tuple[Job, ...]:
     for row in frame.ranks:
         own.setdefault((row["job"], row["run"]), []).append(row)
     jobs = [_job(run, rows, frame) for run, rows in own.items()]
-    # An ended run cannot be helped any more.
+    # Living runs come first because nothing can be done about a run that has ended.
     newest = sorted(jobs, key=lambda job: job.ended or "", reverse=True)
     named = sorted(newest, key=lambda job: "" if job.ended else f"{job.job}\0{job.run}")
     return tuple(sorted(named, key=lambda job: (job.ended is not None, job.level)))
@@ -83,7 +83,7 @@ def _job(run: Run, rows: Sequence[Row], frame: Frame) -> Job:
 def _lines(run: Run, live: Sequence[Row], frame: Frame) -> list[str]:
     lines = news(run, live, frame)
     if all((row["world_size"] or 1) < 2 for row in live):
-        # A job of one process has no collectives to miss.
+        # A job of one process never has collectives, so their absence is not mentioned.
         lines = [line.removeprefix(_NO_COLLECTIVE).removeprefix(", ") for line in lines]
     return [line for line in lines if line]
 
@@ -111,14 +111,14 @@ def _waits(row: Row) -> bool:
 
 
 def _blame(rows: Iterable[Row], findings: Iterable[Row]) -> None:
-    """Marks the ranks that findings name. A finding without ranks names none."""
+    """Marks the ranks that findings name. A finding without ranks marks no rank."""
     culprits, victims = _numbers(findings, "ranks"), _numbers(findings, "victims")
     for row in rows:
         row["blame"] = "culprit" if row["rank"] in culprits else "victim" if row["rank"] in victims else ""
 
 
 def _numbers(findings: Iterable[Row], name: str) -> set[int]:
-    """Returns the ranks of texts such as ``1,3`` and ``0-2``."""
+    """Returns the ranks in texts of findings such as ``1,3`` and ``0-2``."""
     found: set[int] = set()
     for row in findings:
         for part in str(row.get(name) or "").split(","):

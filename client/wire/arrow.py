@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ("ArrowReader", "Next", "broken_off", "ended")
 
 T = TypeVar("T")
-# Returns the next message of an answer, None at its end.
+# A function that returns the next message of an answer; None at its end.
 Next = Callable[[], Awaitable[pb.QueryReply | None]]
 _MAX_METADATA = 16 << 20
 _MAX_BODY = 256 << 20
@@ -32,20 +32,20 @@ _DICTIONARY, _BATCH = 2, 3
 
 
 def broken_off() -> PeerError:
-    """Returns the error for an answer without its end."""
+    """Returns the error for an answer that stops before its end."""
     return PeerError("the answer broke off", hint="ask again; `probingctl status` shows the state of the node")
 
 
 async def ended(messages: Next) -> None:
-    """Waits for the status of a call whose last message has come: to break it off before takes longer, at the node
-    too."""
+    """Waits for the status of a call whose last message has come; breaking the call off before that would take longer,
+    also at the node."""
     await messages()
 
 
 class _File:
-    """Messages that were checked, as a file: of one, Arrow needs ``read`` and ``closed``.
+    """Provides checked messages as a file for Arrow, which needs only ``read`` and ``closed``.
 
-    Apart from its reader, since Arrow holds it: nobody would ever find such a circle.
+    It is separate from ArrowReader, because Arrow keeps a reference to it and Python cannot collect such a cycle.
     """
 
     closed = False
@@ -58,7 +58,7 @@ class _File:
 
 
 class ArrowReader:
-    """Reads record batches from messages. All coroutines raise PeerError for an answer that is none."""
+    """Reads record batches from messages. All coroutines raise PeerError if the answer is not valid."""
 
     def __init__(self, messages: Next) -> None:
         self._messages = messages
@@ -87,12 +87,12 @@ class ArrowReader:
 
     def _batch(self) -> pa.RecordBatch:
         batch: pa.RecordBatch = self._reader.read_next_batch()
-        # Offsets may be out of bounds.
+        # Offsets in the batch may be out of bounds.
         batch.validate(full=True)
         return batch
 
     async def end(self) -> pb.QueryEnd:
-        """Returns the message behind the rows."""
+        """Returns the message after the rows."""
         if self._end is None and await self._receive():
             raise _no_stream("there is more after its end")
         if self._end is None:
@@ -101,7 +101,7 @@ class ArrowReader:
         return self._end
 
     async def _check_next(self) -> int | None:
-        """Receives and checks the next message of the Arrow stream; returns its kind, None at the end."""
+        """Receives and checks the next message of the Arrow stream; returns its kind, None at the end of the stream."""
         prefix = await self._take(8)
         if not prefix and self._end is None:
             raise broken_off()
@@ -113,7 +113,7 @@ class ArrowReader:
         try:
             kind, length = _kind_and_length(metadata)
         except struct.error:
-            raise _no_stream("a message makes no sense") from None
+            raise _no_stream("a message is malformed") from None
         self._file.pieces += (prefix, metadata, await self._whole(length))
         return kind
 
@@ -154,11 +154,11 @@ def _decoded(step: Callable[[], T]) -> T:
 
 
 def _no_stream(why: str) -> PeerError:
-    return PeerError(f"the answer is no Arrow stream: {(why.splitlines() or [''])[0][:120]}")
+    return PeerError(f"the answer is not an Arrow stream: {(why.splitlines() or [''])[0][:120]}")
 
 
 def _cut(chunks: deque[bytes], size: int) -> bytes:
-    """Takes ``size`` bytes off the front of ``chunks``, fewer where there are fewer."""
+    """Removes ``size`` bytes, or fewer if there are fewer, from the front of ``chunks`` and returns them."""
     cut: list[bytes] = []
     while size > 0 and chunks:
         chunk = chunks.popleft()
@@ -171,8 +171,8 @@ def _cut(chunks: deque[bytes], size: int) -> bytes:
 
 
 def _kind_and_length(metadata: bytes) -> tuple[int, int]:
-    """Returns the kind of a message, and the number of bytes behind ``metadata``. Raises PeerError, and struct.error
-    where it is cut."""
+    """Returns the kind of a message, and the number of bytes after ``metadata``. Raises PeerError, and struct.error if
+    the metadata is cut."""
     message = _offset(metadata, 0)
     kind = _field(metadata, message, 1, "<B") or 0
     size = _field(metadata, message, 3, "<q") or 0
@@ -211,7 +211,7 @@ def _table(data: bytes, table: int, number: int) -> int:
 
 
 def _position(data: bytes, table: int, number: int) -> int | None:
-    """Returns the position of field ``number`` of ``table``; None where it has its default."""
+    """Returns the position of field ``number`` of ``table``; None if the field has its default."""
     vtable = table - _int(data, table)
     if vtable < 0:
         raise _no_stream("a message without its header")

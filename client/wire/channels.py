@@ -1,4 +1,4 @@
-"""Open channels to many nodes, as many as the process may have; those used last stay."""
+"""Keeps channels to many nodes open, as many as the process may have; the channels used last stay open."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from probing.client.wire.proven import ProvenRoute
 __all__ = ("Channel", "Channels", "checked")
 
 _MOST = 2048
-# File descriptors that are left to the rest of the process.
+# File descriptors that are left for the rest of the process.
 _SPARE = 256
 _MAX_MESSAGE = 64 << 20
 _OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
-    # gRPC would wait for up to two minutes before it connects again to a daemon that is back.
+    # By default gRPC would wait up to two minutes before it connects again to a daemon that is back.
     ("grpc.max_reconnect_backoff_ms", 5000),
-    # A second channel to a node gets a connection of its own.
+    # This gives a second channel to a node a connection of its own.
     ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 class Channel:
-    """A channel to the node at ``address``, with the stub of its service. ``clear_token``: no TLS protects it."""
+    """A channel to the node at ``address``, with the stub of its service. ``clear_token``: a token is sent
+    without TLS.
+    """
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None, clear_token: str = "") -> None:
         self.address = address
@@ -57,18 +59,18 @@ class Channel:
 
     @property
     def problem(self) -> ProbingError | None:
-        """Why the node was not shown the token; None: it was, or does not answer."""
+        """Why the node was not shown the token; None if it was shown the token or does not answer."""
         return self._route.problem if self._route else None
 
     async def close(self) -> None:
         await self._channel.close()
-        # A channel that is left open may not meet another socket at the target of its route.
+        # While a channel is open, no other socket can appear at the target of its route.
         if self._route:
             self._route.close()
 
 
 class Channels:
-    """Belongs to one event loop."""
+    """The channels of one event loop."""
 
     def __init__(self, token: str, tls: Tls | None) -> None:
         self.clear_token = token if tls is None else ""
@@ -76,7 +78,7 @@ class Channels:
         self._kept: OrderedDict[str, Channel] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # A proven route takes three descriptors more.
+        # A proven route needs three more descriptors.
         self._most = max(32, min(_MOST, (soft - _SPARE) // (5 if self.clear_token else 2)))
 
     @cached_property
@@ -84,10 +86,10 @@ class Channels:
         return None if self._tls is None else credentials_of(self._tls)
 
     def take(self, address: str, *, apart: bool = False) -> Channel:
-        """Returns the channel that is kept for ``address``, or a new one that is not kept if it is to be ``apart``.
+        """Returns the channel that is kept for ``address``; if ``apart``, a new channel that is not kept.
 
         ``give_back`` ends the use. Raises UsageError for a wrong address, for files of TLS that cannot be used, and for
-        a token that would travel in the clear.
+        a token that would be sent unencrypted.
         """
         channel = None if apart else self._kept.get(address)
         if channel is None:
@@ -105,7 +107,9 @@ class Channels:
         return channel is not None and channel.connected
 
     def give_back(self, channel: Channel) -> None:
-        """Closes the channel if it is not kept, and what was not used for longest, where too many are open."""
+        """Ends the use of a channel: closes it if it is not kept, and if too many are open, the kept channels that were
+        not used for longest.
+        """
         channel.users -= 1
         if self._kept.get(channel.address) is not channel:
             self._close(channel)
@@ -125,14 +129,14 @@ class Channels:
 
 
 def checked(address: str, token: str) -> str:
-    """Returns ``address``. Raises UsageError where it is none, or where ``token`` would travel in the clear."""
+    """Returns ``address``. Raises UsageError if it is not an address, or if ``token`` would be sent unencrypted."""
     if address.startswith("unix:"):
         if len(address) == len("unix:"):
             raise UsageError("unix: needs a path", hint="give unix:/run/probingd/probingd.sock or HOST:PORT")
         return address
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"{address} is no address of a node", hint="give unix:PATH or HOST:PORT")
+        raise UsageError(f"{address} is not an address of a node", hint="give unix:PATH or HOST:PORT")
     if token and not _is_loopback(host):
         raise UsageError(
             f"the token would travel in the clear to {address}",

@@ -1,4 +1,4 @@
-"""What a node is shown: of a token the token itself, what is bound to the node's name, or nothing; and by TLS."""
+"""Chooses what a node is shown: the token itself, a token bound to the node's name, or nothing; and sets up TLS."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MAX_FILE = 1 << 20
 
 
 class Credentials:
-    """The target and nodes that the user names are shown ``token`` itself. Other nodes are named by the target: where
-    they can, they are shown what proves to them alone that the caller has the token."""
+    """The target and nodes that the user names are shown ``token`` itself. Other nodes are named by the target; if they
+    support it, they are shown a token that is bound to their name and works nowhere else."""
 
     def __init__(self, token: str = "") -> None:
         self.token = token
@@ -27,15 +27,15 @@ class Credentials:
         self._names: dict[str, str] = {}
 
     def bind(self, peers: Iterable[pb.Peer]) -> None:
-        """Remembers the names behind the addresses that the target gave: of nodes that take a token bound to their
-        name, and of nodes whose name is proven."""
+        """Remembers what the target said about addresses: the names of nodes that accept a token bound to their name,
+        and of nodes whose name is proven."""
         known = list(peers)
         self._nodes.update((peer.address, peer.node) for peer in known if peer.bound)
         self._names.update((peer.address, peer.node) for peer in known if peer.bound or peer.proof)
 
     def check(self, address: str, node: str) -> None:
-        """Raises PeerError where ``node`` answered at the address of a node that the target knows by another name: it
-        would count in that one's place."""
+        """Raises PeerError if ``node`` answered at an address that belongs, according to the target, to a node of
+        another name: its rows would count as that node's rows."""
         known = self._names.get(address, node)
         if known != node:
             raise PeerError(f"{known} answers as {node[:100]}", hint="its rows are left out")
@@ -53,13 +53,15 @@ class Credentials:
         return (("authorization", authorization),) if authorization else ()
 
     def may_be_passed_on(self, address: str) -> bool:
-        """Returns whether another node may learn what the node at ``address`` is shown."""
+        """Returns whether other nodes may see what the node at ``address`` is shown."""
         return not self.token or address in self._nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Paths of PEM files. ``ca``: authorities of nodes, empty for the system's. ``cert``, ``key``: both or none."""
+    """Paths of PEM files. ``ca``: authorities that sign nodes' certificates, empty for the system's. ``cert``, ``key``:
+    both or neither.
+    """
 
     ca: str = ""
     cert: str = ""
@@ -67,12 +69,12 @@ class Tls:
 
 
 def credentials_of(tls: Tls) -> grpc.ChannelCredentials:
-    """Reads the files of ``tls``. Raises UsageError."""
+    """Returns credentials made from the files of ``tls``. Raises UsageError if a file cannot be used."""
     if bool(tls.cert) != bool(tls.key):
         raise UsageError("a certificate and its key are needed together", hint="give both --tls-cert and --tls-key")
     ca, key, cert = (_read(name) if name else None for name in (tls.ca, tls.key, tls.cert))
     for name, text in ((tls.ca, ca), (tls.cert, cert)):
-        # gRPC would report what it cannot use in its own log alone.
+        # gRPC would report a file that it cannot use only in its own log.
         if text is not None and b"-----BEGIN CERTIFICATE-----" not in text:
             raise UsageError(f"{name} has no certificate", hint="it must be PEM")
     return grpc.ssl_channel_credentials(ca, key, cert)

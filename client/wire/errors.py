@@ -1,4 +1,4 @@
-"""Errors of calls that the connection reports, with the reason and a hint."""
+"""Turns errors of calls that gRPC reports into errors with a reason and a hint."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ __all__ = ("diagnose", "error_of", "too_old")
 _DENIED = "permission denied"
 _UNKNOWN_HOST = "the host name is not known"
 _LATE = "no connection in time"
-# gRPC has one status for a node that cannot be reached and for a connection that broke; its text tells them apart.
+# gRPC has the same status for a node that cannot be reached and for a connection that broke; only the text differs.
 _UNCONNECTED = "failed to connect"
-# What grpcio 1.85 says of a server that does not speak gRPC.
+# Texts of grpcio 1.85 about a server that does not speak gRPC.
 _OTHER_PROTOCOL = ("Failed parsing HTTP/2", "http1.x server", "Received http2 header with status")
 _OTHER_HINT = "another service listens there: -t takes the socket, or the port of `listen`, not that of `http`"
 _threads = ThreadPoolExecutor(8, thread_name_prefix="why")
 
 
 async def error_of(address: str, error: grpc.RpcError, seconds: float, *, connected: bool) -> ProbingError:
-    """Returns the error of a call to ``address`` that might take ``seconds``. ``connected``: there is a connection."""
+    """Returns the error of a call to ``address`` that was allowed ``seconds``. ``connected``: there was a
+    connection.
+    """
     code, details = error.code(), str(error.details() or "").strip()
     if code is grpc.StatusCode.UNAVAILABLE:
         why = await asyncio.get_running_loop().run_in_executor(_threads, diagnose, address)
@@ -43,20 +45,20 @@ async def error_of(address: str, error: grpc.RpcError, seconds: float, *, connec
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return too_old(address)
     reason = f"{code.name.lower()}: {details}" if details else said
-    # CANCELLED: gRPC of the node had too many calls to begin this one.
+    # CANCELLED means that the node's gRPC had too many calls to begin this one.
     broken = BROKEN if code is grpc.StatusCode.CANCELLED else ""
     return PeerError(f"{address}: {reason}", reason=reason, code=broken)
 
 
 def too_old(address: str) -> PeerError:
-    """Returns the error of a node that does not know a request."""
+    """Returns the error of a node whose version does not know a request."""
     hint = "its probingd is older than this probingctl, or it is another service"
     return PeerError(f"{address} does not know this request", hint=hint, code=UNKNOWN_CALL)
 
 
 def _unreached(address: str, details: str, why: str) -> ProbingError:
     if any(text in details for text in _OTHER_PROTOCOL):
-        return PeerError(f"{address} is no probingd: it does not speak gRPC", hint=_OTHER_HINT)
+        return PeerError(f"{address} is not probingd: it does not speak gRPC", hint=_OTHER_HINT)
     reason = why or details or "the connection broke"
     hint = ""
     if why == _DENIED:
@@ -69,7 +71,7 @@ def _unreached(address: str, details: str, why: str) -> ProbingError:
 
 
 def _group_of(path: str) -> str:
-    """Returns the group that may use the socket ``path``."""
+    """Returns the name of the group that may use the socket ``path``."""
     try:
         return grp.getgrgid(Path(path).stat().st_gid).gr_name
     except (OSError, KeyError):
@@ -84,7 +86,7 @@ def _user() -> str:
 
 
 def diagnose(address: str) -> str:
-    """Connects once more to ``address``; returns why that fails, empty where it works."""
+    """Connects once more to ``address`` and returns why that fails; empty if it works."""
     try:
         if address.startswith("unix:"):
             with socket.socket(socket.AF_UNIX) as sock:

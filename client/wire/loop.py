@@ -1,7 +1,7 @@
-"""The event loop of this process in which nodes are asked: one thread, since gRPC serves one loop well.
+"""The event loop in which this process asks nodes. It runs in one thread, because gRPC works best with one loop.
 
-Code of gRPC runs in that thread alone. KeyboardInterrupt reaches the main thread between any two instructions: within
-gRPC it would leave a lock held, or a call that is never drained. Here it ends a wait, and with it the work in the loop.
+Code of gRPC runs only in that thread. KeyboardInterrupt can reach the main thread between any two instructions; within
+gRPC it could leave a lock held or a call never drained. Here it only ends a wait, and then the work in the loop.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def _running() -> asyncio.AbstractEventLoop:
 
 
 def in_loop(step: Callable[[], object]) -> None:
-    """Calls ``step`` in the loop, soon."""
+    """Schedules ``step`` to be called in the loop."""
     _running().call_soon_threadsafe(step)
 
 
 class Work(Generic[T]):
-    """A coroutine that runs in the loop from now on."""
+    """A coroutine that begins to run in the loop at once."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._task: asyncio.Task[T] | None = None
-        # Written in C: an interrupt leaves no lock of it held.
+        # SimpleQueue is written in C, so an interrupt cannot leave its lock held.
         self._ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
         in_loop(lambda: self._begin(work))
 
@@ -49,14 +49,14 @@ class Work(Generic[T]):
         self._task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[T]) -> None:
-        # Where nobody waits any more, its error is of no interest: asyncio would write it to stderr.
+        # If nobody waits any more, asyncio would write the error to stderr; reading it here prevents that.
         if not task.cancelled():
             task.exception()
         self._ended.put(task)
 
     def result(self, timeout: float | None = None) -> T:
-        """Waits for the end, once; returns or raises what the work does. An error ends the work, as Ctrl-C and
-        TimeoutError after ``timeout`` seconds are. Raises PeerError where somebody else has ended it."""
+        """Waits for the end, once; returns the result or raises the error of the work. Ctrl-C, another error, and
+        TimeoutError after ``timeout`` seconds end the work. Raises PeerError if it was ended by ``cancel``."""
         try:
             task = self._ended.get(timeout=timeout)
         except Empty:
@@ -77,6 +77,6 @@ class Work(Generic[T]):
 def wait(work: Coroutine[Any, Any, T]) -> T:
     """Runs ``work`` in the loop; returns its result or raises its error. Ctrl-C ends the wait and the work.
 
-    Must not be called from the loop's own thread.
+    Must not be called in the thread of the loop.
     """
     return Work(work).result()

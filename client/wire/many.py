@@ -1,8 +1,8 @@
-"""Asks many nodes for rows: each directly, or thousands by way of some of them.
+"""Asks many nodes for rows: each node directly, or, if there are thousands, through some of them (a tree).
 
-A node in the middle of such a tree asks up to 128 others and passes their answers on. An answer counts once it is
-whole. What a node in the middle did not pass on, because it died, fell silent or refused, is asked for directly, so
-that no row is lost or comes twice.
+A node in the middle of the tree asks up to 128 others and passes on their answers. An answer counts only when it is
+complete. Nodes whose answers were not passed on, because the node in the middle died, became silent or refused, are
+asked directly, so no row is lost or comes twice.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ from probing.federation.execution.clocks import measured
 
 __all__ = ("Named", "Question")
 
-# Fewer nodes are asked directly.
+# If there are fewer nodes than this, all are asked directly.
 TREE_FROM = 2048
-# Nodes in the middle that are asked at once, and their share of the time.
+# How many nodes in the middle are asked at once, and their share of the time.
 _AT_ONCE = 32
 _SHARE = 0.8
-# They may say nothing for so long, s, or for this share of their time. They send a sign each half second.
+# A node in the middle may be silent for this time, s, or for this share of its time. It sends a sign each half second.
 _SILENCE_S = 3.0
 _SILENCE = 0.25
-# Errors that the node that relays may cause: asked directly, the node may answer.
+# Errors that the node in the middle may cause; if the node is asked directly, it may answer.
 _DIRECTLY = frozenset(("NotFound", "Overloaded", "PrivilegeError", "Unauthenticated", "UsageError"))
 # The name of a node, and its replies.
 Named = tuple[str, tuple[Reply, ...]]
 
 
 class Question:
-    """The rows of ``statements`` (SQL by name) of all nodes, asked once. ``max_bytes`` bounds all answers together."""
+    """One question to all nodes for the rows of ``statements`` (SQL by name). ``max_bytes`` bounds all answers
+    together.
+    """
 
     def __init__(
         self,
@@ -54,7 +56,9 @@ class Question:
         policy: Policy | None = None,
         done: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
-        """``done(nodes, all)`` is called when so many of all nodes have answered or failed; see ``Nodes``."""
+        """Makes the question; ``done(nodes, all)`` is called with the number of nodes that have answered or failed and
+        the number of all; see ``Nodes``.
+        """
         self._wire = wire
         self._statements = statements
         self._query = query_of(statements, max_bytes, named=len(statements) != 1)
@@ -65,12 +69,12 @@ class Question:
         self._policy = policy or Policy()
         self._done = done
         self._answered: Callable[..., None] = done
-        # Answers by address; relaying nodes that did not forward the answers of all nodes behind them.
+        # Answers and failures by address; a node in the middle may have failed to pass on some of the answers.
         self._results: dict[str, Named | Failed] = {}
         self._broken: list[Failed] = []
 
     async def ask(self, addresses: Sequence[str], timeout: float) -> Gathered[tuple[Reply, ...]]:
-        """Returns the replies of each node, as ``answer.Gather``."""
+        """Returns the replies of each node, in the form of ``answer.Gather``."""
         unique, numbers = tuple(dict.fromkeys(addresses)), count(1)
         self._answered = lambda *_: self._done(next(numbers), len(unique))
         if len(unique) < TREE_FROM or len(self._statements) > MAX_STATEMENTS:
@@ -82,7 +86,7 @@ class Question:
         return await ask_many(addresses, self.one, seconds, self._policy, alive=alive, answered=self._answered)
 
     async def one(self, address: str, seconds: float, attempt: int) -> Named:
-        """Asks one node."""
+        """Returns the answer of one node."""
         watch = self._watch
         replies = await Node(address, self._wire).replies(
             self._statements,
@@ -90,13 +94,13 @@ class Question:
             self._room,
             watch=None if watch is None else lambda progress: watch(address, progress),
             strict=self._strict,
-            # The connection may be what broke or stalled.
+            # The old connection may be the cause of the failure.
             apart=attempt > 0,
         )
         return replies[0].node, tuple(map(self._take, replies))
 
     async def passed_on(self, address: str, parts: list[pb.QueryReply], sent_ns: int) -> Named:
-        """Reads the answer of a node that another one has asked for us, at ``sent_ns`` of the wall clock."""
+        """Reads the answer of a node that another node has asked for us. ``sent_ns``: when, by the wall clock."""
         if not parts:
             raise PeerError(f"{address} has an empty answer")
         received_ns, messages = time.time_ns(), iter(parts)
@@ -111,7 +115,9 @@ class Question:
         return replies[0].node, tuple(self._take(replace(reply, clock=clock)) for reply in replies)
 
     async def by_tree(self, addresses: tuple[str, ...], timeout: float) -> Gathered[tuple[Reply, ...]]:
-        """As ``ask``. A node that has to be shown a token itself is asked directly: no other one learns it."""
+        """Does the same as ``ask``, through nodes in the middle. A node that must be shown the token itself is asked
+        directly, so that no other node learns it.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         places = asyncio.Semaphore(_AT_ONCE)
@@ -122,7 +128,7 @@ class Question:
 
         may_be_passed_on = self._wire.credentials.may_be_passed_on
         groups = _groups_of([address for address in addresses if may_be_passed_on(address)])
-        # First who is asked by nobody else.
+        # The nodes that no other node asks come first.
         first = [*(a for a in addresses if not may_be_passed_on(a)), *(parent for parent, *_ in groups)]
         own = loop.create_task(self._directly(first, timeout * _SHARE))
         tasks = [own, *(loop.create_task(below(parent, children)) for parent, *children in groups if children)]
@@ -176,7 +182,7 @@ class Question:
         except ProbingError as e:
             if e.code == TOO_LARGE:
                 raise
-            # An older node does not know the call: those that it should ask are asked directly.
+            # An older node does not know the call; the nodes that it should have asked are asked directly.
             if e.code != UNKNOWN_CALL:
                 self._broken.append(Failed(parent, "", e))
         finally:
@@ -185,7 +191,7 @@ class Question:
             self._room.give_back(held)
 
     async def _keep(self, reply: pb.QueryManyReply, halves: dict[str, list[pb.QueryReply]], sent_ns: int) -> None:
-        """Keeps a reply about one node; ``halves`` has what came of nodes whose answers are not whole yet."""
+        """Keeps a reply about one node. ``halves`` has the parts of answers that are not complete yet."""
         address = reply.address
         parts = halves.setdefault(address, [])
         parts.extend(reply.parts)
@@ -204,6 +210,6 @@ class Question:
 
 
 def _groups_of(addresses: Sequence[str]) -> list[list[str]]:
-    """Returns groups of a node in the middle and those that it asks, spread evenly."""
+    """Returns groups of nodes; the first node of each asks the others. The groups are of equal size."""
     number = math.ceil(len(addresses) / (MAX_PEERS + 1))
     return [list(addresses[i::number]) for i in range(number)]

@@ -1,4 +1,4 @@
-"""Calls to nodes: every call has a deadline, and every error names the node and the reason."""
+"""Calls nodes. Every call has a deadline, and every error names the node and the reason."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ __all__ = ("Call", "Node", "Wire", "query_of")
 
 T = TypeVar("T")
 _SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-# A command asks a node several questions. After a timeout of so many seconds the others fail at once, for a while.
+# After a call to a node has timed out, further calls to it fail at once for this many seconds.
 _PATIENCE_S = 1.0
 _PAUSE_S = 10.0
-# The node's own deadline is earlier, so that the node reports what took too long.
+# The node's own deadline is this much earlier, so that the node can report what took too long, s.
 _MARGIN_S = 0.3
 _MAX_FACTS = 256 << 20
 _ONE_JOB = "ask for one job"
 
 
 class Wire:
-    """The calls to the nodes of one cluster, in the loop."""
+    """Makes the calls to the nodes of one cluster, in the loop."""
 
     def __init__(self, credentials: Credentials, tls: Tls | None) -> None:
         self.credentials = credentials
         self.channels = Channels(credentials.token, tls)
-        # After a timeout: the time (time.monotonic()) until which calls to a node fail at once, and their error.
+        # After a timeout: until when (time.monotonic()) calls to a node fail at once, and their error.
         self.silent: dict[str, tuple[float, ProbingError]] = {}
-        # Those in flight.
+        # The calls in flight.
         self.calls: set[Call] = set()
 
     def call(self, address: str, method: str, request: Any, seconds: float, *, apart: bool = False) -> Call:
-        """Begins a call, which has to be ended. Raises what ``Channels.take`` raises, and the error of the last call
-        while calls fail at once. ``apart``: by a connection of its own."""
+        """Begins a call, which the caller must end. Raises what ``Channels.take`` raises, and for a while after a
+        timeout its error. ``apart``: the call gets a connection of its own."""
         silent = self.silent.get(address)
         if silent is not None and time.monotonic() < silent[0]:
             raise silent[1]
@@ -81,14 +81,14 @@ class Call:
         self._begun = time.monotonic()
 
     async def reply(self) -> Any:
-        """Returns the one reply."""
+        """Returns the reply of a call that has one reply."""
         try:
             return await self._call
         except grpc.RpcError as e:
             raise await self._failed(e) from None
 
     async def next(self) -> Any:
-        """Returns the next message, None at the end."""
+        """Returns the next message; None at the end."""
         try:
             message = await self._call.read()
         except grpc.RpcError as e:
@@ -96,12 +96,12 @@ class Call:
         return None if message is grpc.aio.EOF else message
 
     async def sent_name(self) -> str | None:
-        """Returns the name of the node that comes before its rows; older nodes send none."""
+        """Returns the name of the node, which is sent before the rows; None for older nodes."""
         sent = dict(await self._call.initial_metadata() or ()).get(NODE_KEY)
         return sent[:256].decode("utf-8", "replace") if isinstance(sent, bytes) else None
 
     def end(self) -> None:
-        """Ends the call; the node stops working on it."""
+        """Ends the call, so that the node stops working on it."""
         self._call.cancel()
         if self in self._wire.calls:
             self._wire.calls.discard(self)
@@ -121,7 +121,9 @@ class Call:
 
 
 def query_of(statements: Mapping[str, str], max_bytes: int, *, named: bool) -> pb.QueryRequest:
-    """Returns the request for the rows of ``statements`` (SQL by name): of one SELECT unless they are ``named``."""
+    """Returns the request for the rows of ``statements`` (SQL by name); if not ``named``, there must be one
+    statement.
+    """
     if not named:
         return pb.QueryRequest(sql=next(iter(statements.values())), max_bytes=max_bytes)
     several = [pb.Statement(name=name, sql=sql) for name, sql in statements.items()]
@@ -129,9 +131,10 @@ def query_of(statements: Mapping[str, str], max_bytes: int, *, named: bool) -> p
 
 
 class Node:
-    """The node at ``address``, ``unix:PATH`` or ``HOST:PORT``. ``seconds`` bound a call; it is made in the loop.
+    """The node at ``address``, ``unix:PATH`` or ``HOST:PORT``. ``seconds``: the most time for a call. Calls run in the
+    loop.
 
-    Raises the node's errors, PeerError where it does not answer, and UsageError as ``Channels.take`` does.
+    The methods raise the node's errors, PeerError if it does not answer, and UsageError as ``Channels.take`` does.
     """
 
     def __init__(self, address: str, wire: Wire) -> None:
@@ -150,9 +153,9 @@ class Node:
     ) -> list[Reply]:
         """Returns the rows of each of ``statements`` (SQL by name), read from one snapshot of the node.
 
-        More than MAX_STATEMENTS take several requests. ``watch`` is called with the progress. Raises QueryMemory where
-        there is no ``room``, PartialAnswer under ``strict`` where rows are missing, and the error of the first
-        statement that failed.
+        More than MAX_STATEMENTS statements need several requests. ``watch`` is called with the progress. Raises
+        QueryMemory if there is no ``room``, PartialAnswer under ``strict`` if rows are missing, and the error of the
+        first statement that failed.
         """
         deadline = time.monotonic() + seconds
         names = list(statements)
@@ -182,8 +185,7 @@ class Node:
             try:
                 part: pb.QueryReply | None = await call.next()
             except QueryRejected as e:
-                # A node reports refused statements within its answer. A node that refuses the whole request without a
-                # code is older, and found no SQL in the request.
+                # An older node refuses the whole request, without a code: it found no SQL in it.
                 raise e if e.code or not request.statements else too_old(self.address) from None
             return part
 
@@ -201,7 +203,7 @@ class Node:
         return [replace(reply, clock=clock) for reply in replies]
 
     async def stream(self, sql: str, seconds: float, *, watch: Watch | None = None, strict: bool = False) -> Stream:
-        """Returns at once, with a stream of batches; to close it ends the query at the node."""
+        """Returns a stream of batches at once; closing it ends the query at the node."""
         request = pb.QueryRequest(sql=sql, max_bytes=UNLIMITED, progress=watch is not None)
         call = self._wire.call(self.address, "Query", request, seconds)
 
@@ -213,7 +215,7 @@ class Node:
         return Stream(messages.next, name=name, check=self.check, end=call.end, strict=strict)
 
     async def facts(self, request: pb.FactsRequest, seconds: float) -> pb.FactsReply:
-        """Returns the facts of all runs. Raises PeerError where they are too large, or no node's."""
+        """Returns the facts of all runs. Raises PeerError if they are too large or cannot be facts of a node."""
         call = self._wire.call(self.address, "Facts", request, seconds)
         facts = pb.FactsReply()
         try:
@@ -253,11 +255,11 @@ class Node:
             reply: T = await call.reply()
         finally:
             call.end()
-        # Peers and Pause name no node.
+        # Replies to Peers and Pause do not name the node.
         if node := getattr(reply, "node", ""):
             self.check(node)
         return reply
 
     def check(self, node: str) -> None:
-        """Raises PeerError for the answer of another node than the target knows here."""
+        """Raises PeerError if another node answered than the target knows at this address."""
         self._wire.credentials.check(self.address, node)

@@ -1,9 +1,9 @@
-"""Passes gRPC's connections on to a loopback port, once the kernel has said who listens there.
+"""Passes gRPC's connections on to a loopback port after asking the kernel which user listens there.
 
-Any user of a machine can listen on a loopback port that is free, and would be shown the token of whoever connects. gRPC
-connects by itself, also again in the middle of a stream of calls, and then sends the token with the next call. So it
-connects to a socket of this process instead, and each connection is proven before a byte of it is passed on.
-Who listens: sock_diag(7), include/uapi/linux/inet_diag.h.
+Any user of a machine can listen on a free loopback port, and would receive the token of everybody who connects. gRPC
+connects by itself, even again between two calls, and sends the token with the next call. So gRPC connects to a socket
+of this process, and each connection is checked before any byte is passed on. How the kernel is asked: sock_diag(7),
+include/uapi/linux/inet_diag.h.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ("Listener", "ProvenRoute", "listeners", "require_proven", "trusted_us
 
 _CREDENTIALS = struct.Struct("3i")
 _PIECE = 256 << 10
-# A daemon that starts between two looks takes another look.
+# If a daemon starts between two looks, another look is needed.
 _ATTEMPTS = 3
 _BACKLOG = 16
 _SOCK_DIAG, _BY_FAMILY, _DUMP, _LISTEN = 4, 20, 0x301, 1 << 10
@@ -38,21 +38,21 @@ _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBBI2s46x")
 _MESSAGE = struct.Struct("=4x2s2x16s16x4x8x12xII")
 _FAMILY = struct.Struct("=B")
-# INET_DIAG_SKV6ONLY, an attribute (length, type, one byte).
+# The attribute INET_DIAG_SKV6ONLY: length, type, one byte.
 _ATTRIBUTE = struct.Struct("=HH")
 _ONLY_IPV6 = 11
 _WAIT_S = 5.0
-# The user of the service, as packages make it.
+# The user of the service, as packages create it.
 _SERVICE = "probing-service"
 _HINT = "ask by the node's Unix socket, or with TLS (--tls-ca FILE); a tunnel has to be of your own user"
 _NOT_SENT = "the token was not sent"
 
 
 class ProvenRoute:
-    """A Unix socket ``target`` for gRPC; its connections are passed on to ``address`` (HOST:PORT of loopback) if the
-    listener there is proven.
+    """A Unix socket ``target`` for gRPC; its connections are passed on to ``address`` (HOST:PORT of loopback) if a
+    trusted user listens there.
 
-    ``problem``: why the last connection was refused; None: it was passed on, or nobody listens at ``address``.
+    ``problem``: why the last connection was refused; None if it was passed on or nobody listens at ``address``.
     """
 
     def __init__(self, address: str) -> None:
@@ -69,7 +69,7 @@ class ProvenRoute:
         self._serving = Work(self._serve())
 
     def close(self) -> None:
-        """Ends all connections. The channel must have been closed: nobody else may get its target."""
+        """Ends all connections. The channel must be closed first, because another socket may then get its target."""
         self._serving.cancel()
 
     async def _serve(self) -> None:
@@ -96,7 +96,7 @@ class ProvenRoute:
                 self.problem = e
                 return
             except OSError:
-                # Whoever asked finds out why by connecting once more.
+                # The caller finds out the reason by connecting once more.
                 self.problem = None
                 return
             self.problem = None
@@ -104,11 +104,11 @@ class ProvenRoute:
                 await _joined(near, far)
 
     async def _connected(self) -> socket.socket:
-        """Returns a proven connection. Raises OSError where nobody listens, PrivilegeError where somebody else does."""
+        """Returns a checked connection. Raises OSError if nobody listens, PrivilegeError if an untrusted user does."""
         running = asyncio.get_running_loop()
         infos = await running.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         error: OSError | PrivilegeError = ConnectionRefusedError()
-        # A name has an address of each family, and each can have a listener of its own.
+        # A name has an address of each family, and each address can have another listener.
         for family, _, _, _, address in infos:
             try:
                 return await self._to(family, address)
@@ -138,13 +138,13 @@ class ProvenRoute:
 
 
 async def _joined(near: socket.socket, far: socket.socket) -> None:
-    """Passes bytes on in both directions until both have ended, or one is broken."""
+    """Passes bytes in both directions until both have ended or one is broken."""
     near.setblocking(False)
     ways = [asyncio.ensure_future(_passed(*way)) for way in ((near, far), (far, near))]
     try:
         await asyncio.gather(*ways)
     except OSError:
-        # gRPC sees the end of its connection.
+        # gRPC notices the end of its connection.
         return
     finally:
         for way in ways:
@@ -168,9 +168,9 @@ class Listener(NamedTuple):
 
 
 def listeners(host: str, port: int) -> frozenset[Listener]:
-    """Returns the sockets that would get a connection to the IP address ``host`` and ``port`` of this machine.
+    """Returns the sockets of this machine that would get a connection to the IP address ``host`` and ``port``.
 
-    Raises PrivilegeError where the kernel cannot be asked.
+    Raises PrivilegeError if the kernel cannot be asked.
     """
     wanted = ipaddress.ip_address(host)
     found = set()
@@ -190,9 +190,9 @@ def listeners(host: str, port: int) -> frozenset[Listener]:
 def require_proven(address: str, before: frozenset[Listener], after: frozenset[Listener]) -> bool:
     """Returns whether a connection to ``address`` went to a listener that may be shown a token.
 
-    ``before`` and ``after``: the listeners right before and after it was made. Of those that take the same connections
-    there is one at a time, so the connection went to a socket that is in both. Raises PrivilegeError where another user
-    listens.
+    ``before`` and ``after``: the listeners right before and after the connection was made. Only one socket at a time
+    gets these connections, so the connection went to a socket that is in both sets. Raises PrivilegeError if another
+    user listens.
     """
     trusted = trusted_users()
     for listener in (*before, *after):
@@ -203,21 +203,25 @@ def require_proven(address: str, before: frozenset[Listener], after: frozenset[L
 
 
 def trusted_users() -> frozenset[int]:
-    """Returns the uids whose listeners may be shown a token: root, this process's own, and that of the service."""
+    """Returns the uids whose listeners may be shown a token: root, the user of this process, and the user of the
+    service.
+    """
     users = {0, os.geteuid()}
     with suppress(KeyError):
         users.add(pwd.getpwnam(_SERVICE).pw_uid)
-    # Its directory is root's, or of the one user who runs the daemon.
+    # The directory belongs to root, or to the one user who runs the daemon.
     path = Path(DEFAULT_TARGET.removeprefix("unix:"))
     with suppress(OSError):
         if path.parent.stat().st_uid == 0 and not path.parent.stat().st_mode & 0o022:
             users.add(path.stat().st_uid)
-    # In a user namespace that stands for all users that it does not know.
+    # In a user namespace this uid stands for all users that the namespace does not map.
     return frozenset(users - ({_unknown_user()} if not _sees_all_users() else set()))
 
 
 def _listening(sock: socket.socket, family: int, port: int) -> Iterator[tuple[bytes, bool, Listener]]:
-    """Yields (address, whether it takes IPv6 alone, listener) of the sockets of ``family`` that listen on ``port``."""
+    """Yields (address, whether it accepts only IPv6, listener) for each socket of ``family`` that listens on
+    ``port``.
+    """
     number = struct.pack("!H", port)
     request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, _LISTEN, number)
     sock.send(_HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _DUMP, 1, 0) + request)
@@ -271,7 +275,7 @@ def _unknown_user() -> int:
 
 
 def _sees_all_users() -> bool:
-    """Returns whether this process is in no user namespace but the first, user_namespaces(7)."""
+    """Returns whether this process is in the initial user namespace, user_namespaces(7)."""
     try:
         return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
     except OSError:

@@ -1,4 +1,6 @@
-"""Rows of one node from the messages of one call: of one SELECT, or of several statements in turn."""
+"""Reads the rows of one node from the messages of one call: the rows of one SELECT, or of several statements one after
+the other.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ Watch = Callable[[pb.QueryProgress], None]
 
 
 class Room:
-    """Counts the bytes of answers that are held together."""
+    """Counts the bytes of answers that are in memory at the same time."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._left = max_bytes
 
     def take(self, size: int) -> None:
-        """Raises QueryMemory where there is no room for ``size`` bytes."""
+        """Raises QueryMemory if there is no room for ``size`` more bytes."""
         self._left -= size
         if self._left < 0:
             raise QueryMemory(f"the answer is larger than {self.max_bytes} bytes", hint=_HELD, code=TOO_LARGE)
@@ -40,7 +42,9 @@ class Room:
 
 
 class Messages:
-    """The messages of a call but for its progress, which ``watch`` gets. ``size``: bytes so far, taken of ``room``."""
+    """The messages of a call except those about progress, which go to ``watch``. ``size``: bytes so far, counted in
+    ``room``.
+    """
 
     def __init__(self, receive: Next, room: Room, watch: Watch | None = None) -> None:
         self.size = 0
@@ -63,10 +67,10 @@ class Messages:
 
 
 class Stream:
-    """The rows of one SELECT at one node: coroutines of the loop.
+    """Reads the rows of one SELECT from one node. Its coroutines run in the loop.
 
-    ``node``, ``rows_scanned``, ``node_time_ns`` and ``warnings`` are set after the last batch. All raise the node's
-    errors, or PeerError.
+    ``node``, ``rows_scanned``, ``node_time_ns`` and ``warnings`` are set after the last batch. The coroutines raise the
+    node's errors, or PeerError.
     """
 
     def __init__(
@@ -78,8 +82,9 @@ class Stream:
         end: Callable[[], None] = lambda: None,
         strict: bool = False,
     ) -> None:
-        """``name`` returns the node's name before its rows end; ``check`` raises for that of another node. ``end`` ends
-        the call. Under ``strict`` PartialAnswer is raised behind the last row where the node lacks rows."""
+        """Makes the stream. ``name`` returns the node's name before its rows end; ``check`` raises if it is another
+        node's name. ``end`` ends the call. Under ``strict`` PartialAnswer is raised after the last row if the node
+        lacks rows."""
         self.node = ""
         self.rows = 0
         self.rows_scanned = 0
@@ -92,7 +97,7 @@ class Stream:
         self._strict = strict
 
     def close(self) -> None:
-        """Ends the call; the node stops working on it. For any thread."""
+        """Ends the call, so that the node stops working on it. Any thread may call this."""
         in_loop(self._end)
 
     async def schema(self) -> pa.Schema:
@@ -104,7 +109,7 @@ class Stream:
         return name
 
     async def next(self) -> pa.RecordBatch | None:
-        """Returns the next batch, None behind the last one."""
+        """Returns the next batch; None after the last one."""
         if (batch := await self._reader.next()) is not None:
             self.rows += batch.num_rows
             return batch
@@ -127,7 +132,7 @@ class Stream:
 
 
 def batches(stream: Stream) -> Iterator[pa.RecordBatch]:
-    """Yields the batches of ``stream`` outside of the loop."""
+    """Yields the batches of ``stream``; for code outside of the loop."""
     while (batch := wait(stream.next())) is not None:
         yield batch
 
@@ -135,7 +140,7 @@ def batches(stream: Stream) -> Iterator[pa.RecordBatch]:
 async def read_replies(messages: Next, request: pb.QueryRequest, *, strict: bool) -> tuple[list[Reply], int]:
     """Returns the rows of the SELECT of ``request``, or of each of its statements, and the time of the node (ns).
 
-    Raises the error of the first statement that failed, with its name, and whatever ``Stream`` raises.
+    Raises the error of the first statement that failed, with the statement's name, and what ``Stream`` raises.
     """
     if not request.statements:
         stream = Stream(messages, strict=strict)
@@ -158,7 +163,7 @@ async def read_replies(messages: Next, request: pb.QueryRequest, *, strict: bool
 
 
 class _Statement:
-    """The messages of one statement, as those of a call that answers this statement alone."""
+    """The messages of one statement, in the form of a call that answers only this statement."""
 
     def __init__(self, messages: Next, name: str) -> None:
         self.warnings: tuple[str, ...] = ()
@@ -184,6 +189,6 @@ class _Statement:
 
 
 def _require_all_rows(node: str, warnings: Sequence[str], *, strict: bool) -> None:
-    """Raises PartialAnswer if ``strict`` and the node warns of missing rows."""
+    """Raises PartialAnswer if ``strict`` and the node warns that rows are missing."""
     if strict and warnings:
         raise PartialAnswer(f"{node} does not have all rows: {'; '.join(warnings[:8])}")

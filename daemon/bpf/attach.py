@@ -28,7 +28,7 @@ __all__ = (
     "wait_for_end",
 )
 
-# The name of a map with an event: this and the id of the event's program, in hex.
+# Prefix of the name of a map that holds a perf event; the id of the event's program follows, in hex.
 _IN_MAP = "event_"
 _END_S = 10.0
 _POLL_S = 0.002
@@ -37,13 +37,13 @@ _POLL_S = 0.002
 def attach_multi(
     program: int, fd: int, offsets: Sequence[int], cookies: Sequence[int], on_return: bool, pid: int = 0
 ) -> int:
-    """Returns the descriptor of one link for all offsets. Raises OSError."""
+    """Attaches ``program`` at all ``offsets`` by one link, and returns the link's descriptor. Raises OSError."""
     path = f"/proc/self/fd/{fd}"
     return syscalls.link_uprobe_multi(program, path, offsets, cookies, on_return=on_return, pid=pid)
 
 
 def attach_perf(program: int, fd: int, offset: int, cookie: int, on_return: bool, pid: int = 0) -> int:
-    """Returns the descriptor of a link for one offset. Raises OSError."""
+    """Attaches ``program`` at one offset by a link, and returns the link's descriptor. Raises OSError."""
     event = _open_event(fd, offset, on_return, pid)
     try:
         return syscalls.link_perf_event(program, event, cookie)
@@ -52,15 +52,19 @@ def attach_perf(program: int, fd: int, offset: int, cookie: int, on_return: bool
 
 
 def attach_perf_by_ioctl(program: int, fd: int, offset: int, on_return: bool, pid: int = 0) -> int:
-    """Returns the event's descriptor, which cannot be pinned: the probe ends with it. Raises OSError."""
+    """Attaches ``program`` at one offset, and returns the descriptor of the event. Raises OSError.
+
+    The event cannot be pinned, so the probe ends when the descriptor is closed.
+    """
     return run_program(_open_event(fd, offset, on_return, pid), program)
 
 
 def attach_perf_in_map(program: int, fd: int, offset: int, on_return: bool) -> int:
-    """Returns the descriptor of a map that keeps the event open: pinned, it stands in for a link. Raises OSError.
+    """Attaches ``program`` at one offset, and returns the descriptor of a map that keeps the event open. Raises
+    OSError.
 
-    The kernel ends the event after the map, by 30 ms at rest and by 600 ms on a busy machine; ``wait_for_end`` waits
-    for that, if ``program`` has no other use.
+    The map can be pinned, as a link can. When the map is gone, the kernel ends the event 30 ms later, on a busy machine
+    600 ms later; ``wait_for_end`` waits for that, if nothing else uses ``program``.
     """
     event = attach_perf_by_ioctl(program, fd, offset, on_return)
     try:
@@ -83,7 +87,7 @@ def program_in_map(fd: int) -> int | None:
 
 
 def wait_for_end(programs: Iterable[int]) -> None:
-    """Waits until the programs with these ids are gone, 10 s at most; not without CAP_SYS_ADMIN."""
+    """Waits until the programs with these ids are gone, 10 s at most. Without CAP_SYS_ADMIN it returns at once."""
     deadline = time.monotonic() + _END_S
     for program in programs:
         try:
@@ -97,14 +101,16 @@ def wait_for_end(programs: Iterable[int]) -> None:
 
 
 def refused(error: OSError, what: str) -> AttachError | PrivilegeError:
-    """Maps the error of a failed attachment to one of the tree."""
+    """Returns the error of ``probing.api.errors`` for a failed attachment. ``what``: what was to be attached."""
     if error.errno in (errno.EPERM, errno.EACCES):
         return PrivilegeError(f"{what}: the kernel refuses ({error.strerror})")
     return AttachError(f"{what}: {error.strerror}")
 
 
 def _open_event(fd: int, offset: int, on_return: bool, pid: int) -> int:
-    """Opens an event of the uprobe PMU for ``pid``, or for all processes (0); one CPU stands for all, as in libbpf."""
+    """Opens an event of the uprobe PMU for ``pid``, or for all processes (0). The event is opened on one CPU and works
+    on all, as in libbpf.
+    """
     pmu = Path("/sys/bus/event_source/devices/uprobe")
     try:
         kind = int((pmu / "type").read_text())

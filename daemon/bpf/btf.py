@@ -22,7 +22,9 @@ _MAX_DEPTH = 32
 
 
 class BtfType(NamedTuple):
-    """``ref`` is a size or a type id, by ``kind``; ``rows`` are members (name, type, bit offset) or the like."""
+    """A type of the kernel's BTF. ``ref`` is a size or a type id, as ``kind`` says. ``rows``: the members of a struct
+    (name, type, bit offset), or the entries of another kind.
+    """
 
     name: str
     kind: int
@@ -47,7 +49,7 @@ class Btf:
         return next((t for t in self._types if t.kind == kind and t.name == name), None)
 
     def variables(self, section: str) -> dict[str, tuple[int, np.dtype[Any]]]:
-        """The variables of a data section: name -> (offset, dtype)."""
+        """Returns name -> (offset, dtype) of the variables in a data section."""
         found: dict[str, tuple[int, np.dtype[Any]]] = {}
         if datasec := self.find(section, DATASEC):
             for index, offset, _ in datasec.rows:
@@ -64,7 +66,9 @@ class Btf:
         return self.dtype(pointer.ref)
 
     def map_types(self, name: str) -> tuple[np.dtype[Any] | None, np.dtype[Any] | None]:
-        """Returns the (key, value) types of a map defined in .maps; None for one that it does not name."""
+        """Returns the dtypes of the key and the value of a map in .maps; None for a dtype that the map does not
+        declare.
+        """
         variable = self.find(name, VAR)
         definition = variable and self._resolve(variable.ref)
         if not definition or definition.kind != STRUCT:
@@ -74,7 +78,9 @@ class Btf:
         return key, value
 
     def dtype(self, index: int, depth: int = 0) -> np.dtype[Any]:
-        """Returns the numpy dtype of a type. A union is raw bytes, a ``char`` array bytes without trailing NULs."""
+        """Returns the numpy dtype of a type. A union becomes raw bytes; a ``char`` array becomes bytes, read up to the
+        trailing NULs.
+        """
         if depth > _MAX_DEPTH:
             raise FormatError("types nested too deep")
         t = self._resolve(index)

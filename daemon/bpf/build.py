@@ -1,7 +1,8 @@
 """Compiles each ``NAME.bpf.c`` of a folder to objects beside it; ``python -m probing.daemon.bpf.build [FOLDER]``.
 
-``NAME.bpf.o`` loads everywhere; ``NAME.preempt.bpf.o`` keeps its programs from being preempted, on kernels that let it.
-The objects hold no kernel headers' layouts (CO-RE), so they are built once with the package and load on 5.10 and later.
+``NAME.bpf.o`` loads everywhere; ``NAME.preempt.bpf.o`` has programs that the kernel does not preempt, for kernels that
+allow this. The objects contain no layouts of kernel structs (CO-RE), so one build with the package loads on Linux 5.10
+and later.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ from probing.api.errors import ConfigError, ProbingError
 __all__ = ("build", "compile_object", "main")
 
 FOLDER = Path(__file__).resolve().parent
-# v2 is what the verifier of 5.10 takes. v3 allows atomics that fetch, which need 5.12: only optional objects may use
-# them.
+# The verifier of 5.10 accepts at most v2; v3 has atomics that need 5.12, so only optional objects use it.
 _FLAGS = ("-O2", "-g", "-target", "bpf", "-Wall", "-Werror")
 _CPU = {"python_off": "v3"}
 
 
 def build(folder: Path = FOLDER) -> list[Path]:
-    """Compiles the objects older than their sources, and returns all objects of ``folder``. Raises ConfigError."""
+    """Compiles the sources that are newer than their objects. Returns all objects of ``folder``. Raises ConfigError."""
     headers = [*FOLDER.glob("*.bpf.h"), *folder.glob("*.bpf.h")]
     newest_header = max((header.stat().st_mtime_ns for header in headers), default=0)
     objects = []
@@ -54,13 +54,15 @@ def _variants(source: Path) -> list[tuple[Path, list[str]]]:
 
 
 def _compile(source: Path, target: Path, flags: list[str]) -> None:
-    """Writes the object whole or not at all. Raises ConfigError with the compiler's message."""
+    """Compiles ``source`` to ``target``, which is written whole or not at all. Raises ConfigError with the compiler's
+    message.
+    """
     clang = _tool("clang")
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     os.close(handle)
     partial = Path(name)
     try:
-        # -ffile-prefix-map: the same sources give the same object, and so the same layout, wherever they lie.
+        # With -ffile-prefix-map the object, and so the layout, does not depend on the folder of the sources.
         cpu = _CPU.get(source.name.removesuffix(".bpf.c"), "v2")
         command = [clang, *_FLAGS, f"-mcpu={cpu}", *flags, f"-ffile-prefix-map={source.parent}=.", *_includes(source)]
         _run([*command, "-c", str(source), "-o", str(partial)])

@@ -1,11 +1,11 @@
-"""Probes what the kernel and our rights allow, by trying each feature, and names the cost of each lack.
+"""Tries which BPF features the kernel and our rights allow, and says what each missing feature costs.
 
-Tries whether a program may call global functions while it disables preemption: ``load_guarded(disable, enable)``.
+``load_guarded`` tries whether a program may call a global function while it disables preemption. Kernels before the
+Linux commit "bpf: Summarize sleepable global subprogs" (in v6.15) refuse such a call, even 6.12, which has the
+functions that disable preemption. Whether a function is global is in its BTF, so the attempt loads a BTF of its own.
 
-Kernels before the Linux commit "bpf: Summarize sleepable global subprogs" (in v6.15) refuse such a call, as 6.12 does,
-which has the functions that disable preemption. Whether a function is global is in its BTF, so this loads some.
-
-The kernel's lockdown: in its mode confidentiality even root may load no program that reads the kernel's memory.
+``lockdown_mode`` reads the kernel's lockdown: in the mode confidentiality not even root may load a program that reads
+the kernel's memory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ _RETURN_0 = struct.pack("<BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
 
 
 def load_guarded(disable: int, enable: int) -> int:
-    """Returns the descriptor of such a program; takes the BTF ids of the kernel's functions. Raises OSError."""
+    """Loads a program that calls a global function while preemption is disabled, and returns its descriptor. Raises
+    OSError.
+
+    ``disable`` and ``enable``: BTF ids of the kernel's functions for preemption.
+    """
     btf = syscalls.load_btf(_types())
     try:
         return syscalls.load_program(_KPROBE, _code(disable, enable), btf=btf, functions=_FUNCTIONS)
@@ -89,15 +93,17 @@ _PREEMPT = ("bpf_preempt_disable", "bpf_preempt_enable")
 _EXEC_TYPE = "btf_trace_sched_process_exec"
 _FIND_VMA = "bpf_find_vma"
 _SWITCH_TYPE = "btf_trace_sched_switch"
-# Since 5.13, as the walk over a map; atomics that fetch are older.
+# A helper that came with 5.13, as the walk over a map did; kernels with it have atomics that return a value.
 _FOR_EACH = "bpf_for_each_map_elem"
-# The allocator, of 6.1, without which maps of tracing programs may not grow: the kernel warns of them.
+# The allocator of 6.1. Without it, maps that tracing programs use must be allocated whole: the kernel warns of others.
 _ALLOCATOR = "bpf_mem_cache_alloc"
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The features of this kernel. Without ``uprobe_multi``, uprobes need perf events, and those CAP_SYS_ADMIN."""
+    """The features of this kernel. Without ``uprobe_multi``, uprobes need perf events, and perf events need
+    CAP_SYS_ADMIN.
+    """
 
     btf: bool
     ringbuf: bool
@@ -114,24 +120,24 @@ class Features:
     growing_maps: bool
 
     def without(self, *names: str) -> Features:
-        """Returns the features without those of these names, as an older kernel has them."""
+        """Returns these features without those called ``names``, as an older kernel would have them."""
         return replace(self, **dict.fromkeys(names, False))
 
 
 class Capability(NamedTuple):
-    """A line of ``probingd check``. ``cost`` is what is lost without the feature, ``remedy`` what brings it."""
+    """A line of ``probingd check``. ``cost``: what is lost without the feature; ``remedy``: how to get it."""
 
     name: str
     present: bool
     cost: str
     remedy: str
     reason: str = ""
-    # A right is missing to try it.
+    # True: we lack the right to try the feature.
     untried: bool = False
 
 
 def _errno(attempt: Callable[[], int]) -> int:
-    """Returns 0 on success, else the errno."""
+    """Calls ``attempt``. Returns 0 if it succeeds, else its errno."""
     try:
         fd = attempt()
     except OSError as e:
@@ -153,13 +159,13 @@ def _try_link(attach_type: int, link: Callable[[int], int]) -> int:
 
 
 def _uprobe_multi() -> int:
-    # A folder cannot be probed: kernels with this link return EBADF, all others EINVAL.
+    # A folder cannot be probed: a kernel with this kind of link returns EBADF, any other kernel EINVAL.
     error = _try_link(syscalls.UPROBE_MULTI, lambda program: syscalls.link_uprobe_multi(program, "/", [0], [0]))
     return 0 if error == errno.EBADF else error
 
 
 def _perf_link() -> int:
-    # No process can have this descriptor open: kernels with this link look it up first.
+    # No process has a descriptor of this number: a kernel with this kind of link looks the descriptor up first.
     error = _try_link(0, lambda program: syscalls.link_perf_event(program, (1 << 31) - 1, 0))
     return 0 if error == errno.EBADF else error
 
@@ -192,7 +198,7 @@ def _preempt(types: dict[str, int]) -> int:
 
 
 def _try_all() -> dict[str, int]:
-    """Returns the errno of each field of Features, 0 for one that works."""
+    """Tries every feature. Returns the errno by field of Features, 0 for a feature that works."""
     types = kernel_types(*_PREEMPT, _EXEC_TYPE, _FIND_VMA, _SWITCH_TYPE, _FOR_EACH, _ALLOCATOR)
     return {
         "btf": 0 if Path("/sys/kernel/btf/vmlinux").exists() else errno.ENOENT,
@@ -212,7 +218,7 @@ def _try_all() -> dict[str, int]:
 
 
 def detect() -> Features:
-    """Tries every feature; takes some 30 ms, most of it for the kernel's BTF."""
+    """Returns the features of this kernel. Trying them takes some 30 ms, mostly to read the kernel's BTF."""
     return Features(**{name: error == 0 for name, error in _try_all().items()})
 
 
@@ -220,7 +226,7 @@ def _newer(release: str) -> str:
     return f"boot Linux {release} or newer"
 
 
-# What each lack costs, and its remedy.
+# For each missing feature: what is lost without it, and the remedy.
 _LACKS = {
     "btf": (
         "no process start times in the kernel: nothing can be loaded",
@@ -274,16 +280,18 @@ _MAX_REASON = 200
 
 
 def lockdown_mode() -> str:
-    """Returns none, integrity or confidentiality; empty where the kernel has no lockdown."""
+    """Returns the kernel's lockdown mode: none, integrity or confidentiality; empty where the kernel
+    has no lockdown.
+    """
     try:
-        # All modes, with the one that holds in brackets.
+        # The file lists all modes, with the active mode in brackets.
         return LOCKDOWN.read_text().partition("[")[2].partition("]")[0]
     except OSError:
         return ""
 
 
 def explained(error: AttachError | PrivilegeError) -> AttachError | PrivilegeError:
-    """Returns the error that programs cannot be loaded, with the lockdown as its reason where that holds."""
+    """Returns ``error``, that programs cannot be loaded; with the lockdown as the reason if the lockdown forbids it."""
     if lockdown_mode() != CONFIDENTIALITY:
         return error
     message = f"the kernel is locked down (confidentiality) and refuses our programs: {error.message[:_MAX_REASON]}"

@@ -1,6 +1,6 @@
 """Runs the sampler's program on each CPU at a fixed rate, by a perf timer (PERF_COUNT_SW_CPU_CLOCK).
 
-The timer has a period. The kernel corrects a frequency all the time, and bounds it by
+The timer has a fixed period. A timer with a frequency would be adjusted by the kernel all the time, and limited by
 kernel.perf_event_max_sample_rate.
 """
 
@@ -21,12 +21,12 @@ __all__ = ("MAX_HZ", "CpuClock", "known_to_freeze", "open_cpu_clock", "running_r
 
 MAX_HZ = 999
 _TYPE_SOFTWARE, _COUNT_CPU_CLOCK = 1, 0
-# Bits of perf_event_attr behind read_format.
+# Bits of the flags in perf_event_attr, the field after read_format.
 _DISABLED, _EXCLUDE_IDLE = 1 << 0, 1 << 7
 _SECOND_NS = 1_000_000_000
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _SIGNATURE = Path("/proc/version_signature")
-# First and last release of each line without the fix.
+# First and last release without the fix, for each series of releases.
 _FREEZING = (
     ((5, 19, 0), (6, 0, 1 << 16)),
     ((6, 1, 0), (6, 1, 35)),
@@ -36,9 +36,9 @@ _FREEZING = (
 
 
 class CpuClock:
-    """Runs the perf_event program open at ``program`` at a rate on each CPU that is online and not idle.
+    """Runs the perf_event program with descriptor ``program`` at a fixed rate, on each CPU that is online and not idle.
 
-    It ends with its process. The descriptor stays the caller's, and may be closed while the clock runs.
+    The clock stops when this process ends. The caller keeps the descriptor, and may close it while the clock runs.
     """
 
     def __init__(self, program: int) -> None:
@@ -47,9 +47,9 @@ class CpuClock:
         self.hz = 0
 
     def set(self, hz: int) -> None:
-        """Sets the rate to ``hz``, 0 for none. After a failure the clock is stopped.
+        """Sets the rate to ``hz``; 0 stops the clock. After a failure the clock is stopped.
 
-        Raises UsageError for what is not between 0 and MAX_HZ, PrivilegeError, AttachError.
+        Raises UsageError for a rate below 0 or above MAX_HZ, PrivilegeError, AttachError.
         """
         if not 0 <= hz <= MAX_HZ:
             raise UsageError(f"a clock of {hz} Hz", hint=f"use 0 to {MAX_HZ}")
@@ -58,7 +58,9 @@ class CpuClock:
         self.refresh()
 
     def refresh(self) -> None:
-        """Starts on CPUs that came online, and drops those that went offline. Raises PrivilegeError, AttachError."""
+        """Starts the clock on CPUs that came online, and drops CPUs that went offline. Raises PrivilegeError,
+        AttachError.
+        """
         online = set(online_cpus()) if self.hz else set()
         for cpu in self._events.keys() - online:
             _close(self._events.pop(cpu))
@@ -77,14 +79,14 @@ class CpuClock:
 
     @property
     def cpus(self) -> list[int]:
-        """The CPUs on which it ticks."""
+        """Returns the CPUs on which the clock ticks."""
         return sorted(self._events)
 
     def _open(self, cpu: int) -> list[int]:
         try:
             event = open_cpu_clock(cpu, self.hz)
         except OSError as e:
-            # It went offline meanwhile.
+            # The CPU went offline meanwhile.
             if e.errno == errno.ENODEV:
                 return []
             raise
@@ -104,7 +106,7 @@ class CpuClock:
         try:
             return [syscalls.link_perf_event(self._program, event, 0), event]
         except OSError as e:
-            # Links to perf events came in 5.15.
+            # Kernels before 5.15 have no links to perf events.
             if e.errno != errno.EINVAL:
                 raise
         set_program(event, self._program)
@@ -120,8 +122,8 @@ def open_cpu_clock(cpu: int, hz: int) -> int:
 def known_to_freeze(release: str) -> str | None:
     """Returns why a program that reads user memory in an interrupt may freeze this release; None where it cannot.
 
-    With hardened usercopy, 5.19 to 6.3 take a lock that the interrupted code may hold; Linux kernel commit d319f344561d
-    ("mm: Fix copy_from_user_nofault().") (in v6.4, 6.3.10 and 6.1.36).
+    With hardened usercopy, Linux 5.19 to 6.3 take a lock there that the interrupted code may hold. Fixed by Linux
+    kernel commit d319f344561d ("mm: Fix copy_from_user_nofault().") (in v6.4, 6.3.10 and 6.1.36).
     """
     found = _RELEASE.match(release)
     if found is None:
@@ -133,13 +135,15 @@ def known_to_freeze(release: str) -> str | None:
 
 
 def running_release() -> str:
-    """Returns the upstream release of the running kernel; Debian and Ubuntu put only the line's first into uname -r."""
+    """Returns the upstream release of the running kernel. Debian and Ubuntu show only the first release of its series
+    in uname -r.
+    """
     system = os.uname()
     # `uname -v` prints "... Debian 6.1.99-1 (2024-07-15)".
     if found := re.search(r"\bDebian (\d+\.\d+\.\d+)", system.version):
         return found[1]
     try:
-        # "Ubuntu 6.2.0-39.40-generic 6.2.16"
+        # The file reads "Ubuntu 6.2.0-39.40-generic 6.2.16".
         signed = _SIGNATURE.read_text().split()
     except OSError:
         return system.release

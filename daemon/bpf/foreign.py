@@ -1,4 +1,6 @@
-"""Stops the layouts that another version of the daemon left pinned, and reads them by their own description."""
+"""Stops layouts that another version of the daemon left pinned, and reads their records by the description in each
+layout.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ __all__ = ("Foreign", "stop_foreign")
 
 @dataclass(slots=True)
 class Foreign:
-    """A stopped layout of another version. Read ``rings`` to their end and ``maps``, then call ``remove``."""
+    """A stopped layout of another version. Read ``rings`` to their end, read ``maps``, then call ``remove``."""
 
     name: str
     path: Path
@@ -35,9 +37,9 @@ class Foreign:
 
 
 def stop_foreign(folder: Path, own: Path) -> list[Foreign]:
-    """Ends the links of every layout in ``folder`` but ``own``, and returns the layouts to be drained.
+    """Ends the links of every layout in ``folder`` except ``own``. Returns the layouts to be drained. Raises OSError.
 
-    One that cannot be read stays, stopped, until ``probingd cleanup`` removes it. Raises OSError.
+    A layout that cannot be read stays, stopped, until ``probingd cleanup`` removes it.
     """
     found = []
     for layout in pins.layouts(folder):
@@ -45,7 +47,7 @@ def stop_foreign(folder: Path, own: Path) -> list[Foreign]:
             continue
         pins.remove_links(layout)
         if not (layout / pins.META).exists():
-            # Without a description it never ran.
+            # A layout without a description never ran.
             pins.remove_layout(layout)
             continue
         try:

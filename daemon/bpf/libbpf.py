@@ -1,4 +1,6 @@
-"""Loads BPF objects through libbpf, by ctypes: relocation, maps and programs; ``session`` attaches them."""
+"""Loads BPF objects by libbpf, called through ctypes: relocates them, makes maps, loads programs. ``session`` attaches
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from probing.daemon.bpf.library import Printer, library
 __all__ = ("Object", "kernel_types")
 
 _LOG_BYTES = 1 << 20
-# BPF_LOG_STATS of linux/bpf_verifier.h: the counts at the end of the verifier's work, and nothing else.
+# BPF_LOG_STATS of linux/bpf_verifier.h: the verifier prints only its counts, at the end.
 _LOG_STATISTICS, _STATISTICS_BYTES = 4, 1 << 16
 _MESSAGES = 40
-# include/uapi/linux/bpf.h: BPF_F_NO_PREALLOC. A map that is allocated whole has so many times fewer entries.
+# BPF_F_NO_PREALLOC of include/uapi/linux/bpf.h. A map that is allocated whole gets fewer entries, by the factor _LESS.
 _NO_PREALLOC, _LESS = 1, 16
 _BTF_KIND_TYPEDEF, _BTF_KIND_FUNC = 8, 12
 _MAP_TYPE_RINGBUF = 27
@@ -27,7 +29,7 @@ _messages: list[str] = []
 
 
 def _remember(level: int, text: int, arguments: int) -> int:
-    # A va_list is passed as a pointer by the ABIs of both x86-64 and arm64, so it can be handed on as one.
+    # On x86-64 and arm64 a va_list is passed as a pointer, so this pointer can be passed on as a va_list.
     if level > 1:
         return 0
     line = ctypes.create_string_buffer(512)
@@ -37,7 +39,7 @@ def _remember(level: int, text: int, arguments: int) -> int:
     return 0
 
 
-# Referenced for as long as libbpf may call it.
+# libbpf may call the printer at any time, so this name keeps it alive.
 _printer = Printer(_remember)
 
 
@@ -50,12 +52,14 @@ def _library() -> Any:
 
 @functools.lru_cache(64)
 def _types(raw: bytes) -> Btf:
-    """Parsed once: without attach cookies an object is opened for each probe."""
+    """Returns the parsed BTF of an object, cached: without attach cookies an object is opened again for each probe."""
     return Btf(raw)
 
 
 class _OpenOptions(ctypes.Structure):
-    """The beginning of struct bpf_object_open_opts of bpf/libbpf.h; ``sz`` says that the rest is missing."""
+    """The first fields of struct bpf_object_open_opts of bpf/libbpf.h; ``sz`` tells libbpf that the other fields are
+    missing.
+    """
 
     _fields_ = (
         ("sz", ctypes.c_size_t),
@@ -71,7 +75,7 @@ class _OpenOptions(ctypes.Structure):
 class Object:
     """A BPF object, from its bytes to its loaded programs. Close it once its descriptors are pinned or copied.
 
-    ``types``: a file with BTF, to which programs are relocated instead of to the kernel's types.
+    ``types``: a file with BTF; programs are relocated to its types and not to the kernel's.
     """
 
     def __init__(self, name: str, data: bytes, types: Path | None = None) -> None:
@@ -80,7 +84,7 @@ class Object:
         options = _OpenOptions(ctypes.sizeof(_OpenOptions), btf_custom_path=os.fsencode(types) if types else None)
         self._handle = self._lib.bpf_object__open_mem(data, len(data), ctypes.byref(options))
         if not self._handle:
-            raise AttachError(f"{name} is no BPF object: {_last_message()}", hint="build the package again")
+            raise AttachError(f"{name} is not a BPF object: {_last_message()}", hint="build the package again")
         size = ctypes.c_uint32()
         raw = self._lib.btf__raw_data(self._lib.bpf_object__btf(self._handle), ctypes.byref(size))
         self.btf = _types(ctypes.string_at(raw, size.value))
@@ -101,12 +105,12 @@ class Object:
 
     @property
     def sections(self) -> dict[str, str]:
-        """Program name -> section, which names the attach point."""
+        """Returns program name -> section, which names the attach point."""
         return {n: self._lib.bpf_program__section_name(p).decode() for n, p in self._programs.items()}
 
     @property
     def maps(self) -> list[str]:
-        """The maps that the object defines, without those of its constants."""
+        """Returns the names of the maps that the object defines, without the maps of its constants."""
         return [name for name, m in self._maps.items() if not self._lib.bpf_map__is_internal(m)]
 
     @property
@@ -147,14 +151,16 @@ class Object:
             raise AttachError(f"{self.name}: map {name} cannot have size {entries}")
 
     def preallocate(self, name: str) -> None:
-        """Has a map that would grow allocated whole, and so with fewer entries, before loading."""
+        """Allocates a map whole before loading, which would otherwise grow with its entries; it gets fewer entries."""
         flags = self._lib.bpf_map__map_flags(self._maps[name])
         if flags & _NO_PREALLOC:
             self._lib.bpf_map__set_map_flags(self._maps[name], flags & ~_NO_PREALLOC)
             self.resize(name, self._lib.bpf_map__max_entries(self._maps[name]) // _LESS)
 
     def load(self) -> None:
-        """Raises AttachError with the last lines of the verifier, PrivilegeError for a missing right."""
+        """Loads the object. Raises AttachError with the last lines of the verifier, PrivilegeError for
+        a missing right.
+        """
         for program in self._programs.values():
             self._lib.bpf_program__set_log_buf(program, self._log, len(self._log))
         _messages.clear()

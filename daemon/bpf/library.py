@@ -1,6 +1,7 @@
 """Finds a libbpf with all functions that the daemon calls: the host's, else the one in the wheel.
 
-The host's comes first, since the distribution mends it. Its functions, not its version, decide whether it serves.
+The host's libbpf comes first, since the distribution updates it. It is used if it has all these functions, whatever its
+version.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from probing.api.errors import PrivilegeError
 __all__ = ("OWN", "SONAME", "Library", "Printer", "find", "library")
 
 SONAME = "libbpf.so.1"
-# Only a wheel has it (packaging/wheel.sh).
+# Only wheels contain this file (packaging/wheel.sh).
 OWN = Path(__file__).with_name("bundled") / SONAME
 Printer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _POINTER, _TEXT = ctypes.c_void_p, ctypes.c_char_p
 _SIZE, _INTEGER, _WORD = ctypes.c_size_t, ctypes.c_int, ctypes.c_uint32
-# Function -> (result, arguments): bpf/libbpf.h and bpf/btf.h of libbpf 1.x.
+# Function -> (result, argument types), as in bpf/libbpf.h and bpf/btf.h of libbpf 1.x.
 _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_object__open_mem": (_POINTER, [_POINTER, _SIZE, _POINTER]),
     "bpf_object__load": (_INTEGER, [_POINTER]),
@@ -59,7 +60,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
 
 @dataclass(frozen=True)
 class Library:
-    """A loaded libbpf. ``instead``: why the host's is not used; empty where it is."""
+    """A loaded libbpf. ``instead``: why the host's libbpf is not used; empty where it is used."""
 
     functions: Any
     instead: str = ""
@@ -75,16 +76,16 @@ class Library:
 
 @functools.cache
 def library() -> Library:
-    """Returns the libbpf of this process. Raises PrivilegeError without one."""
+    """Returns the libbpf of this process, loaded once. Raises PrivilegeError if there is none."""
     return find(SONAME, OWN)
 
 
 def find(host: str, own: Path) -> Library:
-    """Loads ``host`` by its name, or ``own`` where it is missing or lacks a function. Raises PrivilegeError."""
+    """Returns the library ``host``, or ``own`` where ``host`` is missing or lacks a function. Raises PrivilegeError."""
     try:
         return Library(_loaded(host))
     except OSError as e:
-        # The reason comes from the dynamic linker, as a text alone.
+        # The dynamic linker gives its reason only as text.
         refused = f"the host has no {host} that can be loaded ({e})"
     except AttributeError as e:
         refused = f"that of the host is too old ({e})"
@@ -98,7 +99,9 @@ def find(host: str, own: Path) -> Library:
 
 
 def _loaded(name: str) -> Any:
-    """Raises OSError where it cannot be loaded, AttributeError for a function that it lacks."""
+    """Loads the library ``name`` and sets its prototypes. Raises OSError if it cannot be loaded, AttributeError if it
+    lacks a function.
+    """
     found = ctypes.CDLL(name, use_errno=True)
     for function, (result, arguments) in _PROTOTYPES.items():
         entry = getattr(found, function)

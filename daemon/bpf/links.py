@@ -20,10 +20,10 @@ __all__ = ("Link", "Links", "checked_points")
 
 @dataclass(slots=True)
 class Link:
-    """An attached program. ``adopted``: the daemon before this one attached it.
+    """An attached program. ``adopted``: the previous daemon attached it.
 
-    ``file`` is (device, inode) of the probed file, None for a tracepoint; ``pid`` is the only probed process, or 0
-    for all. ``pins`` keep it attached, or ``fds`` for as long as this process runs.
+    ``file``: (device, inode) of the probed file, None for a tracepoint. ``pid``: the only probed process, or 0 for all.
+    While ``pins`` exist the program stays attached; without pins, while this process holds ``fds``.
     """
 
     name: str
@@ -36,18 +36,18 @@ class Link:
 
     @property
     def count(self) -> int:
-        """The number of kernel links behind it."""
+        """Returns the number of kernel links that this link stands for."""
         return len(self.fds) + len(self.pins)
 
     def release(self) -> None:
-        """Closes our descriptors; a pinned link stays attached."""
+        """Closes our descriptors. A pinned link stays attached."""
         while self.fds:
             os.close(self.fds.pop())
 
     def detach(self) -> list[int]:
         """Ends the link, pinned or not. Returns the ids of programs that end soon (``attach.wait_for_end``)."""
         for path in self.pins:
-            # The kernel ends a link at once with its last descriptor, but some time after its last pin.
+            # Closing the last descriptor ends a link at once, removing its last pin only some time later.
             with contextlib.suppress(OSError):
                 self.fds.append(syscalls.object_get(path))
             path.unlink(missing_ok=True)
@@ -58,7 +58,7 @@ class Link:
 
 
 class Links(dict[str, Link]):
-    """Name -> link."""
+    """The links of a session, by name."""
 
     def __init__(self, loader: Loader) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Links(dict[str, Link]):
         self._multi = loader.features.uprobe_multi
 
     def adopt(self) -> None:
-        """Takes over the links that the daemon before this one pinned."""
+        """Takes over the links that the previous daemon pinned."""
         for path in sorted(self._loader.path.iterdir()):
             if path.name.startswith("link_"):
                 self._adopt(path)
@@ -78,7 +78,9 @@ class Links(dict[str, Link]):
         self.setdefault(name, Link(name, program, file, adopted=True)).pins.append(path)
 
     def tracepoint(self, program: str, handle: int, tracepoint: str | None, *, pinned: bool = True) -> None:
-        """Attaches a raw_tp program by name, or a tp_btf one (None). Raises AttachError, PrivilegeError."""
+        """Attaches a raw_tp program to ``tracepoint``, or a tp_btf program, which names its own (None). Raises
+        AttachError, PrivilegeError.
+        """
         if program in self:
             return
         link = Link(program, program, None, adopted=False)
@@ -96,7 +98,8 @@ class Links(dict[str, Link]):
         on_return: bool,
         pid: int = 0,
     ) -> Link:
-        """Attaches at ``points`` (file offset, cookie) of ``file``, open at ``fd``, or returns the existing link.
+        """Attaches ``program`` at ``points`` (file offset, cookie) of ``file``, whose descriptor is ``fd``; an existing
+        link is returned as it is.
 
         With ``pid`` only that process is probed, and the link ends with us. Raises as ``tracepoint`` does. The kernel
         holds the inode while a probe is on it, so its number is not given to another file.
@@ -107,20 +110,20 @@ class Links(dict[str, Link]):
         if link is not None and link.count == (1 if self._multi else len(points)):
             return link
         if link is not None:
-            # The daemon before us ended while it attached this one.
+            # The previous daemon ended while it attached this link.
             self.end(link)
         link = Link(name, program, file, adopted=False, pid=pid)
         self._try(link, lambda: self._place(link, handle, fd, points, on_return, pid))
         return link
 
     def end(self, *links: Link) -> None:
-        """Ends links, pinned or not: later calls are not seen."""
+        """Ends links, pinned or not: their programs see no later calls."""
         attach.wait_for_end([program for link in links for program in link.detach()])
         for link in links:
             self.pop(link.name, None)
 
     def on_files(self) -> dict[str, Link]:
-        """Returns the links on files that probe every process."""
+        """Returns the links on files that probe all processes."""
         return {name: link for name, link in list(self.items()) if link.file is not None and not link.pid}
 
     def _try(self, link: Link, place: Callable[[], None]) -> None:
@@ -167,7 +170,9 @@ class Links(dict[str, Link]):
 
 
 def checked_points(program: str, offsets: Sequence[int], cookie: int | Sequence[int]) -> list[tuple[int, int]]:
-    """Returns (offset, cookie) pairs. Raises AttachError for different lengths, or a slot that does not exist."""
+    """Returns pairs (offset, cookie). Raises AttachError if the lengths differ, or if a cookie names a slot that does
+    not exist.
+    """
     cookies = [cookie] * len(offsets) if isinstance(cookie, int) else list(cookie)
     if len(cookies) != len(offsets) or not offsets:
         raise AttachError(f"{program}: {len(offsets)} offsets, {len(cookies)} cookies")

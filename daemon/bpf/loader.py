@@ -1,4 +1,6 @@
-"""Loads objects into the kernel: computes their layout, opens what is pinned already, and loads the rest."""
+"""Loads objects into the kernel: computes their layout, opens the programs and maps that are pinned already, and loads
+the rest.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ ARCHITECTURES = {"x86_64": 1, "aarch64": 2}
 
 
 def read_object(name: str | Path, features: Features) -> tuple[str, bytes]:
-    """Returns (name, bytes) of the BPF object ``name``, such as ``lifecycle``, or at a path, in the variant for
-    ``features``. Raises NotFound."""
+    """Returns (name, bytes) of a BPF object in the variant for ``features``. Raises NotFound.
+
+    ``name`` is a name, such as ``lifecycle``, or the path of an object.
+    """
     label, path = plain_object(name)
     if features.preempt:
         path = path.with_name(f"{label}.preempt.bpf.o")
@@ -35,7 +39,7 @@ def read_object(name: str | Path, features: Features) -> tuple[str, bytes]:
 
 
 def plain_object(name: str | Path) -> tuple[str, Path]:
-    """Returns (name, path of the variant that calls no functions of the kernel) of an object as in ``read_object``."""
+    """Returns (name, path) of an object's variant that calls no kernel functions. ``name`` as in ``read_object``."""
     path = name if isinstance(name, Path) else Path(__file__).with_name(f"{name}.bpf.o")
     return path.name.removesuffix(".bpf.o"), path
 
@@ -44,7 +48,7 @@ class Loaded:
     """Descriptors of loaded programs and maps. ``sections``: program -> section, which names the attach point.
 
     ``on_demand``: programs that are not attached at the start. ``refused``: optional objects that did not load.
-    ``late``: objects whose maps are made, and whose programs are not loaded yet.
+    ``late``: objects whose maps exist, and whose programs are not loaded yet.
     """
 
     def __init__(self) -> None:
@@ -110,7 +114,8 @@ class Loader:
         return self.path / f"{kind}_{name}"
 
     def load(self, loaded: Loaded) -> bool:
-        """Opens what is pinned, loads and pins the rest, but no programs of the late objects. True when all was pinned.
+        """Opens pinned programs and maps, then loads and pins the rest, except the programs of late objects. Returns
+        whether all were pinned.
 
         Raises AttachError, PrivilegeError, OSError.
         """
@@ -120,12 +125,12 @@ class Loader:
         return adopted
 
     def load_late(self, name: str, loaded: Loaded) -> None:
-        """Loads the programs of a late object. Raises as ``load`` does."""
+        """Loads the programs of the late object ``name``. Raises the errors of ``load``."""
         self._load(name, loaded, late=False)
         loaded.late.discard(name)
 
     def copy(self, program: str, cookie: int) -> int:
-        """Returns a copy of a program with its cookie built in, on the same maps."""
+        """Returns the descriptor of a copy of a program that has its cookie as a constant and uses the same maps."""
         owner = self._owner[program]
         with Object(owner, self._sources[owner]) as found:
             self._make_ready(found, [program], {**self._constants, "has_cookie": 0, "fixed_cookie": cookie})
@@ -133,14 +138,14 @@ class Loader:
             return found.program_fd(program)
 
     def owner(self, program: str) -> str:
-        """Returns the object that has a program. Raises NotFound."""
+        """Returns the name of the object that contains a program. Raises NotFound."""
         try:
             return self._owner[program]
         except KeyError as e:
             raise NotFound(f"no object has a program {program}") from e
 
     def _load(self, name: str, loaded: Loaded, *, late: bool) -> bool:
-        """Returns whether all of the object was pinned."""
+        """Opens or loads the object ``name``. Returns whether all of it was pinned."""
         with self._open(name, late=late) as found:
             try:
                 missing = self._missing(name, found)
@@ -161,7 +166,7 @@ class Loader:
     def _open(self, name: str, *, late: bool) -> Object:
         if not late:
             return Object(name, self._sources[name])
-        # Maps need no types of the kernel, which take 10 ms to read; functions of the kernel would need them.
+        # Reading the kernel's types takes 10 ms. Maps need none of them; only calls of kernel functions do.
         path = self._late[name]
         return Object(name, path.read_bytes(), types=path)
 
@@ -204,7 +209,7 @@ class Loader:
 
     def _collect(self, found: Object, loaded: Loaded) -> None:
         loaded.sections.update(found.sections)
-        # ON_DEMAND() of guard.bpf.h marks them.
+        # ON_DEMAND() of guard.bpf.h writes these variables.
         variables = found.btf.variables(".rodata")
         loaded.on_demand.update(program for program in found.sections if f"{program}_on_demand" in variables)
         for name in found.maps:

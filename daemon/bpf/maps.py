@@ -15,15 +15,15 @@ from probing.daemon.bpf import syscalls
 __all__ = ("Map",)
 
 _PER_CPU = (5, 6, 10, 21)
-# Their keys are 0 to max_entries - 1.
+# Map types whose keys are the numbers 0 to max_entries - 1.
 _ARRAYS = (2, 6)
 _BATCH = 4096
-# The kernel's own number for a map without batches; it has no name in user space.
+# ENOTSUPP, which the kernel returns for a map without batch operations; user space has no name for it.
 _ENOTSUPP = 524
 
 
 class Map:
-    """A map, with its descriptor. Values of a per-CPU map are arrays with an element for each possible CPU."""
+    """A BPF map and its descriptor. A value of a per-CPU map is an array with an element for each possible CPU."""
 
     def __init__(
         self, name: str, fd: int, key: np.dtype[Any] | None = None, value: np.dtype[Any] | None = None
@@ -34,7 +34,7 @@ class Map:
         self.key = key if key is not None else np.dtype((np.void, info.key_size))
         self.value = value if value is not None else np.dtype((np.void, info.value_size))
         self.cpus = syscalls.possible_cpus() if info.type in _PER_CPU else 0
-        # The kernel lays the values of the CPUs out at multiples of 8.
+        # The kernel stores the values of the CPUs at multiples of 8 bytes.
         self._stride = -(-info.value_size // 8) * 8 if self.cpus else info.value_size
         self._bytes = self._stride * (self.cpus or 1)
         self._row = self._row_dtype()
@@ -45,12 +45,14 @@ class Map:
             self.fd = -1
 
     def lookup(self, key: Any, *, delete: bool = False) -> Any:
-        """Returns the value as a numpy scalar (per CPU: array), or None; ``delete`` removes it atomically (5.14)."""
+        """Returns the value of ``key`` as a numpy scalar (per-CPU: array), or None. ``delete`` removes the entry in the
+        same step (from 5.14).
+        """
         raw = syscalls.map_lookup(self.fd, self._key_bytes(key), self._bytes, delete=delete)
         return None if raw is None else self._values(raw)[0]
 
     def update(self, key: Any, value: Any) -> None:
-        """Sets the value: bytes, or anything its dtype takes. Not for per-CPU maps."""
+        """Sets the value of ``key``: bytes, or anything that the dtype accepts. Not for per-CPU maps."""
         raw = value if isinstance(value, bytes) else np.array(value, self.value).tobytes()
         syscalls.map_update(self.fd, self._key_bytes(key), raw)
 
@@ -67,7 +69,9 @@ class Map:
         return syscalls.map_delete(self.fd, self._key_bytes(key))
 
     def items(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Returns all keys and values as two arrays. Concurrent changes may appear, be missing, or appear twice."""
+        """Returns all keys and all values as two arrays. An entry that changes meanwhile may appear, be missing, or
+        appear twice.
+        """
         try:
             parts = self._batches()
         except OSError as e:
@@ -84,7 +88,7 @@ class Map:
         for keys, values in syscalls.map_lookup_batch(self.fd, self.key.itemsize, self._bytes, size):
             parts.append((keys, values))
             seen += len(keys) // self.key.itemsize
-            # Bounded, since a map may grow while it is read.
+            # The loop needs a bound, since a map may grow while it is read.
             if seen > 2 * self.max_entries:
                 break
         return parts

@@ -1,6 +1,6 @@
 """Reports new executable mappings of all processes, from MMAP2 records of perf, as soon as a library is mapped.
 
-One event a CPU (PERF_COUNT_SW_DUMMY, which counts nothing), with a buffer each. Needs only CAP_PERFMON. Layout:
+Each CPU has an event (PERF_COUNT_SW_DUMMY, which counts nothing) with a buffer. This needs only CAP_PERFMON. Layout:
 include/uapi/linux/perf_event.h. Records have several sizes, so they are walked one by one; they are few.
 """
 
@@ -22,7 +22,7 @@ from probing.daemon.bpf.perf_events import ATTR_SIZE, online_cpus, perf_event_op
 __all__ = ("Mapping", "MmapWatch")
 
 _TYPE_SOFTWARE, _COUNT_DUMMY = 1, 9
-# Bits of perf_event_attr behind read_format.
+# Bits of the flags in perf_event_attr, the field after read_format.
 _MMAP, _WATERMARK, _EXCLUDE_KERNEL, _MMAP2, _BUILD_ID = 1 << 8, 1 << 14, 1 << 5, 1 << 23, 1 << 34
 _FORMAT_LOST = 1 << 4
 _FLAGS = _MMAP | _WATERMARK | _EXCLUDE_KERNEL | _MMAP2
@@ -38,7 +38,7 @@ _PROT_EXEC = 4
 class Mapping(NamedTuple):
     """Process ``pid`` mapped ``length`` bytes at ``start``, from ``offset`` of the file.
 
-    The file is named by ``build_id``, or by ``device`` (major, minor) and ``inode`` where it has none; ``path`` is as
+    ``build_id`` identifies the file, or ``device`` (major, minor) and ``inode`` if it has no build id. ``path`` is as
     the process sees it.
     """
 
@@ -54,7 +54,9 @@ class Mapping(NamedTuple):
 
 @dataclass(slots=True)
 class _Buffer:
-    """``ends``: where the kernel writes next, and where we read next. As an array, since each is to be one access."""
+    """The buffer of one CPU. ``ends``: where the kernel writes next, and where we read next, as an array so that each
+    is read and written in one access.
+    """
 
     fd: int
     ends: np.ndarray[Any, Any]
@@ -65,10 +67,12 @@ class _Buffer:
 
 
 class MmapWatch:
-    """Executable mappings whose path ``interesting`` accepts; it gets hostile bytes, for every mapping."""
+    """Reports executable mappings whose path ``interesting`` accepts. ``interesting`` is called for every mapping, with
+    hostile bytes.
+    """
 
     def __init__(self, interesting: Callable[[bytes], bool]) -> None:
-        """Raises PrivilegeError, AttachError."""
+        """Opens an event for each CPU. Raises PrivilegeError, AttachError."""
         self._interesting = interesting
         self._buffers: list[_Buffer] = []
         try:
@@ -91,18 +95,19 @@ class MmapWatch:
 
     @property
     def lost(self) -> int:
-        """Records dropped since the start, as of the last ``read``; /proc/PID/maps has the missed mappings.
+        """Returns the number of records dropped since the start, as of the last ``read``. /proc/PID/maps has the missed
+        mappings.
 
-        Before Linux 6.0 the kernel reports them only with the record after the dropped ones.
+        Linux before 6.0 counts dropped records only when the next record arrives.
         """
         return sum(buffer.lost for buffer in self._buffers)
 
     def filenos(self) -> list[int]:
-        """Returns descriptors for epoll, one a CPU, readable when there are records."""
+        """Returns descriptors for epoll, one for each CPU, readable when there are records."""
         return [buffer.fd for buffer in self._buffers]
 
     def read(self) -> list[Mapping]:
-        """Returns the mappings since the last call, in order of time within a CPU only."""
+        """Returns the mappings since the last call. Only mappings of the same CPU are in order of time."""
         found: list[Mapping] = []
         for buffer in self._buffers:
             records = self._records(buffer)
@@ -116,7 +121,7 @@ class MmapWatch:
         return found
 
     def _open(self, cpu: int) -> None:
-        # Build ids came in 5.12, the count of dropped records in 6.0.
+        # Kernels before 5.12 have no build ids here, kernels before 6.0 no count of dropped records.
         for build_id, read_format in ((_BUILD_ID, _FORMAT_LOST), (_BUILD_ID, 0), (0, 0)):
             try:
                 fd = _open_event(cpu, _FLAGS | build_id, read_format)

@@ -1,4 +1,4 @@
-"""Opens perf events, one a CPU. Layout: include/uapi/linux/perf_event.h."""
+"""Opens perf events on single CPUs. Layout: include/uapi/linux/perf_event.h."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def enable(event: int) -> None:
 
 
 def run_program(event: int, program: int) -> int:
-    """Enables ``event`` with ``program``, and returns it. Raises OSError, and closes the event then."""
+    """Sets ``program`` for ``event``, enables the event and returns its descriptor. Raises OSError; then the event is
+    closed.
+    """
     try:
         set_program(event, program)
         enable(event)

@@ -1,7 +1,7 @@
 """Manages pinned maps, programs and links: PIN_ROOT/INSTANCE/LAYOUT/{meta_v1,map_*,prog_*,link_*}.
 
-``meta_v1`` is a map whose one value describes, as JSON, the records of the rings and the entries of the maps, so that
-another version of the daemon can read the layout.
+``meta_v1`` is a map whose one value is JSON: it describes the records of the rings and the entries of the maps, so that
+another version of the daemon can read them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOUNT_HINT = "mount -t bpf bpf /sys/fs/bpf; in a container, mount the host's /sy
 _READ_ONLY_HINT = "mount -o remount,rw {}; in a container, mount the host's /sys/fs/bpf there without readOnly"
 META = "meta_v1"
 _BPF_FS_MAGIC = 0xCAFE4A11
-# On all architectures.
+# fsopen(2) has this number on all architectures.
 _FSOPEN = 430
 _MAP_ARRAY = 2
 _MAX_META = 1 << 20
@@ -51,12 +51,12 @@ _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def prepare(instance: str, pin_root: Path = PIN_ROOT, owner: tuple[int, int] | None = None) -> Path:
-    """Creates the instance's folder for ``owner`` (uid, gid), and mounts a bpffs where there is none.
+    """Creates the instance's folder for ``owner`` (uid, gid), and returns it; mounts a bpffs where there is none.
 
-    Raises PrivilegeError for a missing right and for a bpffs that is read-only, UsageError for an invalid name.
+    Raises PrivilegeError for a missing right or a read-only bpffs, UsageError for an invalid name.
     """
     if not _INSTANCE.fullmatch(instance):
-        raise UsageError(f"instance {instance!r} is no name", hint="use letters, digits, - and _")
+        raise UsageError(f"instance {instance!r} is not a valid name", hint="use letters, digits, - and _")
     require_writable(pin_root)
     try:
         _mount(pin_root)
@@ -83,11 +83,11 @@ def require_writable(pin_root: Path = PIN_ROOT) -> None:
 
 
 def possible(pin_root: Path = PIN_ROOT) -> bool:
-    """Returns whether there is a bpffs to write to, or one could be mounted. Changes nothing."""
+    """Returns whether a bpffs can be written to, or could be mounted. Changes nothing."""
     there = existing(pin_root)
     if _filesystem(there) == _BPF_FS_MAGIC:
         return os.access(there, os.W_OK)
-    # Needs what mount(2) needs, from Linux 5.2 on.
+    # fsopen(2), from Linux 5.2 on, needs the same rights as mount(2).
     fd = int(ctypes.CDLL(None).syscall(_FSOPEN, b"bpf", 0))
     if fd >= 0:
         os.close(fd)
@@ -103,7 +103,7 @@ def _mount(pin_root: Path) -> None:
     if _filesystem(existing(pin_root)) == _BPF_FS_MAGIC:
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    # At the usual mount point when the folder lies below it, else at the folder itself.
+    # The bpffs is mounted at the usual place when the folder lies below it, else at the folder itself.
     usual = Path("/sys/fs/bpf")
     place = usual if usual in (pin_root, *pin_root.parents) else pin_root
     if place == pin_root:
@@ -116,7 +116,7 @@ def _mount(pin_root: Path) -> None:
 
 
 def _let_through(pin_root: Path) -> None:
-    """systemd mounts its bpffs with mode 0700; the owner of a folder in it needs to pass."""
+    """Lets the owner of a folder in the bpffs pass its top folder, which systemd mounts with mode 0700."""
     for folder in (pin_root, *pin_root.parents):
         if _filesystem(folder) != _BPF_FS_MAGIC:
             return
@@ -143,7 +143,7 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def take_lock(folder: Path) -> int:
-    """Returns the descriptor that holds the lock."""
+    """Locks the instance, and returns the descriptor that holds the lock. Raises StateLocked."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -169,7 +169,7 @@ def write_meta(path: Path, meta: dict[str, Any]) -> None:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """Raises FormatError, FileNotFoundError."""
+    """Returns the description of the layout in the map pinned at ``path``. Raises FormatError, FileNotFoundError."""
     fd = syscalls.object_get(path)
     try:
         size = syscalls.map_info(fd).value_size
@@ -186,7 +186,9 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def remove_links(layout: Path) -> int:
-    """Detaches the pinned links of a layout, and waits for the end of perf events in maps; the rings stay."""
+    """Removes the pinned links of a layout, and waits for the end of perf events in maps. Returns the number of links.
+    The rings stay.
+    """
     pins = [path for path in layout.iterdir() if path.name.startswith("link_")]
     events = [program for path in pins if (program := _event_in(path)) is not None]
     for path in pins:
@@ -199,7 +201,7 @@ def _event_in(path: Path) -> int | None:
     try:
         fd = syscalls.object_get(path)
     except OSError:
-        # It is removed all the same.
+        # A damaged description does not keep the layout from being removed.
         return None
     try:
         return attach.program_in_map(fd)
@@ -208,7 +210,7 @@ def _event_in(path: Path) -> int | None:
 
 
 def remove_layout(layout: Path) -> None:
-    """Removes links first, so that no program runs on removed maps."""
+    """Removes a layout: links first, so that no program runs on removed maps."""
     remove_links(layout)
     for path in list(layout.iterdir()):
         path.unlink(missing_ok=True)
@@ -216,12 +218,12 @@ def remove_layout(layout: Path) -> None:
 
 
 def cleanup(instance: str | None = None, pin_root: Path = PIN_ROOT) -> int:
-    """Removes all pins of an instance (None: of every instance), and so its programs and links.
+    """Removes all pins of an instance (None: of every instance), which ends their programs and links.
 
-    Returns the number of layouts. Raises StateLocked while a daemon uses one, PrivilegeError.
+    Returns the number of layouts. Raises StateLocked while a daemon uses one of them, PrivilegeError.
     """
     if instance is not None and not _INSTANCE.fullmatch(instance):
-        raise UsageError(f"instance {instance!r} is no name", hint="use letters, digits, - and _")
+        raise UsageError(f"instance {instance!r} is not a valid name", hint="use letters, digits, - and _")
     count = 0
     try:
         if not pin_root.is_dir():

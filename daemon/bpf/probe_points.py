@@ -1,10 +1,10 @@
 """Chooses the probe point of a function: the first instruction that the kernel emulates, with arguments intact.
 
-The kernel emulates push, nop, call, jmp and jcc, and steps every other instruction out of line, which traps twice:
-0.7 against 9 us a hit (measured on 6.18). Which ones: branch_setup_xol_ops and push_setup_xol_ops in
-arch/x86/kernel/uprobes.c. Instructions at the entry may be skipped if they change neither an
-argument register nor the stack pointer, and do not jump. Only the few forms that compilers emit there are known; at the
-first unknown one the search ends, and the entry is the probe point.
+The kernel emulates push, nop, call, jmp and jcc, and steps every other instruction out of line, which traps twice: 0.7
+against 9 us a hit (measured on 6.18). The list of emulated instructions: branch_setup_xol_ops and push_setup_xol_ops in
+arch/x86/kernel/uprobes.c. An instruction at the entry may be skipped if it changes neither an argument register nor the
+stack pointer, and does not jump. This module decodes only the few forms that compilers emit at entries; at any other
+form the search ends, and the entry is the probe point.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ("CHEAP_NS", "DEAR_NS", "ProbePoint", "point_of", "probe_point")
 _OWN_MACHINE = AARCH64 if platform.machine() == "aarch64" else X86_64
 CHEAP_NS = 700
 DEAR_NS = 9200
-# Register numbers as in instructions: rcx, rdx, rsp, rsi, rdi, r8, r9.
+# Numbers in instructions of the registers that must not change: rcx, rdx, rsp, rsi, rdi, r8, r9.
 _KEPT = frozenset({1, 2, 4, 6, 7, 8, 9})
 _ENDBR64 = b"\xf3\x0f\x1e\xfa"
 _NOTHING, _RM, _REGISTER = "nothing", "r/m", "register"
 _BY_FIELD, _ONLY_COMPARE, _ONLY_FIRST = "by field", "only compare", "only first"
-# Forms seen in prologues, by opcode: what they write, and the bytes of the immediate behind the operands. "by field":
-# 7 in the register field is cmp, the others write r/m; of bytes only cmp, since %ch is a part of %rcx; "only first":
-# only 0 in that field is known.
+# Instructions seen at entries of functions, by opcode: what they write, and the bytes of the immediate after the
+# operands. "by field": with 7 in the register field the instruction is cmp, else it writes r/m; with byte operands only
+# cmp may be skipped, since %ch is a part of %rcx. "only first": only 0 in that field is decoded.
 _FORMS = {
     **dict.fromkeys((0x01, 0x09, 0x21, 0x29, 0x31, 0x89), (_RM, 0)),
     **dict.fromkeys((0x03, 0x0B, 0x23, 0x2B, 0x33, 0x8B, 0x8D, 0x63), (_REGISTER, 0)),
@@ -41,7 +41,7 @@ _FORMS = {
     0xF7: (_ONLY_FIRST, 4),
 }
 _COMPARE, _MOVE = 7, 0xC7
-# Behind 0x0f: movzx, movsx, imul and cmov, and nop.
+# Opcodes after 0x0f: movzx, movsx, imul, cmov and nop.
 _LONG_FORMS = {
     **dict.fromkeys((0xB6, 0xB7, 0xBE, 0xBF, 0xAF, *range(0x40, 0x50)), (_REGISTER, 0)),
     0x1F: (_NOTHING, 0),
@@ -49,7 +49,9 @@ _LONG_FORMS = {
 
 
 class ProbePoint(NamedTuple):
-    """``offset`` from the function's first byte; ``cost`` is "cheap" or "dear"; ``why`` one line for people."""
+    """A place for a probe. ``offset``: the distance from the function's first byte. ``cost``: "cheap" or "dear".
+    ``why``: one line to show.
+    """
 
     offset: int
     cost: str
@@ -57,7 +59,9 @@ class ProbePoint(NamedTuple):
 
 
 def probe_point(head: bytes, machine: int, size: int = 0) -> ProbePoint:
-    """Chooses by ``head``, the function's first bytes (32 are enough), and its ``size``, 0 where unknown."""
+    """Returns the probe point of a function from its first bytes, ``head`` (32 are enough), and its ``size``, 0 if
+    unknown.
+    """
     if machine != X86_64:
         return ProbePoint(0, "dear", "entry: only x86-64 instructions are looked at")
     at, end = 0, min(len(head), size or len(head))
@@ -75,7 +79,7 @@ def probe_point(head: bytes, machine: int, size: int = 0) -> ProbePoint:
 
 
 def point_of(symbol: Symbol) -> ProbePoint:
-    """Returns the probe point of a function for processes of this machine."""
+    """Returns the probe point of a function of this machine's instruction set."""
     return probe_point(symbol.head, _OWN_MACHINE, symbol.size)
 
 
@@ -115,7 +119,7 @@ def _skippable(code: bytes) -> int:
 
 
 def _with_operands(code: bytes, at: int, rex: int, forms: Mapping[int, tuple[str, int]]) -> int:
-    """Returns the same for an instruction with a ModRM byte behind ``at``."""
+    """Returns the length of an instruction with a ModRM byte after ``at`` if it may be skipped, else 0."""
     if len(code) <= at + 1 or code[at] not in forms:
         return 0
     writes, immediate = forms[code[at]]
@@ -134,7 +138,7 @@ def _with_operands(code: bytes, at: int, rex: int, forms: Mapping[int, tuple[str
         if writes == _RM:
             return 0
         length += (modrm & 7 == 4) + {0: 4 if modrm & 7 == 5 else 0, 1: 1, 2: 4}[mode]
-        # With mode 0, a SIB byte without a base has an address of its own: not seen in prologues.
+        # With mode 0, a SIB byte without a base has an address of four bytes: not seen at entries of functions.
         if mode == 0 and modrm & 7 == 4:
             return 0
     written = {_RM: rm, _REGISTER: register}.get(writes)

@@ -13,21 +13,21 @@ from probing.api.errors import InternalError
 
 __all__ = ("PROBE_SLOTS", "SLOTS", "SlotRegistry")
 
-# As in guard.bpf.h.
+# The same number as in guard.bpf.h.
 PROBE_SLOTS = 256
 
 
 class SlotRegistry:
-    """Gives out slots by name, each to one owner."""
+    """Gives out slots by name; each slot has one owner."""
 
     def __init__(self, limit: int = PROBE_SLOTS) -> None:
         self._limit = limit
         self._blocks: dict[str, range] = {}
 
     def reserve(self, name: str, first: int, count: int = 1) -> range:
-        """Returns the slots from ``first`` on, which belong to ``name`` from now on.
+        """Reserves the ``count`` slots from ``first`` on for ``name``, and returns them.
 
-        Raises InternalError where one of them has an owner or lies beyond the limit, or ``name`` has slots already.
+        Raises InternalError if one of them has an owner or lies beyond the limit, or if ``name`` has slots already.
         """
         block = range(first, first + count)
         if not 0 <= first <= first + count <= self._limit:
@@ -40,7 +40,7 @@ class SlotRegistry:
 
     @property
     def blocks(self) -> Mapping[str, range]:
-        """The slots of each owner."""
+        """Returns the slots of each owner."""
         return dict(self._blocks)
 
 

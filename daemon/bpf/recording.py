@@ -1,7 +1,8 @@
 """Records drained rings to a file, and replays them without BPF: for tests, fuzzing and bug reports.
 
-A block is length and CRC32 (zlib's) of what follows: the length of a JSON header, the header (ring, clock pair, record
-type), and the records' bytes. A killed recorder leaves half a block at the end, which is ignored.
+A file is a series of blocks. A block begins with the length and the CRC32 (zlib's) of the rest, which is: the length of
+a JSON header, the header (ring, clock pair, record type), and the bytes of the records. A killed recorder leaves half a
+block at the end, which is ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MAX_BLOCK = 1 << 30
 
 
 class Recorded(NamedTuple):
-    """The records of one drain of ``ring``, and its time."""
+    """The records of one drain of ``ring``, and the time of the drain."""
 
     ring: str
     clock: ClockPair
@@ -36,7 +37,7 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """Writes a new file, which stays readable after a kill."""
+    """Writes recordings to a new file, which stays readable if the process is killed."""
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "xb")  # noqa: SIM115
@@ -66,7 +67,7 @@ def replay(path: Path) -> Iterator[Recorded]:
     """Yields the drains in order. Raises FormatError for a damaged file."""
     with open(path, "rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
-            raise FormatError(f"{path.name} is no ring recording")
+            raise FormatError(f"{path.name} is not a recording of a ring")
         while len(frame := file.read(_FRAME.size)) == _FRAME.size:
             length, crc = _FRAME.unpack(frame)
             if length > _MAX_BLOCK:

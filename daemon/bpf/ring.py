@@ -1,8 +1,8 @@
-"""Reading a BPF ring buffer in bulk: one numpy view over all waiting records, never a step an event.
+"""Reads a BPF ring buffer in bulk: one numpy view shows all waiting records, without a Python step for each event.
 
 Layout (kernel/bpf/ringbuf.c): a consumer page, a producer page, and the data mapped twice, so that nothing wraps. A
 record is a header (u32 length with a busy and a discard bit, u32 page offset) and the payload, rounded up to 8 bytes.
-The consumer position is in the map: it is published only once the records are safe, so who is killed loses nothing.
+The consumer position is in the map. It moves only once the records are safe, so a killed process loses nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _HEADER = 8
 
 
 class Drained(NamedTuple):
-    """``records`` is a copy; ``position`` lies behind its last record: give it to ``commit`` when they are safe."""
+    """Records of a ring. ``records`` is a copy. ``position`` lies after the last of them: pass it to ``commit`` when
+    they are safe.
+    """
 
     records: np.ndarray[Any, Any]
     position: int
@@ -48,7 +50,7 @@ class RingMemory:
 
 
 class Ring:
-    """Records of one dtype. Not safe for two threads, and a ring has one reader."""
+    """A ring whose records have one dtype. It has one reader, and is not safe for two threads."""
 
     def __init__(self, name: str, memory: RingMemory, record: np.dtype[Any], fd: int = -1, map_id: int = 0) -> None:
         self.name, self.record, self.map_id = name, record, map_id
@@ -59,7 +61,7 @@ class Ring:
 
     @classmethod
     def open(cls, name: str, fd: int, record: np.dtype[Any]) -> Ring:
-        """Of a ring-buffer map; owns ``fd``."""
+        """Maps the ring buffer with descriptor ``fd``, which the ring then owns, and returns the ring."""
         info = syscalls.map_info(fd)
         page = mmap.PAGESIZE
         consumer = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -81,7 +83,7 @@ class Ring:
         self._memory = RingMemory(empty, empty, b"", 0)
 
     def fileno(self) -> int:
-        """For epoll: readable when there are records that were not there at the last commit."""
+        """Returns the descriptor for epoll: readable when records arrived after the last commit."""
         return self._fd
 
     @property
@@ -95,16 +97,16 @@ class Ring:
 
     @property
     def end(self) -> int:
-        """The position behind the last record that was begun."""
+        """The position after the last record that was begun."""
         return int(self._memory.producer[0])
 
     @property
     def backlog(self) -> int:
-        """Bytes that wait behind the committed position."""
+        """Bytes of records that wait after the committed position."""
         return self.end - self.position
 
     def records_in(self, size: int) -> int:
-        """How many records ``size`` bytes of the ring hold, discarded ones among them."""
+        """Returns the number of records that ``size`` bytes of the ring hold, including discarded records."""
         return size // self._slot.itemsize
 
     def drain(
@@ -113,32 +115,32 @@ class Ring:
         until: int | None = None,
         takes: Callable[[np.ndarray[Any, Any]], int] = len,
     ) -> Drained:
-        """All finished records behind the committed position, up to ``max_bytes`` of ring (at least one record).
+        """Returns the finished records after the committed position, up to ``max_bytes`` of ring (at least one record).
 
-        It stops before a record that is still being written, at position ``until``, and behind as many records as
-        ``takes`` gives for them. Until ``commit`` the same records come again. Raises FormatError when the ring holds
+        Stops before a record that is still being written, at position ``until``, and after as many records as ``takes``
+        returns for them. Until ``commit`` the same records are returned again. Raises FormatError when the ring holds
         records of another size.
         """
         return self._read(self.position, max_bytes, until, takes)
 
     def peek(self, position: int, max_bytes: int = 1 << 30) -> Drained:
-        """Like ``drain``, but from ``position`` on, which lies at a record's begin; nothing is given back by it.
+        """Returns finished records like ``drain``, but from ``position`` on, the begin of a record; frees no space.
 
-        For a second reader, who looks at records before they are drained, also from another thread: what is committed
-        meanwhile is left out, and a position before the committed one is taken for that. Raises FormatError, also for a
-        position behind the last record.
+        For a second reader that sees records before they are drained, also in another thread. Records committed
+        meanwhile are left out; a position before the committed one counts as the committed one. Raises FormatError,
+        also for a position after the last record.
         """
         while True:
             start = max(position, self.position)
             if start > int(self._memory.producer[0]):
-                raise FormatError(f"ring {self.name}: position {position} is behind what was written")
+                raise FormatError(f"ring {self.name}: position {position} lies after the last record")
             try:
                 drained = self._read(start, max_bytes, None, len)
             except FormatError:
                 if self.position <= start:
                     raise
                 continue
-            # Else the kernel may have written over what was being copied.
+            # If the position moved meanwhile, the kernel may have overwritten the bytes that were copied: read again.
             if self.position <= start:
                 return drained
 
@@ -153,7 +155,7 @@ class Ring:
         if count <= 0:
             return Drained(np.empty(0, self.record), start)
         view = np.frombuffer(memory.data, self._slot, count, start & (memory.size - 1))
-        # Copied at once: flags must not change between looking for busy records and using the rest.
+        # The lengths are copied at once, because their flags must not change while they are used.
         lengths = view["length"].copy()
         busy = np.flatnonzero(lengths & BUSY)
         if len(busy):
@@ -169,14 +171,14 @@ class Ring:
         return Drained(copied, start + count * slot)
 
     def commit(self, position: int) -> None:
-        """Free the space before ``position``. Raises FormatError for a position that is not in the backlog."""
+        """Frees the space before ``position``. Raises FormatError for a position that is not in the backlog."""
         self._check(position)
         self._memory.consumer[0] = position
 
     def reset(self, position: int) -> bool:
-        """After a crash: go on at the last position that was written to the log.
+        """Moves the consumer position to ``position``, which the log has, after a crash. Returns whether it did.
 
-        False, and nothing is changed, where it is not in this ring's backlog: it belongs to a ring before this one.
+        A position outside of this ring's backlog belongs to an earlier ring: then nothing changes.
         """
         if not self.position <= position <= int(self._memory.producer[0]):
             return False
@@ -189,7 +191,7 @@ class Ring:
 
 
 def checked_ring_size(key: str, size: int) -> int:
-    """Returns ``size``, bytes. Raises ConfigError where the kernel takes no ring of it; ``key`` is the setting."""
+    """Returns ``size``, in bytes. Raises ConfigError if a ring cannot have this size; ``key`` is the setting."""
     if size & (size - 1) or size < mmap.PAGESIZE:
         hint = f"a power of two, for example {max(1 << size.bit_length(), 1 << 16)}"
         raise ConfigError(f"{key} is {size}", hint=hint)

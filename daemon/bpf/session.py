@@ -1,7 +1,7 @@
 """The loaded objects of a daemon: maps, programs, rings and links, pinned so that they outlive it.
 
-A restart adopts the pins of the daemon before it: same layout, same maps, same links. The programs of another version's
-layout are stopped at once, and the layout is kept as ``foreign``, to be drained by its own description.
+A restarted daemon adopts the pins of the previous daemon: same layout, same maps, same links. The programs of another
+version's layout are stopped at once, and the layout is kept as ``foreign``, to be drained by its own description.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ _CONTROL = struct.Struct("<QII")
 
 
 class Session:
-    """Made by ``open``. For one thread; ``heartbeat``, ``counters`` and the loading of late objects are safe for any.
+    """The loaded objects; ``open`` makes a session. For one thread; only ``heartbeat``, ``counters`` and the loading of
+    late objects are safe for any.
 
     ``adopted``: all objects were pinned already, except the ``refused`` ones. ``blind``: the interval (CLOCK_MONOTONIC
-    ns) in which adopted programs did nothing, since no daemon ran. ``links`` starts with those of the daemon before us.
+    ns) in which adopted programs did nothing, since no daemon ran. ``links`` at first holds the links of the previous
+    daemon.
     """
 
     def __init__(self, folder: Path, loader: Loader) -> None:
@@ -64,14 +66,15 @@ class Session:
         optional: Sequence[str | Path] = (),
         late: Collection[str] = (),
     ) -> Session:
-        """Load ``objects`` (names of built objects, or paths) or adopt them, attach their tracepoints, and beat once.
+        """Returns a session of ``objects`` (names of built objects, or paths): loads or adopts them, attaches their
+        tracepoints, beats once.
 
-        Those of ``optional`` come last, and the session opens without the ones that the kernel refuses. Of those named
-        in ``late`` only the maps are made: the programs load when one of them is used, or by ``load_late``.
+        Objects of ``optional`` come last; those that the kernel refuses are left out. Of the objects of ``late`` only
+        the maps are made: their programs load when one of them is used, or by ``load_late``.
 
-        ``fallback`` attaches as on kernels without uprobe_multi; PROBINGD_WITHOUT names features to do without, with
-        commas in between. ``constants`` sets ``const volatile`` variables, ``sizes`` the bytes of rings and the entries
-        of maps. Raises AttachError, PrivilegeError, StateLocked, NotFound.
+        ``fallback`` attaches as on kernels without uprobe_multi; PROBINGD_WITHOUT lists features to do without,
+        separated by commas. ``constants`` sets ``const volatile`` variables, ``sizes`` the bytes of rings and the
+        entries of maps. Raises AttachError, PrivilegeError, StateLocked, NotFound.
         """
         avoided = [name for name in os.environ.get("PROBINGD_WITHOUT", "").split(",") if name]
         found = (features or detect()).without(*avoided, *(["uprobe_multi"] if fallback else []))
@@ -118,7 +121,7 @@ class Session:
                 self.links.tracepoint(program, self.program(program), tracepoint if kind == "raw_tp" else None)
 
     def _describe(self) -> None:
-        """Write the layouts of the records down for a later version."""
+        """Writes the layouts of the records into ``meta_v1``, for a later version."""
         path = self._loader.path / pins.META
         if not path.exists():
             rings = {name: dtype_to_json(ring.record) for name, ring in self.rings.items()}
@@ -153,16 +156,18 @@ class Session:
 
     @property
     def refused(self) -> dict[str, AttachError | PrivilegeError]:
-        """Optional objects that did not load, and why."""
+        """Returns the error of each optional object that did not load."""
         return self._loaded.refused
 
     @property
     def programs(self) -> dict[str, int]:
-        """Name -> descriptor, of the programs that are loaded."""
+        """Returns name -> descriptor of the loaded programs."""
         return self._loaded.programs
 
     def program(self, name: str) -> int:
-        """Returns a program's descriptor; loads a late object first. Raises NotFound, AttachError, PrivilegeError."""
+        """Returns a program's descriptor; a late object is loaded first. Raises NotFound, AttachError,
+        PrivilegeError.
+        """
         owner = self._loader.owner(name)
         self.load_late(owner)
         if (error := self.refused.get(owner)) is not None:
@@ -171,13 +176,13 @@ class Session:
 
     @property
     def late(self) -> frozenset[str]:
-        """Late objects whose programs are not loaded yet."""
+        """Returns the late objects whose programs are not loaded yet."""
         return frozenset(self._loaded.late)
 
     def load_late(self, *names: str) -> None:
         """Loads the programs of late objects, by default of all. Raises AttachError, PrivilegeError.
 
-        An optional object that the kernel refuses is in ``refused`` then.
+        If the kernel refuses an optional object, ``refused`` has its error afterwards.
         """
         for name in names or sorted(self._loaded.late):
             with self._loading:
@@ -189,22 +194,24 @@ class Session:
         return self._paused
 
     def heartbeat(self) -> None:
-        """Record that the daemon runs: the programs do nothing when this was not called for 60 s."""
+        """Records that the daemon runs: the programs stop recording when this was not called for 60 s."""
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self.maps["control"].update(0, _CONTROL.pack(now, int(self._paused), self._generation))
 
     def pause(self, paused: bool) -> None:
-        """Switch all programs off or on; a restart keeps the state."""
+        """Switches all programs off (True) or on. A restart keeps the state."""
         self._paused = paused
         self._renew()
         self.heartbeat()
 
     def _renew(self) -> None:
-        # Operations that programs had begun before they were off are void: their ends may be missed.
+        # Operations that were in flight when the programs were switched off are void: their ends may be missed.
         self._generation = (self._generation + 1) & 0xFFFF_FFFF
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """Returns sums over the CPUs: a ring's name -> pushed, lost; "probe:SLOT" -> hits, refused, off_ns."""
+        """Returns counters, each summed over the CPUs: ring name -> pushed, lost; "probe:SLOT" -> hits, refused,
+        off_ns.
+        """
         found: dict[str, dict[str, int]] = {}
         for name in self.rings:
             loss = self.maps[f"{name}_loss"].lookup(0)
@@ -219,9 +226,9 @@ class Session:
         return found
 
     def refusals(self, before_ns: int | None = None) -> dict[tuple[int, int], int]:
-        """Returns (slot, pid) -> hits of this probe that were refused since this process was over its budget.
+        """Returns (slot, pid) -> refused hits of this probe, counted since the process exceeded its budget.
 
-        The kernel keeps the last 4,096; a count that is smaller than before was reset. ``before_ns``: only entries
+        The kernel keeps the last 4,096 pairs; a count that is smaller than before was reset. ``before_ns``: only pairs
         last refused before that time, CLOCK_MONOTONIC ns.
         """
         keys, values = self.maps["process_budgets"].items()
@@ -232,38 +239,43 @@ class Session:
         return {(int(key["slot"]), int(key["tgid"])): count for key, count in zip(keys, refused, strict=True)}
 
     def reported_refusals(self, slot: int) -> tuple[int, int]:
-        """Returns how many refused hits of a probe were reported as losses, and the UTC time of that, ns, or 0."""
+        """Returns the number of refused hits of a probe that were reported as losses, and the UTC time of the report,
+        ns, or 0.
+        """
         found = self.maps["refusals_reported"].lookup(slot)
         return int(found["refused"]), int(found["ts"])
 
     def set_reported_refusals(self, slot: int, refused: int, ts: int) -> None:
-        """Store what ``reported_refusals`` returns, also for the next collector."""
+        """Stores what ``reported_refusals`` returns; the next collector reads it, too."""
         self.maps["refusals_reported"].update(slot, (refused, ts))
 
     def set_budget(self, slot: int, hits_a_second: int) -> None:
-        """Set a probe's budget (hits a second of one process on one CPU, 0: unlimited), and switch the probe on."""
-        # "Refused until now" makes the programs check the budget of each process.
+        """Sets the budget of a probe and switches the probe on. ``hits_a_second``: of one process on one CPU; 0:
+        unlimited.
+        """
+        # With "refused until now" the programs check the budget of each process.
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self.maps["budgets"].update(slot, (0, hits_a_second, now))
 
     def run_program(self, name: str, context: bytes) -> int:
-        """Run a raw tracepoint program once, with ``context`` (u64 arguments) as its own; returns what it returned."""
+        """Runs a raw tracepoint program once, with ``context`` (u64) as its arguments. Returns the program's result."""
         try:
             return syscalls.run_raw_tracepoint(self.program(name), context)
         except OSError as e:
             raise attach.refused(e, f"program {name} cannot be run") from e
 
     def attach_tracepoint(self, program: str) -> Link:
-        """Attach a tracepoint program that is marked ON_DEMAND, until ``detach`` or our end. Idempotent.
+        """Attaches a tracepoint program marked ON_DEMAND until ``detach`` or the end of this process. A second call
+        changes nothing.
 
-        Its caller voids what the program knew from an earlier attachment: the generation is that of all programs.
-        Raises AttachError, PrivilegeError, NotFound.
+        The caller must discard what the program recorded in an earlier attachment: the generation is shared by all
+        programs. Raises AttachError, PrivilegeError, NotFound.
         """
         handle = self.program(program)
         if program not in self.links:
             kind, _, tracepoint = self._loaded.sections[program].partition("/")
             if not tracepoint or kind not in ("raw_tp", "tp_btf"):
-                raise AttachError(f"{program} is no program of a tracepoint")
+                raise AttachError(f"{program} is not a program for a tracepoint")
             self.links.tracepoint(program, handle, tracepoint if kind == "raw_tp" else None, pinned=False)
         return self.links[program]
 
@@ -278,12 +290,13 @@ class Session:
         on_return: bool = False,
         pid: int = 0,
     ) -> Link:
-        """Place ``program`` at file ``offsets`` of the file open at ``fd``, in every process that maps it, or in one.
+        """Attaches ``program`` at file ``offsets`` of the file with descriptor ``fd``, in every process that maps it,
+        or in ``pid``.
 
-        ``cookie`` is one number for all offsets or one each; its low 16 bits are the probe's slot (below 256).
-        The same file, offsets, cookies and ``key`` give the same link, whichever daemon placed it. A link for
-        one ``pid`` costs other processes nothing, and ends with us; kernels from 6.6 to 6.9 probe its main thread only.
-        Raises AttachError, PrivilegeError, NotFound.
+        ``cookie`` is one number for all offsets or a number for each; its low 16 bits are the probe's slot (below 256).
+        The same file, offsets, cookies and ``key`` give the same link, even if an earlier daemon attached it. A link
+        for one ``pid`` costs other processes nothing, and ends with this process; Linux 6.6 to 6.9 probe only its main
+        thread. Raises AttachError, PrivilegeError, NotFound.
         """
         points = checked_points(program, offsets, cookie)
         status = os.fstat(fd)
@@ -291,9 +304,9 @@ class Session:
         return self.links.uprobe(program, self.program(program), fd, file, points, key, on_return, pid)
 
     def identity(self, fd: int) -> tuple[int, int]:
-        """Returns (st_dev, st_ino) of the file that a probe belongs to: for an overlay, of the lower file (from 5.17).
+        """Returns (st_dev, st_ino) of the file that probes attach to: for an overlay, of the lower file (from 5.17).
 
-        So a file has one identity, however many mounts show it. Raises AttachError where it cannot be mapped.
+        So a file has one identity in all mounts that show it. Raises AttachError if the file cannot be mapped.
         """
         status = os.fstat(fd)
         if "real_inode" in self.programs and status.st_size:
@@ -302,29 +315,29 @@ class Session:
             except OSError as e:
                 raise attach.refused(e, "the file cannot be mapped") from e
             with mapping:
-                # The mapping is never read: its storage may not answer.
+                # Nothing reads through this mapping, since the file's storage may not answer.
                 address = np.frombuffer(mapping, "u1").ctypes.data
                 if self.run_program("real_inode", struct.pack("<Q", address)) == 0:
                     found = self.maps["identity"].lookup(0)
-                    # The kernel's own dev_t: 12 bits of major number, 20 of minor.
+                    # The kernel's internal dev_t: 12 bits of major number, 20 of minor.
                     device = int(found["device"])
                     return os.makedev(device >> 20, device & 0xFFFFF), int(found["inode"])
         return status.st_dev, status.st_ino
 
     def detach(self, link: Link) -> None:
-        """End a link, pinned or not."""
+        """Ends a link, pinned or not."""
         self.links.end(link)
 
     def probed_files(self) -> set[tuple[int, int]]:
-        """Returns the ``identity`` of each file that has probes for every process."""
+        """Returns the ``identity`` of each file that has probes for all processes."""
         return {link.file for link in self.links.on_files().values() if link.file is not None}
 
     def end_file(self, identity: tuple[int, int]) -> None:
-        """End all links on a file that are for every process, so that the kernel releases the file."""
+        """Ends all links for all processes on a file, so that the kernel releases the file."""
         self.links.end(*(link for link in self.links.on_files().values() if link.file == identity))
 
     def close(self, keep: bool = True) -> None:
-        """Release everything. ``keep`` leaves the pins, and so the programs, to the next daemon."""
+        """Closes all descriptors. ``keep``: the pins, and so the programs, stay for the next daemon."""
         if not keep:
             self.links.end(*self.links.values())
         for link in self.links.values():

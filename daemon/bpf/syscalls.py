@@ -1,6 +1,7 @@
-"""The bpf(2) calls made without libbpf, because that of a host may be older than its kernel.
+"""Makes the bpf(2) calls that do not go through libbpf, because a host's libbpf may be older than its kernel.
 
-Command numbers and attribute layouts: include/uapi/linux/bpf.h. Each raises OSError; callers map it.
+Command numbers and attribute layouts: include/uapi/linux/bpf.h. Each function raises OSError; callers turn it into an
+error of ours.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Info(NamedTuple):
 def _bpf(command: int, attributes: bytes | ctypes.Array[ctypes.c_char]) -> int:
     if isinstance(attributes, bytes):
         attributes = ctypes.create_string_buffer(attributes.ljust(_MAX_ATTR, b"\0"), _MAX_ATTR)
-    # The kernel refuses set bytes behind the fields that it knows; 128 bytes cover all that we use.
+    # The kernel refuses nonzero bytes after the fields that it has; all our fields lie in the first 128 bytes.
     result = int(_libc.syscall(_NUMBER[platform.machine()], command, attributes, 128))
     if result < 0:
         number = ctypes.get_errno()
@@ -90,7 +91,7 @@ def create_map(kind: int, key_size: int, value_size: int, entries: int, name: st
 def create_event_map(name: str = "") -> int:
     """Returns the descriptor of a new map for one perf event, which stays open while the map exists (from 5.10).
 
-    Without BPF_F_PRESERVE_ELEMS the event would leave the map with the descriptor by which it was entered.
+    Without BPF_F_PRESERVE_ELEMS the kernel would remove the event when the descriptor that entered it is closed.
     """
     return create_map(_MAP_PERF_EVENT_ARRAY, 4, 4, 1, name, _PRESERVE_ELEMS)
 
@@ -98,7 +99,7 @@ def create_event_map(name: str = "") -> int:
 def load_program(
     kind: int, code: bytes, attach_type: int = 0, attach_btf: int = 0, *, btf: int = 0, functions: bytes = b""
 ) -> int:
-    """Returns the descriptor of a small hand-made program; used to probe for features.
+    """Loads a small hand-made program that tests for a feature. Returns its descriptor.
 
     ``functions`` are struct bpf_func_info with types of ``btf``, for code with more than one function.
     """
@@ -111,7 +112,7 @@ def load_program(
 
 
 def load_btf(data: bytes) -> int:
-    """Returns the descriptor of types in the BTF format."""
+    """Loads types in the BTF format. Returns their descriptor."""
     types = ctypes.create_string_buffer(data, len(data))
     return _bpf(BTF_LOAD, struct.pack("<QQIII", _address(types), 0, len(data), 0, 0))
 
@@ -128,7 +129,7 @@ def object_get(path: Path) -> int:
 
 
 def map_lookup(fd: int, key: bytes, value_size: int, *, delete: bool = False) -> bytes | None:
-    """Returns the value or None; ``delete`` removes it atomically (hash maps, from 5.14)."""
+    """Returns the value of ``key``, or None; ``delete`` removes the entry in the same step (hash maps, from 5.14)."""
     k = ctypes.create_string_buffer(key, len(key))
     v = ctypes.create_string_buffer(value_size)
     command = MAP_LOOKUP_AND_DELETE if delete else MAP_LOOKUP
@@ -157,7 +158,7 @@ def map_delete(fd: int, key: bytes) -> bool:
 
 
 def map_next_key(fd: int, key: bytes | None, key_size: int) -> bytes | None:
-    """Returns the key behind ``key`` (the first for None), None at the end."""
+    """Returns the key that follows ``key`` (None: the first key), or None at the end."""
     k = ctypes.create_string_buffer(key, len(key)) if key is not None else None
     following = ctypes.create_string_buffer(key_size)
     try:
@@ -168,9 +169,9 @@ def map_next_key(fd: int, key: bytes | None, key_size: int) -> bytes | None:
 
 
 def map_lookup_batch(fd: int, key_size: int, value_size: int, count: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yields (keys, values) of a hash or array, ``count`` entries at a time, each as bytes (from 5.6)."""
+    """Yields (keys, values) of a hash or array, ``count`` entries at a time, each joined as bytes (from 5.6)."""
     keys, values = ctypes.create_string_buffer(key_size * count), ctypes.create_string_buffer(value_size * count)
-    # For a hash the position is a bucket number, for an array a key: 4 bytes; larger keys do not matter.
+    # The position is a bucket number (hash) or a key (array), both of 4 bytes; larger keys need no more.
     position, following = (ctypes.create_string_buffer(max(key_size, 4)) for _ in range(2))
     at = 0
     while True:
@@ -192,7 +193,9 @@ def map_lookup_batch(fd: int, key_size: int, value_size: int, count: int) -> Ite
 
 
 def open_raw_tracepoint(program: int, name: str | None) -> int:
-    """Returns the link of a raw tracepoint program; ``name`` None for tp_btf, which knows its own."""
+    """Returns the link of a raw tracepoint program. ``name`` is None for a tp_btf program, which names its own
+    tracepoint.
+    """
     text = ctypes.create_string_buffer(name.encode()) if name is not None else None
     return _bpf(RAW_TRACEPOINT_OPEN, struct.pack("<QIxxxxQ", _address(text), program, 0))
 
@@ -200,7 +203,7 @@ def open_raw_tracepoint(program: int, name: str | None) -> int:
 def link_uprobe_multi(
     program: int, path: str, offsets: Sequence[int], cookies: Sequence[int], *, on_return: bool = False, pid: int = 0
 ) -> int:
-    """Returns one link for all file ``offsets`` at ``path``, for every process or one (from 6.6)."""
+    """Returns one link for all file ``offsets`` at ``path``, for all processes or for ``pid`` (from 6.6)."""
     name = ctypes.create_string_buffer(path.encode())
     places = ctypes.create_string_buffer(struct.pack(f"<{len(offsets)}Q", *offsets), 8 * len(offsets))
     values = ctypes.create_string_buffer(struct.pack(f"<{len(cookies)}Q", *cookies), 8 * len(cookies))
@@ -250,7 +253,7 @@ def link_info(fd: int) -> tuple[int, int, int]:
 
 
 def ids(kind: str) -> list[int]:
-    """Returns the ids of all ``program``s, ``map``s or ``link``s of the machine. Needs CAP_SYS_ADMIN."""
+    """Returns the ids of all objects of a ``kind``, program, map or link, on this machine. Needs CAP_SYS_ADMIN."""
     command = {"program": PROG_NEXT_ID, "map": MAP_NEXT_ID, "link": LINK_NEXT_ID}[kind]
     found: list[int] = []
     attributes = ctypes.create_string_buffer(_MAX_ATTR)
@@ -264,7 +267,7 @@ def ids(kind: str) -> list[int]:
 
 
 def open_by_id(kind: str, identity: int) -> int | None:
-    """Returns a descriptor by id, None for an id that is gone. Needs CAP_SYS_ADMIN."""
+    """Returns a descriptor of the object with this id, None if it is gone. Needs CAP_SYS_ADMIN."""
     command = {"program": PROG_BY_ID, "map": MAP_BY_ID, "link": LINK_BY_ID}[kind]
     try:
         return _bpf(command, struct.pack("<III", identity, 0, 0))

@@ -1,7 +1,8 @@
 """Counts the work of the kernel's verifier over each BPF program: ``python -m probing.daemon.bpf.verifier_statistics``.
 
-Prints JSON: the kernel, the machine, and for each program of each object [instructions processed, states kept at most].
-The kernel refuses a program for which it processes more than a million instructions (BPF_COMPLEXITY_LIMIT_INSNS).
+Prints JSON: the kernel, the machine, and for each program of each object [instructions processed, peak number of
+states]. The kernel refuses a program for which it processes more than a million instructions
+(BPF_COMPLEXITY_LIMIT_INSNS).
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from probing.daemon.bpf.loader import ARCHITECTURES, read_object
 
 __all__ = ("Counts", "main", "statistics")
 
-# By program: instructions processed, peak states.
+# Program -> (instructions processed, peak number of states).
 Counts = dict[str, tuple[int, int]]
-# By object, the feature without which no session loads it.
+# Object -> the feature without which no session loads it.
 _NEEDED = {"identity": "real_inode", "python_off": "off_cpu"}
 _COUNTS = re.compile(r"processed (\d+) insns .* peak_states (\d+)")
 
 
 def statistics(features: Features) -> dict[str, Counts]:
-    """Returns the counts of each object's programs, as they load with ``features``.
+    """Returns the verifier's counts of each program, by object, as loaded with ``features``.
 
-    Objects that need a feature which this kernel lacks are left out. Raises AttachError, NotFound.
+    Objects that need a feature missing in this kernel are left out. Raises AttachError, NotFound.
     """
     names = sorted(path.name.removesuffix(".bpf.c") for path in Path(__file__).parent.glob("*.bpf.c"))
     lacking = {name for name, feature in _NEEDED.items() if not getattr(features, feature)}
@@ -59,7 +60,7 @@ def _counts_of(name: str, features: Features) -> Counts:
 
 
 def main() -> None:
-    """Print the counts on the running kernel."""
+    """Prints the counts on the running kernel."""
     kernel = {"kernel": os.uname().release, "machine": platform.machine()}
     print(json.dumps({**kernel, "objects": statistics(detect())}))
 

@@ -1,4 +1,4 @@
-"""``python -m probing.daemon.cli``: the command ``probingd``, where no script of it is installed."""
+"""``python -m probing.daemon.cli`` runs the command ``probingd`` where no script of that name is installed."""
 
 from probing.daemon.cli.main import main
 

@@ -34,7 +34,7 @@ _COMMANDS: dict[str, Callable[..., int]] = {
     "verify": commands.verify,
     "version": commands.show_version,
 }
-# The keys of the configuration that a command reads. `check` looks at all, so that it is for `run` to list them.
+# The keys of the configuration that each command reads. `check` reads all keys, so only the help of `run` lists them.
 _READS: dict[str, tuple[str, ...]] = {
     "stop": ("socket",),
     "restart": ("socket",),
@@ -42,17 +42,17 @@ _READS: dict[str, tuple[str, ...]] = {
     "import": ("state_dir", "node_name", "store.max_bytes", "store.keep_free_bytes"),
     "verify": ("state_dir",),
 }
-# Of a shell whose child Ctrl-C ended.
+# The exit code after Ctrl-C, the same that a shell gives.
 _INTERRUPTED = 130
-# The longest option, with two spaces.
+# The length of the longest option, plus two spaces.
 _OPTION_WIDTH = 34
 
 
 def invoke(args: Sequence[str]) -> int:
-    """Runs a command line and returns its exit code. Raises UsageError, and what the command raises."""
+    """Runs a command line and returns its exit code. Raises UsageError, and the errors of the command."""
     if not args or args[0] == "help":
         args = ["--help"]
-    # Which click typer brings along differs by its version.
+    # Each version of typer brings another click, so the class of its errors is looked up here.
     click_error: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
         code = program().main(list(args), prog_name="probingd", standalone_mode=False)
@@ -89,8 +89,8 @@ class _Group(TyperGroup):
 
 
 def program() -> Any:
-    """Returns the command ``probingd``: call its ``main``."""
-    # An unknown option of the group is an unknown command, and one of a command goes to the configuration.
+    """Returns the command ``probingd``; its ``main`` runs it."""
+    # Before the command an unknown option is an unknown command; after it, it belongs to the configuration.
     context = {"help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "max_content_width": 120}
     app = typer.Typer(cls=_Group, add_completion=False, rich_markup_mode=None, context_settings=context)
     app.callback()(_root)
@@ -126,7 +126,7 @@ def _write_configuration(formatter: Any) -> None:
 
 
 def _write_keys_of(command: str, formatter: Any) -> None:
-    """Writes the configuration that a command reads, and where the rest is."""
+    """Writes the options of the configuration that a command reads, and where the others are listed."""
     with formatter.section(f"Configuration (also keys of {DEFAULT_FILE})"):
         formatter.write_dl(_rows_of(_READS.get(command, ())), col_max=_OPTION_WIDTH)
     formatter.write_paragraph()
@@ -148,6 +148,6 @@ def _usage(error: Any, args: Sequence[str]) -> UsageError:
     names = {*(parameter.opts if parameter is not None else ()), getattr(error, "option_name", None)}
     if names & set(FORMAT_NAMES):
         given = next((word for word in args if word.partition("=")[0] in FORMAT_NAMES), FORMAT_NAMES[0])
-        return UsageError(f"{given.partition('=')[0]} takes table or json")
+        return UsageError(f"{given.partition('=')[0]} must be table or json")
     message = str(error.format_message())
     return UsageError(message[:1].lower() + message[1:].rstrip("."))

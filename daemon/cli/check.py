@@ -1,4 +1,4 @@
-"""``probingd check``: what works on this machine, and what each lack costs."""
+"""``probingd check`` shows what works on this machine, and what each missing feature costs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from probing.daemon.supervisor.runtime import pins_of
 __all__ = ("Finding", "check", "check_config", "command", "needed_is_missing", "print_table")
 
 AS_ROOT = "start it as root or by its systemd unit"
-# Without these nothing can be collected; every other lack costs something, and the daemon runs.
+# The daemon collects nothing without these features; without others it runs, but loses something.
 NEEDED_FEATURES = ("btf", "ringbuf")
-# Any of these keeps a pinned probe in place while no collector runs.
+# Each of these features keeps a pinned probe in place while no collector runs.
 LASTING_FEATURES = ("uprobe_multi", "perf_link", "event_map")
 RIGHTS_COST = {
     "BPF": "no program can be loaded: no collectives, no process events",
@@ -52,9 +52,10 @@ OBJECTS = Path(__file__).resolve().parents[1] / "bpf"
 
 @dataclass(frozen=True)
 class Finding:
-    """A feature: ``state`` is ok, missing, limited or unknown; only what is ``needed`` and missing stops the daemon.
+    """A line of the check. ``state``: ok, missing, limited or unknown. Only a missing feature that is ``needed`` stops
+    the daemon.
 
-    ``cost`` is what its lack costs, ``remedy`` what to do about it.
+    ``cost``: what is lost without the feature; ``remedy``: what to do about it.
     """
 
     name: str
@@ -74,7 +75,7 @@ _OnlyConfig = Annotated[
 
 
 def command(context: typer.Context, output: FormatOption = Format.TABLE, only_config: _OnlyConfig = False) -> int:
-    """List what works here and what each lack costs; 3 when something needed is missing."""
+    """List what works here and what each missing feature costs; exit with 3 when something needed is missing."""
     config = config_of(context)
     if only_config:
         check_config(config)
@@ -88,8 +89,10 @@ def command(context: typer.Context, output: FormatOption = Format.TABLE, only_co
 
 
 def check_config(config: Config) -> None:
-    """Raises the ConfigError with which the collector or the service would end: limits, users, ports, their files."""
-    # Imported late: they import what the processes need.
+    """Raises the ConfigError that would end the collector or the service at the start: limits, users, ports, their
+    files.
+    """
+    # Imported late: the modules import what collector and service need.
     from probing.daemon.collector.settings import check_settings
     from probing.daemon.service.auth import Doors
 
@@ -98,7 +101,7 @@ def check_config(config: Config) -> None:
 
 
 def check(config: Config) -> list[Finding]:
-    """Look at everything. Changes nothing, and raises nothing for what is missing."""
+    """Returns the findings about this machine. Changes nothing, and raises nothing for a missing feature."""
     features, pinned = list(_library_and_features()), _pins(config)
     return [
         _kernel(),
@@ -121,7 +124,7 @@ def needed_is_missing(findings: list[Finding]) -> bool:
 
 
 def print_table(findings: list[Finding], out: TextIO) -> None:
-    """For people: a line each, with the cost and the remedy of what is missing below it."""
+    """Prints a line for each finding, and below it the cost and the remedy of a missing feature."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         mark = "MISSING" if finding.state == "missing" else finding.state
@@ -146,7 +149,9 @@ def _kernel() -> Finding:
 
 
 def _lockdown() -> Iterator[Finding]:
-    """What the kernel refuses to root as well; no line where it has no such mode."""
+    """Yields the finding about the kernel's lockdown, which refuses some calls to root, too; nothing without such a
+    mode.
+    """
     if mode := lockdown_mode():
         cost = "programs that read the kernel's memory are refused, and perf events"
         state = "limited" if mode == CONFIDENTIALITY else "ok"
@@ -161,7 +166,7 @@ def _library_and_features() -> Iterator[Finding]:
         yield Finding("libbpf", "missing", True, e.message, cost, e.hint or "")
         return
     yield Finding("libbpf", "ok", True, str(used), cost)
-    # Loads libbpf itself, so only now.
+    # Importing this loads libbpf, so it is imported as late as possible.
     from probing.daemon.bpf.capabilities import capabilities
 
     for found in capabilities():
@@ -222,7 +227,7 @@ def _tool(name: str, package: str, cost: str) -> Finding:
 
 
 def _walls() -> Iterator[Finding]:
-    """Checks what confines SQL workers and parsers beside their lack of rights: Landlock and seccomp."""
+    """Yields findings about Landlock and seccomp, which confine SQL workers and parsers further."""
     abi = landlock_abi()
     cost = "workers are kept from files by their user alone"
     remedy = "boot Linux 5.13 or newer with landlock among the security modules (lsm=)"
@@ -270,7 +275,7 @@ def _pins(config: Config) -> Finding:
 
 
 def _restart(features: list[Finding]) -> Finding:
-    """What a kill or a restart of the collector costs."""
+    """Returns the finding about what a kill or a restart of the collector costs."""
     states = {finding.name: finding.state for finding in features if finding.name in LASTING_FEATURES}
     lasting = [name for name in LASTING_FEATURES if states.get(name) == "ok"]
     if not lasting and "unknown" in states.values():

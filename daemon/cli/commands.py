@@ -1,4 +1,4 @@
-"""Short commands of ``probingd``: ``cleanup``, ``restart``, ``stop``, ``verify`` and ``version``."""
+"""The short commands of ``probingd``: ``cleanup``, ``restart``, ``stop``, ``verify`` and ``version``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cleanup(
     context: typer.Context,
     everything: Annotated[bool, typer.Option("--all", help="Remove the probes of all instances.")] = False,
 ) -> int:
-    """Remove the probes that a daemon left behind: those of --instance NAME, or with --all everyone's."""
+    """Remove the probes that a daemon left behind: those of --instance NAME, or with --all those of every instance."""
     config = config_of(context)
     removed = control.cleanup(config, everything=everything)
     whose = "" if everything else f" of instance {config.instance}"
@@ -29,7 +29,7 @@ def cleanup(
 
 
 def restart(context: typer.Context) -> int:
-    """Read the configuration again and restart the collector and the service; probes stay in place meanwhile."""
+    """Read the configuration again and restart the collector and the service; the probes stay in place."""
     control.restart(config_of(context))
     return 0
 
@@ -44,7 +44,9 @@ def stop(
 
 
 def verify(context: typer.Context, output: FormatOption = Format.TABLE) -> int:
-    """Check all files of --state-dir without writing; print a line for each problem; exit with 3 if there is any."""
+    """Check all files of --state-dir without writing; print a line for each problem; exit with 3 if there is a
+    problem.
+    """
     from probing.daemon.store.verify.examine import examine
 
     config = config_of(context)

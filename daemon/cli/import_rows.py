@@ -1,4 +1,4 @@
-"""``probingd import``: stored rows from elsewhere into this state directory."""
+"""``probingd import`` copies stored rows from elsewhere into this state directory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(
     from probing.daemon.store.importing.importer import import_sources
     from probing.daemon.store.importing.target import Target
     from probing.daemon.supervisor.runtime import make_state_dir
-    from probing.daemon.user_probes.tables import UserTables
+    from probing.daemon.user_tables import UserTables
 
     sources, rest = _split(context.args)
     if not sources:

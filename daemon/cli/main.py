@@ -12,13 +12,13 @@ __all__ = ("main",)
 
 
 def main() -> None:
-    """Runs the command line of this process. Exit code: 0 fine, 1 error, 2 wrong usage, 3 something is missing."""
+    """Runs the command line of this process. Exit code: 0 success, 1 error, 2 wrong usage, 3 something is missing."""
     sys.exit(guard(lambda: _dispatch(sys.argv[1:])))
 
 
 def _dispatch(args: Sequence[str]) -> int:
     if args[:1] == ["run"] and not {"-h", "--help"} & set(args):
-        # The supervisor stays: typer would cost its start 70 ms, and its memory 3.7 MiB for good.
+        # The supervisor avoids typer, which would cost 70 ms at the start and 3.7 MiB of memory all the time.
         from probing.daemon.cli.run import run
 
         return run(args[1:])

@@ -22,17 +22,17 @@ FORMAT_NAMES = ("-f", "--format")
 
 
 class Format(str, Enum):
-    """How an answer is printed."""
+    """The format in which an answer is printed."""
 
     TABLE = "table"
     JSON = "json"
 
 
-FormatOption = Annotated[Format, typer.Option(*FORMAT_NAMES, help="Print a table, or JSON for machines.")]
+FormatOption = Annotated[Format, typer.Option(*FORMAT_NAMES, help="Print a table, or JSON for programs.")]
 
 
 def config_of(context: typer.Context) -> Config:
-    """Returns the configuration of the options that the command itself does not have. Raises ConfigError."""
+    """Returns the configuration from the options that are not the command's. Raises ConfigError."""
     return Config.from_args(context.args, default_file=True)
 
 
@@ -42,7 +42,7 @@ def write_json(value: object) -> None:
 
 
 def decoder(config: Config) -> Decoder:
-    """Returns a decoder that runs as the user of the parsers, where this process can become it."""
+    """Returns a decoder that runs as the parsers' user if this process can change its user."""
     from probing.daemon.store.decoder import Decoder
 
     found = account(config, "parser")
@@ -52,7 +52,7 @@ def decoder(config: Config) -> Decoder:
 def account(config: Config, process: str) -> Account | None:
     """Returns the user of a process of the daemon.
 
-    None where no daemon is installed, and where this process cannot become that user.
+    None where no daemon is installed, or where this process cannot become that user.
     """
     from probing.daemon.supervisor.rights import rights_table
 

@@ -1,4 +1,4 @@
-"""``probingd run``: the supervisor in the foreground, without typer, which would stay in its memory."""
+"""``probingd run`` starts the supervisor in the foreground. It does not import typer, which would stay in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(args: Sequence[str]) -> int:
 
     config = read()
     log_to_stderr("supervisor")
-    # A wheel makes no users when it is installed, as packages do.
+    # Packages make the users when they are installed; a wheel does not.
     if changes_users() and (made := make_missing_users(config.users)):
         logging.getLogger(__name__).info("made %s", ", ".join(made))
     return Supervisor(config, rights_table(config, sys_admin=needs_sys_admin()), reread=read).run()

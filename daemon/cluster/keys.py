@@ -16,16 +16,16 @@ __all__ = ("KEY_BYTES", "NONCE_BYTES", "SIGNATURE_BYTES", "NodeKey", "answers", 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 NONCE_BYTES = 16
-# A signed text begins with its kind, so that no signature counts for a text of another kind.
+# A signed text begins with its kind, so a signature is valid for texts of this kind only.
 _RECORD = b"probingd record 1\n"
 _ANSWER = b"probingd answer 1\n"
 
 
 class NodeKey:
-    """The private key of a node, from the 32 bytes that its file holds."""
+    """The private key of a node, made from the 32 bytes in its file."""
 
     def __init__(self, secret: bytes) -> None:
-        """Raises ValueError for anything but 32 bytes."""
+        """Raises ValueError if ``secret`` does not have 32 bytes."""
         self._key = Ed25519PrivateKey.from_private_bytes(secret)
         self.public = self._key.public_key().public_bytes_raw()
 
@@ -34,12 +34,12 @@ class NodeKey:
         return cls(secrets.token_bytes(KEY_BYTES))
 
     def signed(self, record: Record) -> Record:
-        """Returns ``record`` with this key and its signature."""
+        """Returns ``record`` with this public key and its signature."""
         own = record._replace(key=self.public)
         return own._replace(signature=self._key.sign(_RECORD + _text(own)))
 
     def answer(self, nonce: bytes, record: Record) -> bytes:
-        """Returns the proof that the node of ``record`` lives and holds this key; empty where nobody asked for it."""
+        """Returns the proof that the node of ``record`` lives and holds this key; empty if ``nonce`` is empty."""
         return self._key.sign(_ANSWER + _asked(nonce, record)) if nonce else b""
 
 
@@ -50,7 +50,9 @@ def is_signed(record: Record) -> bool:
 
 
 def answers(proof: bytes, nonce: bytes, record: Record) -> bool:
-    """Returns whether ``proof`` answers ``nonce`` by the key of ``record``; the answer is younger than the nonce."""
+    """Returns whether ``proof`` answers ``nonce`` by the key of ``record``: then the answer is younger than
+    the nonce.
+    """
     return bool(record.key and nonce) and _verified(record.key, proof, _ANSWER + _asked(nonce, record))
 
 
@@ -67,7 +69,10 @@ def _verified(key: bytes, signature: bytes, text: bytes) -> bool:
 
 
 def _text(record: Record) -> bytes:
-    """Returns all fields of ``record`` but the signature. A new field needs another kind: older nodes leave it out."""
+    """Returns the text to sign: all fields of ``record`` except the signature.
+
+    A new field needs another kind of text, since older nodes leave the field out.
+    """
     parts = (*record[:-2], record.key.hex())
     return json.dumps(parts, separators=(",", ":")).encode()
 

@@ -1,9 +1,9 @@
-"""The state machine of one node: its calls at each tick, its answers, and the consequences of the answers it gets.
+"""The state machine of one node: the calls that it makes at each tick, its answers, and its conclusions from answers.
 
 Each node watches the three nodes that follow it in a ring of hashed names, and pings another node at random. News
-travels with the pings; digests show whether the random node knows the same, and the difference is repaired.
+travels with the pings. Digests show whether the random node has the same updates; if not, the two exchange them.
 
-The comparison of two tables: by digests of buckets, then by marks of updates, then the updates that differ.
+Two nodes compare their tables in three steps: digests of buckets, then marks of updates, then the updates that differ.
 """
 
 from __future__ import annotations
@@ -70,24 +70,24 @@ def _fitting(updates: Sequence[Update], room: int = REPAIR_BYTES) -> tuple[Updat
 
 WATCHED = 3
 RELAYS = 2
-# Bytes of news in a message.
+# The most bytes of news in a message.
 NEWS_BYTES = 4_000
-# Bytes of updates in all answers between two ticks: a seed is asked by all nodes that start. Further answers name a few
-# other nodes.
+# The most bytes of updates in the answers between two ticks; further answers name only a few nodes.
 ANSWER_BYTES = 96_000
 REFERRALS = 8
-# Updates by one comparison from which a node counts as knowing little: it compares once more at once.
+# A comparison that brings this many updates shows that the node lacks many: it compares once more at once.
 BEHIND = 28
 TURNS = 1
-# Ticks between two pings of a failed node, and of seeds where other nodes are known.
+# The ticks between two pings of a failed node, or of a seed while other nodes are reachable.
 RETRY_TICKS = 5
 FORGET_TICKS = 60
 
 
 class Machine:
-    """Belongs to one thread. All times are given: ``now`` in monotonic seconds, ``wall_ns`` of the node's clock.
+    """The state machine of one node, for one thread. Callers pass all times: ``now`` in monotonic seconds, ``wall_ns``
+    by the node's clock.
 
-    ``seeds``: addresses of nodes to begin with; they may be set anew at any time. ``key`` signs the node's record.
+    ``seeds``: addresses that the node asks first; they may be changed at any time. ``key`` signs the node's record.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Machine:
         self.seeds = tuple(seeds)
         self._key = key_of(own.name)
         self._rng = rng or random.Random()  # noqa: S311
-        # The name of the node that answered at each seed.
+        # The name of the node that answered, by address of a seed.
         self._names: dict[str, str] = {}
         self._wall_ns = 0
         self._ticks = 0
@@ -115,7 +115,7 @@ class Machine:
         return [seed for seed in self.seeds if seed not in self._names and seed != self.view.own.address]
 
     def tick(self, now: float, wall_ns: int) -> list[Call]:
-        """Draws conclusions from silence, and returns the calls of this heartbeat."""
+        """Claims what silence proves, and returns the calls of this heartbeat."""
         self._clock(wall_ns)
         self._ticks += 1
         self._answered_bytes = self.view.checks = 0
@@ -129,7 +129,7 @@ class Machine:
         table = self.view.table
         other = table.pick(self._rng)
         watched = table.after(self._key, WATCHED)
-        # A node that did not answer this one is pinged again, until it has failed.
+        # A node that has never answered this one is pinged again, until it has failed.
         missed = [name for name in self.view.silent if name in table.entries and name not in watched]
         names = [*watched, *self._rng.sample(missed, min(len(missed), WATCHED))]
         calls = [self._ping(name, now) for name in names if name != other]
@@ -165,7 +165,7 @@ class Machine:
         first = [relayed.update] if relayed and reached else []
         namesake = self.view.table.entries.get(message.sender.name)
         if namesake and namesake.update.record.uid != message.sender.uid:
-            # The sender has to know which other node has its name.
+            # The sender has to learn that another node has its name.
             first.append(namesake.update)
         return self._message((*first, *self._news()), buckets=buckets, marks=marks, reached=reached)
 
@@ -176,14 +176,14 @@ class Machine:
         """
         if name not in self.view.table.entries:
             return None
-        # Purpose.PROBE: if the pinged node does not answer, this node asks no further relays to ping it.
+        # Purpose.PROBE: if the pinged node does not answer, this node asks no other nodes to ping it.
         call = self._ping(name, now)._replace(purpose=Purpose.PROBE)
         return call._replace(message=call.message._replace(nonce=nonce)) if nonce else call
 
     def answered(
         self, call: Call, message: Message, now: float, wall_ns: int, *, certified: bool = False
     ) -> list[Call]:
-        """Takes the answer to ``call``; returns the calls that follow. ``certified``: TLS proved that ``call.name``
+        """Handles the answer to ``call``. Returns the calls that follow. ``certified``: TLS proved that ``call.name``
         answered."""
         self._clock(wall_ns)
         sender, view = message.sender, self.view
@@ -210,23 +210,23 @@ class Machine:
             entry.offset_ns = message.wall_ns - (call.wall_ns + wall_ns) // 2
         view.hear(message.updates, now)
         if call.name and sender.name != call.name:
-            # The address belongs to another node now.
+            # Another node has the address now.
             return self.unanswered(call, now)
         return self._repairs(call, message, now)
 
     def _relayed(self, call: Call, message: Message, now: float) -> None:
         entry = self.view.table.entries.get(call.name)
-        # The relay may have reached the node after a restart (another uid), at another address.
+        # The relay may have reached the node after a restart (with another uid), at another address.
         reached = (u.record.uid for u in message.updates if u.record.name == call.name)
         if message.reached and entry and entry.update.record.uid in reached:
-            # A node with a bound key has to prove by it that it lives: the relay's word is not enough.
+            # A node with a bound key has to prove by this key that it lives: a relay's word is not enough.
             proven = not entry.key or answers(message.relayed, call.message.nonce, entry.update.record)
             if proven:
                 self.view.present(entry, now)
         self.view.hear(message.updates, now)
 
     def unanswered(self, call: Call, now: float) -> list[Call]:
-        """Notes that ``call`` got no answer; returns the calls that follow."""
+        """Handles that ``call`` got no answer. Returns the calls that follow."""
         table = self.view.table
         entry = table.entries.get(call.name)
         if entry is None or call.purpose is not Purpose.PING or call.address != entry.update.record.address:
@@ -262,7 +262,7 @@ class Machine:
 
     def _ping(self, name: str, now: float, *, digests: tuple[int, ...] = ()) -> Call:
         update = self.view.table.entries[name].update
-        # A node has to know a claim about itself to refute it.
+        # A node must hear claims about itself to refute them.
         claimed = () if update.claim is Claim.ALIVE else (update,)
         message = self._message((*claimed, *self._news()), digests=digests)
         return self._call(Purpose.PING, name, update.record.address, message, now)
@@ -272,7 +272,9 @@ class Machine:
         return self._call(Purpose.PROBE, name, address, message, now)
 
     def _repairs(self, call: Call, message: Message, now: float) -> list[Call]:
-        """Returns a call that asks for updates that only the answering node knows, and sends updates that it lacks."""
+        """Returns a call that asks for updates which only the answering node has, and sends updates which that node
+        lacks.
+        """
         if call.purpose is Purpose.REPAIR:
             if len(message.updates) < BEHIND or call.turn >= TURNS:
                 return []

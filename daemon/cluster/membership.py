@@ -1,4 +1,4 @@
-"""The members of the cluster, for other packages: safe to read from any thread."""
+"""Tells other packages the members of the cluster; may be read from any thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from probing.daemon.cluster.table import Entry
 __all__ = ("Member", "Membership")
 
 T = TypeVar("T")
-# The offset of a clock, beyond the error of its measurement, from which it is a problem, ns.
+# An offset of a clock is reported as a problem when it exceeds the error of its measurement by this, ns.
 CLOCK_NS = 1_000_000_000
 
 
@@ -24,9 +24,9 @@ class Member:
     """A node. ``state``: healthy, suspect, failed, recovering, or unknown for a seed that has not answered.
 
     ``jobs``: marks of the jobs that have ranks on the node. ``since_ns``: when the state began, as far as this node
-    knows, UTC. ``heard_ns``: the time since the node answered this one. ``clock_offset_ns``: its clock minus ours.
-    ``address``: empty if another node has the address. ``proof``: what proves its name to this node, as a word of
-    ``record.Proof``. ``keyed``: it has a key.
+    knows, UTC. ``heard_ns``: the time since it last answered this node. ``clock_offset_ns``: its clock minus ours.
+    ``address``: empty if another node has the address. ``proof``: how it proved its name to this node, a word of
+    ``record.Proof``. ``keyed``: whether it has a key.
     """
 
     name: str
@@ -47,8 +47,9 @@ class Member:
 
 
 class Membership:
-    """The state machine of this node under a lock. Whoever reaches peers calls ``tick`` at each heartbeat, makes the
-    calls that it returns, and gives their outcome to ``answered`` or ``unanswered``, which return more calls."""
+    """The state machine of this node under a lock. The caller that reaches other nodes calls ``tick`` at each
+    heartbeat, makes the calls that it returns, and passes their outcome to ``answered`` or ``unanswered``, which return
+    more calls."""
 
     def __init__(self, machine: Machine, monotonic: Callable[[], float], wall_ns: Callable[[], int]) -> None:
         self._machine = machine
@@ -95,7 +96,9 @@ class Membership:
             self._machine.seeds = tuple(seeds)
 
     def problems(self) -> list[str]:
-        """Returns problems that make answers of the cluster doubtful: names that two nodes have, wrong clocks, lies."""
+        """Returns problems that make answers of the cluster doubtful: two nodes with one name, wrong clocks, false
+        claims.
+        """
         named = [f"{m.name}: {m.problem}" for m in self.members() if m.problem]
         view = self._machine.view
         lies = [f"{view.lies} claims of peers were wrong"] if view.lies else []
@@ -108,7 +111,7 @@ class Membership:
     def answer(
         self, message: Message, *, reached: bool = False, relayed: bytes = b"", certified: bool = False
     ) -> Message:
-        """Returns the answer to a message of another node, as ``Machine.answer`` does."""
+        """Returns the answer to a message of another node. Arguments as in ``Machine.answer``."""
         return self._locked(
             lambda: self._machine.answer(
                 message, self._monotonic(), reached=reached, relayed=relayed, certified=certified
@@ -116,7 +119,7 @@ class Membership:
         )
 
     def relay(self, name: str, nonce: bytes = b"") -> Call | None:
-        """Returns the ping of ``name`` that another node asks for; None if ``name`` is not known."""
+        """Returns the ping of ``name`` that another node asks for; None if this node has no node of that name."""
         return self._locked(lambda: self._machine.relay(name, self._monotonic(), nonce))
 
     def answered(self, call: Call, message: Message, *, certified: bool = False) -> list[Call]:
@@ -141,7 +144,7 @@ class Membership:
 
     @staticmethod
     def _best(entries: Iterable[Entry]) -> Entry | None:
-        """Returns the entry that owns the address of all ``entries``: not failed, has answered there, proven best."""
+        """Returns the entry that owns the address of all ``entries``: not failed, answered there, and best proven."""
 
         def rank(entry: Entry) -> tuple[bool, bool, Proof]:
             return entry.update.claim is not Claim.FAILED, entry.heard is not None, entry.proof

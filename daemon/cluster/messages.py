@@ -1,4 +1,4 @@
-"""The messages of nodes: a ping or its answer, with updates; and the calls that a tick returns."""
+"""The messages between nodes: pings and their answers, with updates; and the calls that a tick returns."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from probing.daemon.cluster.record import Record, Update
 
 __all__ = ("MAX_BYTES", "MAX_MARKS", "MAX_UPDATES", "Call", "Message", "Purpose")
 
-# Bounds of one message. The receiver refuses more.
+# Limits of one message; the receiver refuses larger messages.
 MAX_BYTES = 16_000
 MAX_UPDATES = 256
 MAX_MARKS = 256
 
 
 class Message(NamedTuple):
-    """A ping, or the answer to one. ``wall_ns``: clock of the sender.
+    """A ping, or the answer to a ping. ``wall_ns``: the sender's clock.
 
-    ``digests``: a hash of each bucket of the sender's table, none if tables are not compared. ``buckets``: the buckets
+    ``digests``: a hash of each bucket of the sender's table, empty if tables are not compared. ``buckets``: the buckets
     whose ``marks`` of updates the sender lists; ``wanted``: the marks of updates that the sender asks for. ``relay``:
-    the node that the receiver shall ping for the sender; ``reached``, in the answer: that node answered.
+    the node that the receiver is asked to ping for the sender; ``reached``, in the answer: that node answered.
 
     ``nonce`` is random in a ping; ``proof`` answers the nonce by the key of the sender, and ``relayed`` by the key of
     the node that was pinged for the asking node.
@@ -43,15 +43,16 @@ class Message(NamedTuple):
 class Purpose(Enum):
     PING = "ping"
     RELAY = "relay"
-    # A ping of an address that may be a node's new one or is a seed's, or for a node that asked for it.
+    # A ping of an address that may be a node's new address or a seed's, or a ping for another node that asked for it.
     PROBE = "probe"
     REPAIR = "repair"
 
 
 class Call(NamedTuple):
-    """A message to ``address``, to be answered within ``seconds``. ``name``: the node that the call is about, or empty.
+    """A message to ``address`` whose answer must come within ``seconds``. ``name``: the node that the call is about, or
+    empty.
 
-    ``turn`` counts the comparisons with the called node that followed each other at once.
+    ``turn``: the number of comparisons with the called node in direct succession.
     """
 
     purpose: Purpose

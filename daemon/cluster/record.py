@@ -1,4 +1,4 @@
-"""Records, which nodes give of themselves, and claims, which nodes make about each other."""
+"""Records, which nodes publish about themselves, and claims, which nodes make about each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ("MAX_INCARNATION", "MAX_JOBS", "Claim", "Proof", "Record", "Update", 
 MAX_JOBS = 64
 MAX_LABELS = 16
 MAX_LABEL_BYTES = 1024
-# A bound of incarnations, far above that of a truthful node: Unix seconds at its start, plus one for each change.
+# The largest incarnation that is accepted; truthful nodes use Unix seconds at the start, plus 1 a change.
 MAX_INCARNATION = 1 << 48
 BUCKETS = 64
 _NAME = re.compile(r"[\w.:@-]{1,255}")
@@ -27,7 +27,9 @@ _VERSION = re.compile(r"[\w.+-]{0,32}", re.ASCII)
 
 
 class Claim(IntEnum):
-    """The state that a claim gives a node. Of two claims about one incarnation the later member of this enum holds."""
+    """The state that a claim gives a node. Of two claims about one incarnation, the later in this list of
+    states wins.
+    """
 
     ALIVE = 0
     SUSPECT = 1
@@ -35,11 +37,11 @@ class Claim(IntEnum):
 
 
 class Proof(IntEnum):
-    """The proof that a name is a node's own. A later member counts more than an earlier one."""
+    """How a node proved its name. A later member counts more than an earlier member."""
 
     # The node is of a version without keys.
     NONE = 0
-    # Its record is signed by the first key that this node heard of for the name.
+    # The record is signed by the first key that this node received for the name.
     HEARD = 1
     # The node has answered a challenge of this node by that key.
     KEY = 2
@@ -48,15 +50,16 @@ class Proof(IntEnum):
 
     @property
     def word(self) -> str:
-        """The word for people; empty for none."""
+        """The word to print; empty for NONE."""
         return self.name.lower() if self else ""
 
 
 class Record(NamedTuple):
-    """What a node says of itself. ``uid`` differs at each start; ``jobs``: marks of the jobs with ranks on the node.
+    """What a node publishes about itself. ``uid`` differs at each start; ``jobs``: marks of the jobs with ranks on the
+    node.
 
-    ``key``: its public key; ``signature``: the signature of all other fields by the key (``keys``); key and signature
-    are empty for a node of a version without keys. ``incarnation`` rises with each change: an older record is no news.
+    ``key``: its public key; ``signature``: the signature of all other fields by the key (``keys``); both are empty for
+    a node of a version without keys. ``incarnation`` rises with each change, so an older record is ignored.
     """
 
     name: str
@@ -99,12 +102,12 @@ class Update(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """The rank of the update: of two updates about one name the update of higher rank holds."""
+        """The rank of the update: of two updates about one name, the update of higher rank wins."""
         return self.record.incarnation, self.claim, self.record.uid
 
 
 def key_of(name: str) -> int:
-    """Returns the place of a node in the ring, 64 bits."""
+    """Returns the key, 64 bits, that places the node ``name`` in the ring."""
     return _hash(name)
 
 
@@ -113,7 +116,7 @@ def bucket_of(key: int) -> int:
 
 
 def checked_record(record: Record, *, local: bool = False) -> Record:
-    """Returns ``record``. Raises PeerError where it is out of bounds; ``local``: Unix sockets may be addresses."""
+    """Returns ``record``. Raises PeerError if a field is out of bounds. ``local``: Unix sockets may be addresses."""
     address = _ADDRESS.fullmatch(record.address)
     if not _NAME.fullmatch(record.name):
         raise PeerError("a record has no valid name")

@@ -1,7 +1,7 @@
-"""The table of known nodes, with digests of buckets, the ring, and bounds; the news to pass on; the addresses to ask.
+"""The table of nodes with its digests, ring and bounds; the news to pass on; the addresses to ask.
 
-News is passed on a bounded number of times, the least often passed on first. An address that may be the new one of a
-known node is asked before it is believed.
+News is passed on a limited number of times; updates that were passed on least often go first. A possible new address of
+a node is used only after the node answered there.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MAX_MEMBERS = 16_384
 
 @dataclass(slots=True)
 class Entry:
-    """A node. Times are monotonic seconds. ``changed``: when the claim changed; ``heard``: when the node last answered
-    this one; ``missing``: since when it has not answered; ``returned``: when it came back after a failure. ``problem``:
-    the time at which another node of its name was found, and a text. ``key``: the key that is bound to its name, by
-    ``proof``; empty if no key is."""
+    """The entry of a node. Times are monotonic seconds. ``changed``: when the claim changed; ``heard``: when the node
+    last answered this node; ``missing``: since when it has not answered; ``returned``: when it came back after a
+    failure. ``problem``: when another node of the same name was seen, and a text. ``key``: the key that is bound to its
+    name, by ``proof``; empty if no key is."""
 
     update: Update
     place: int
@@ -40,17 +40,17 @@ class Entry:
 
     @property
     def live(self) -> bool:
-        """Whether nothing says that the node is gone."""
+        """Whether nothing indicates that the node is gone."""
         return self.update.claim is Claim.ALIVE and self.missing is None
 
 
 class Table:
-    """Entries by name, without the node itself. The ring holds the nodes that have not failed, by their keys."""
+    """The entries of the other nodes, by name. The ring holds the nodes that have not failed, by their keys."""
 
     def __init__(self, own: Update) -> None:
         self.entries: dict[str, Entry] = {}
         self.refused = 0
-        # The number of nodes by host: most hosts have one.
+        # The number of nodes by host; on most hosts there is one.
         self.hosts: Counter[str] = Counter()
         self._own = own
         self._ring: list[tuple[int, str]] = []
@@ -69,7 +69,7 @@ class Table:
 
     @property
     def digests(self) -> tuple[int, ...]:
-        """A hash of each bucket, equal at nodes that know the same."""
+        """Returns a hash of each bucket; two nodes with the same updates have equal digests."""
         return tuple(self._digests)
 
     @property
@@ -78,9 +78,10 @@ class Table:
         return len(self._ring)
 
     def put(self, update: Update, now: float, proof: Proof = Proof.NONE) -> Entry | None:
-        """Stores ``update``, which holds from now on. Returns its entry; None if there is no room for a new node.
+        """Stores ``update``, which replaces the node's older update. Returns the entry; None if there is no room for a
+        new node.
 
-        ``proof``: what proves a new node. A proven node takes the place of a node without proof.
+        ``proof``: how a new node proved its name. A proven node takes the place of an unproven node.
         """
         name = update.record.name
         entry = self.entries.get(name)
@@ -120,7 +121,7 @@ class Table:
         return self._ring[rng.randrange(len(self._ring))][1] if self._ring else None
 
     def marks(self, bucket: int) -> list[int]:
-        """Returns the marks of all updates of ``bucket``, the node's own among them."""
+        """Returns the marks of all updates of ``bucket``, including the node's own update."""
         return list(self._buckets[bucket].values())
 
     def named(self, bucket: int) -> Iterator[tuple[int, Update]]:
@@ -129,8 +130,11 @@ class Table:
             yield mark, self._own if name == self._own.record.name else self.entries[name].update
 
     def _make_room(self, proof: Proof) -> bool:
-        """Forgets a failed node, first one without a proof; for a new node with a proof also a living node without."""
-        # All entries are searched only if a node has failed, as invented names may come by hundreds.
+        """Drops a failed node, first an unproven one. Returns whether there is room.
+
+        For a new node with a proof, an unproven node that never answered may go, too.
+        """
+        # All entries are searched only if a node has failed: invented names may come by hundreds.
         gone = self.live < len(self.entries)
         failed = [e for e in self.entries.values() if e.update.claim is Claim.FAILED] if gone else []
         if not failed and proof > Proof.HEARD:
@@ -160,8 +164,9 @@ class Table:
             insort(self._ring, item)
 
 
-# Updates from which nodes pass on each only SENDS_BUSY times, and the comparison of digests spreads the rest: it sends
-# updates that a node lacks, while news may come twice, each time with a signature that cannot be compressed.
+# From this many updates on, nodes pass on each update only SENDS_BUSY times, and the comparison of tables spreads the
+# rest. A comparison sends only updates that a node lacks; news may come twice, each time with a signature, which cannot
+# be compressed.
 BUSY = 6
 SENDS_BUSY = 2
 
@@ -170,7 +175,7 @@ class Rumors:
     """The updates to pass on, by name of the node. A newer update of a node replaces the older one."""
 
     def __init__(self) -> None:
-        # Updates by the number of times that they were sent; a dict keeps the order of arrival.
+        # Updates by the number of times they were sent; a dict keeps the order of arrival.
         self._by_sends: list[dict[str, Update]] = [{}]
         self._sends: dict[str, int] = {}
 
@@ -179,7 +184,7 @@ class Rumors:
 
     @property
     def busy(self) -> bool:
-        """Whether there is so much news that further records are left to the comparison."""
+        """Whether there is so much news that the rest is left to the comparison of tables."""
         return len(self._sends) >= BUSY
 
     def add(self, update: Update) -> None:
@@ -222,13 +227,13 @@ class Rumors:
 
 
 MAX_CANDIDATES = 64
-# How often a candidate is asked, and the time until it may be noted anew, s.
+# How often a candidate is asked, and the time after which it may be noted again, s.
 TRIES = 3
 AGAIN_S = 30.0
 
 
 class Candidates:
-    """Addresses that may be new ones of nodes: since when each is noted, and how often it is still asked."""
+    """Possible new addresses of nodes: when each was noted, and how often it is still to be asked."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], float] = {}
@@ -247,7 +252,7 @@ class Candidates:
         self._since[key], self._left[key] = now, TRIES
 
     def since(self, name: str, address: str) -> float:
-        """Returns when the address was noted; infinity for an address that was not."""
+        """Returns the time at which the address was noted; infinity if it was not."""
         return self._since.get((name, address), float("inf"))
 
     def due(self) -> list[tuple[str, str]]:

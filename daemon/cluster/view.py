@@ -1,4 +1,4 @@
-"""What one node believes of the other nodes: by hearsay, by their answers, and by their silence."""
+"""What this node believes about other nodes: by hearsay, by their answers, and by their silence."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ __all__ = ("Times", "View")
 
 # The time after which failed nodes are forgotten, s: a day.
 FORGET_S = 86_400
-# How far an incarnation may be above the known one, or above the clock.
+# The most by which an incarnation may exceed the last one, or the clock.
 MAX_LEAP = 1 << 33
-# How far above its own this node follows an incarnation that was claimed of it without its key: two years.
+# The most by which this node raises its incarnation to answer a claim that was not signed by its key: two years.
 MAX_STRANGE_LEAP = 1 << 26
-# Signatures that are checked between two ticks: a tenth of a second of CPU. Updates that are left out come again.
+# The most signatures that are checked between two ticks; updates that are left out come again.
 MAX_CHECKS = 2000
-# How long a conflict of two nodes with one name is shown, s; it is found again while it lasts.
+# How long a conflict of two nodes with one name is shown, s; while it lasts it is detected again.
 CONFLICT_S = 90.0
-# Nodes of one host up to which a node that was only heard of is added.
+# A node of which only hearsay came is added while its host has fewer nodes than this.
 MAX_OF_HOST = 64
 _ONE_MACHINE = ("127.", "localhost", "[::1]", "unix")
-# The most failed nodes that are kept though they never answered this node: the lowest on the ring of hashed names.
+# The most failed nodes that are kept though they never answered this node: those with the lowest keys in the ring.
 MAX_UNMET = 1024
-# Other nodes with this node's name that are remembered: it does not compete with them for the highest incarnation.
+# The most other nodes with this node's name that are remembered: this node does not outbid their incarnations.
 MAX_RIVALS = 64
 
 
 class Times(NamedTuple):
-    """Times, s: between two pings of a watched node, and without an answer until a node is suspect, then failed."""
+    """Times, s. ``heartbeat``: between two pings of a watched node.
+
+    ``suspect`` and ``failed``: how long a node does not answer before it is suspect, and then before it has failed.
+    """
 
     heartbeat: float = 1.0
     suspect: float = 2.0
@@ -39,14 +42,14 @@ class Times(NamedTuple):
 
 
 class View:
-    """``lies`` counts claims that the node itself knows to be wrong, ``silent`` are nodes that have not answered it;
-    ``checks`` counts signatures that were checked since the last tick.
+    """The state of all nodes as this node sees it. ``lies`` counts false claims about this node. ``silent``: nodes that
+    have not answered. ``checks`` counts the signatures checked since the last tick.
 
-    ``wall_s`` is the node's clock. Hearsay adds nodes and makes known ones suspect, no more: each node waits itself
-    whether the suspect refutes the claim, and a live node keeps its address until a new address answers in its name.
+    ``wall_s`` is this node's clock. Hearsay can add a node or make it suspect, no more: each node waits by itself for
+    the suspect to refute the claim. A live node keeps its address until a new address answers in its name.
 
-    A node's record counts if the key that is bound to its name signed it: the first key that is heard of, until the
-    node itself answers by another key, or a certificate proves another key. ``key``: this node's own.
+    A node's record counts if it is signed by the key bound to its name. That is the first key received for the name,
+    until the node itself answers by another key, or a certificate proves another key. ``key``: the key of this node.
     """
 
     def __init__(self, own: Record, times: Times, key: NodeKey | None = None) -> None:
@@ -69,7 +72,7 @@ class View:
         return self.table.own.record
 
     def announce(self, record: Record) -> None:
-        """Makes ``record`` the own record of this node, and news."""
+        """Makes ``record`` this node's record, and queues it as news."""
         self.table.own = Update.of(self._signed(record))
         self.rumors.add(self.table.own)
 
@@ -103,7 +106,7 @@ class View:
     # Silence.
 
     def resume(self, now: float) -> None:
-        """Forgets silence and starts suspicion anew: this node itself stood still, or has just started."""
+        """Resets all silence and suspicion: this node itself stood still, or has just started."""
         for name in self.silent | self._suspected:
             if entry := self.table.entries.get(name):
                 entry.missing, entry.changed = None, now
@@ -122,7 +125,7 @@ class View:
         self.silent.discard(entry.update.record.name)
 
     def judge(self, now: float) -> None:
-        """Makes the claims that silence proves: suspect, then failed."""
+        """Claims that nodes are suspect, then failed, as their silence proves."""
         for name in list(self.silent):
             entry = self.table.entries.get(name)
             if entry is None or entry.missing is None or entry.update.claim is Claim.FAILED:
@@ -182,11 +185,11 @@ class View:
                 self._known(entry, Update.of(entry.update.record, update.claim, update.since_s), now)
 
     def _speaks_for(self, entry: Entry, record: Record, now: float) -> bool:
-        """Returns whether ``record`` is signed by the key that is bound to the node's name, or none is bound to it."""
+        """Returns whether ``record`` is signed by the key bound to the node's name; True if no key is bound."""
         if record.key == entry.key:
             return True
         if record.key and (entry.key or entry.live):
-            # The key is bound once the node itself answers by it.
+            # The key is bound once the node itself answers by this key.
             self.candidates.add(record.name, record.address, now)
         return not entry.key
 
@@ -245,7 +248,7 @@ class View:
         """Refutes a claim about this node by an incarnation above the claimed one."""
         own, record = self.own, update.record
         if record.uid != own.uid and record.address != own.address:
-            # This node before a restart, or another node of its name: a ping of the address will show.
+            # A ping shows whether the address is this node's earlier one, or another node's of the same name.
             self.candidates.add(own.name, record.address, now)
         past = record.incarnation < own.incarnation or record.uid in self._rivals
         # An older node passes on the record without key and signature.
@@ -254,7 +257,7 @@ class View:
             return
         if record.uid == own.uid and not same:
             self.lies += 1
-        # Other nodes believe no larger leap. A node without our key could otherwise drive our incarnation to its bound.
+        # Other nodes accept no larger leap: otherwise a node without our key could exhaust our incarnations.
         most = MAX_LEAP if record.key == own.key else MAX_STRANGE_LEAP
         if record.incarnation - own.incarnation <= most and record.incarnation + 1 < MAX_INCARNATION:
             self.announce(own._replace(incarnation=record.incarnation + 1))
@@ -268,9 +271,9 @@ class View:
         self._conflict = now, f"{address} answers by the name {self.own.name}, too"
 
     def vouched(self, sender: Record, address: str, now: float, proof: Proof = Proof.NONE) -> bool:
-        """Takes the record of another node, which answered at ``address`` with ``proof``.
+        """Stores the record of another node, which answered at ``address`` with ``proof``.
 
-        Returns whether ``sender`` is the node of its name, as far as this node knows.
+        Returns whether this node accepts ``sender`` as the node of that name.
         """
         update = Update.of(sender)
         entry = self.table.entries.get(sender.name)
@@ -283,7 +286,7 @@ class View:
         entry.proof = max(entry.proof, proof)
         other = known.address != sender.address and known.uid != sender.uid
         if other and entry.live:
-            # Two nodes have one name if both answer.
+            # Both nodes answer, so two nodes have one name.
             if entry.heard is not None and entry.heard >= self.candidates.since(sender.name, address):
                 entry.problem = now, f"{address} answers by its name, too"
             else:
@@ -293,7 +296,7 @@ class View:
         return True
 
     def introduced(self, sender: Record, now: float) -> None:
-        """Takes the record of a caller whose certificate proves that the caller is the node of ``sender``."""
+        """Stores the record of a caller whose certificate proves that the caller is the node ``sender``."""
         entry = self.table.entries.get(sender.name)
         if sender.key and not is_signed(sender):
             self.lies += 1
@@ -312,11 +315,12 @@ class View:
     def _rebound(self, entry: Entry, update: Update, address: str, now: float, proof: Proof) -> bool:
         """Binds the key of ``update``, or none, to its name, if no key is bound or ``proof`` proves more than before.
 
-        Returns whether the key was bound. Else the entry gets a problem: a key that was made anew, or another node.
+        Returns whether the key was bound. If not, the entry gets a problem: the node has a new key, or another node has
+        its name.
         """
         there = address == entry.update.record.address
         more = proof > entry.proof or (proof is Proof.CERTIFICATE and (there or not entry.live))
-        # The bound key was only heard of, and the node itself has no key.
+        # The bound key is known by hearsay only, and the node itself has no key.
         unkeyed = there and entry.proof is Proof.HEARD and not update.record.key
         if not entry.key or more or unkeyed:
             entry.key, entry.proof = b"", Proof.NONE

@@ -1,1 +1,1 @@
-"""The collector process: puts the sources together, drains the rings into the log, answers the service."""
+"""The collector process: builds the sources, drains the rings into the log, answers the service."""

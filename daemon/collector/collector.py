@@ -8,7 +8,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -44,9 +44,10 @@ from probing.daemon.processes.parsers import ParserPools
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.source import StacksOnDemand
 from probing.daemon.source_state import SourceState, Totals
+from probing.daemon.store.format import JOB_ROWS
 from probing.daemon.store.store import Store
 from probing.daemon.store.tasks.worker import RemoteWorker
-from probing.daemon.user_probes.tables import UserTables
+from probing.daemon.user_tables import UserTables
 
 __all__ = ("Collector",)
 
@@ -56,7 +57,7 @@ SCAN_TIMEOUT_S = 10.0
 DAY_NS = 86_400_000_000_000
 TICK_S = 1.0
 LIBRARIES_TIMEOUT_S = 5.0
-# The time from the start to the load of late programs, s: the first answer comes before.
+# The time from the start to the loading of late programs, s: the first answer to a client comes before that.
 LATE_S = 2.0
 
 
@@ -74,9 +75,9 @@ class Collector:
         self._runtime = Path(config.runtime_dir)
         self._begun = math.inf
         started_ns = self._clock.pair().real_ns
-        # An event that is set at the end of ``start``, or when the start was given up.
+        # Set at the end of ``start``, and when the start failed.
         self._settled = threading.Event()
-        # The lock of ``follow``: the main loop and the threads of clients call it.
+        # Guards ``follow``, which the main loop and the threads of clients call.
         self._pause_lock = threading.Lock()
         self._undo = contextlib.ExitStack()
         with contextlib.ExitStack() as failed:
@@ -88,10 +89,11 @@ class Collector:
             self._undo.callback(self._parsers.close)
             state = Path(config.state_dir)
             self._tables = UserTables(state / "user_tables.json")
-            # The changes come before the store: limits that were changed for good hold from the start.
+            # The changed settings are read before the store opens: changed limits hold from the start.
             self._changes = Changes(config, state / "changes.json", lambda: self._clock.pair().real_ns)
             self._store = self._open_store()
             self._buffer = RowBuffer(self._node, self._clock, self._tables)
+            self._buffer.restore(self._rows_read())
             for loss in self._store.recovery_losses:
                 self._buffer.lost(loss)
             self._session = self._open_session()
@@ -162,14 +164,16 @@ class Collector:
         except (AttachError, PrivilegeError) as e:
             raise explained(e) from e.__cause__
         self._undo.callback(session.close, True)
-        # Programs load beside the search for libraries, which takes as long: the probes of collectives come first.
+        # Programs load in a thread while libraries are searched, which takes as long; collectives come first.
         ahead = threading.Thread(target=_load_ahead, args=(session,), name="programs", daemon=True)
         ahead.start()
         self._undo.callback(ahead.join)
         return session
 
     def _make_discovery(self, own: OwnProcesses) -> Discovery:
-        """Makes discovery. It shows facts of a process that only sources know; sources look up identities in it."""
+        """Returns the discovery of processes. It shows some facts that only sources have; sources look up identities in
+        it.
+        """
 
         def stacks() -> StacksOnDemand:
             return self._context.find(StacksOnDemand)
@@ -189,7 +193,7 @@ class Collector:
         )
 
     def _python_version(self, pid: int, start_ns: int) -> str:
-        # ``python_version`` may start a parser, for which the start of the daemon should not wait.
+        # ``python_version`` may start a parser; the start of the daemon should not wait for that.
         self._settled.wait()
         return self._context.find(StacksOnDemand).stacks.python_version(pid, start_ns)
 
@@ -204,9 +208,15 @@ class Collector:
             self._clock,
             self._changes,
             self._discovery,
+            self._rows_read(),
         )
         context.share(self._tables)
         return context
+
+    def _rows_read(self) -> Mapping[str, int]:
+        """Returns how far the memories of jobs were read when the log ended, in this boot."""
+        read = self._store.positions.get(JOB_ROWS, {})
+        return read.get("rows", {}) if read.get("boot_id") == self._clock.boot_id else {}
 
     def _watch_mappings(self) -> MmapWatch | None:
         """Returns None where the kernel refuses, as Debian's refuses CAP_PERFMON while perf_event_paranoid is 3."""
@@ -261,19 +271,19 @@ class Collector:
             Ticker("mappings", LOOK_S, self._lifecycle.read_mappings, wakes=mappings.filenos() if mappings else ()),
             *own,
             Ticker("ticks", TICK_S, *(s.tick for s in self._sources if s.tick_s is None), cost.tick),
-            # The listeners of changes attach probes, and may wait for a parser.
+            # Listeners attach probes, and may wait for a parser: so they have a thread of their own.
             Ticker("changes", TICK_S, self._changes.tick),
         ]
 
     def start(self) -> None:
-        """Begins to answer, to drain and to look for processes, and waits for a first look at all of them."""
+        """Starts answering, draining and looking for processes. Returns after the first look at all processes."""
         undo = self._undo
         self._listen()
         self._sources.start()
         take_over_layouts(self._session, self._sources.rings, self._store, self._buffer, self._clock)
         self._libraries.start()
         pair = self._clock.pair()
-        # If the clock was set since the boot, the rows may have earlier times.
+        # The clock may have been set since the boot, so stored rows may have earlier times.
         boot_ns = pair.real_ns - pair.boot_ns - DAY_NS
         self._discovery.restore(self._store.rows("process.events", RESTORED, since_ns=boot_ns))
         for source in self._sources:
@@ -286,10 +296,10 @@ class Collector:
         for ticker in self._make_tickers():
             ticker.start()
             undo.callback(ticker.stop)
-        # Sources finish before the last drain, which writes their last rows that come from no ring.
+        # Sources finish before the last drain, since that drain writes the rows that they put at their end.
         for source in self._sources:
             undo.callback(source.finish)
-        # The scans are waited for, but not for slow processes and files.
+        # The start waits for the scans of sources, but not for slow processes and files.
         self._session.load_late(FIRST_OBJECT)
         self._libraries.scanned(LIBRARIES_TIMEOUT_S)
         self._discovery.scanned(SCAN_TIMEOUT_S)
@@ -331,20 +341,20 @@ class Collector:
         self._undo.close()
 
     def summary(self) -> str:
-        """Returns the state of the collector in a line."""
+        """Returns the state of the collector as one line."""
         return summary_of(self._status.to_dict())
 
     def complete(self) -> bool:
-        """Called as often as ``check``: loads the programs that the start did not need, one object a call.
+        """Loads the next object that the start did not need. Returns whether all objects are loaded.
 
-        Returns whether all are loaded. Raises AttachError, PrivilegeError.
+        Called as often as ``check``. Raises AttachError, PrivilegeError.
         """
         if time.monotonic() >= self._begun + LATE_S and (late := self._session.late):
             self._session.load_late(min(late))
         return not self._session.late
 
     def check(self) -> None:
-        """Called now and then: updates the heartbeat of the programs, and follows the file that pauses all probes.
+        """Updates the heartbeat of the programs, and pauses or resumes probes as the file says. Called each second.
 
         Raises InternalError when the rings are not drained any more, StoreError when the state directory was deleted: a
         fresh collector continues where this one stopped.
@@ -384,6 +394,6 @@ class Collector:
 
 
 def _load_ahead(session: Session) -> None:
-    # ``start`` loads the object again, and so gets the error.
+    # ``start`` loads the object again, and raises its error then.
     with contextlib.suppress(ProbingError, OSError):
         session.load_late(FIRST_OBJECT)

@@ -1,5 +1,6 @@
-"""Serves the collector's control socket, by which alone the service reaches the collector: a method for each request,
-which returns a header and a payload.
+"""Serves the collector's control socket, the only way from the service to the collector.
+
+Each request has a method, which returns the header and the payload of the answer.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from probing.api.errors import InternalError, NotFound, PrivilegeError, ProbingError, UsageError
+from probing.api.tables.user import UserTable
+from probing.api.typed import with_fields
 from probing.daemon.arrow import ipc_bytes
 from probing.daemon.collector.live_settings import Changes
-from probing.daemon.ipc import Channel, ChannelClosed, Message, peer_credentials
+from probing.daemon.ipc import Channel, ChannelClosed, Header, Message, peer_credentials
 from probing.daemon.python_stack.answers import StackAnswers
 from probing.daemon.stack_wire import join_stacks
 from probing.daemon.store.manifest import Segment
@@ -31,8 +35,9 @@ __all__ = (
     "Requests",
 )
 
-# A function that takes the header of a request, and returns header and payload of the answer.
-_Handler = Callable[[dict[str, Any]], tuple[dict[str, Any], bytes]]
+# Header and payload.
+_Answer = tuple[Header, bytes]
+_Handler = Callable[[Header], _Answer]
 MAX_CONNECTIONS = 32
 _log = logging.getLogger(__name__)
 
@@ -46,7 +51,7 @@ class ControlServer:
         self._users = users | {0, os.getuid()}
         self._socket: socket.socket | None = None
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        # The thread of a connection calls it when the connection ends, for example to release the client's snapshots.
+        # Called in the thread of a connection when the connection ends, for example to release the client's snapshots.
         self.on_disconnect: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -101,7 +106,7 @@ class ControlServer:
         try:
             handler = self._handlers.get(op)
             if handler is None:
-                raise UsageError(f"the collector knows no request {op!r}")
+                raise UsageError(f"the collector has no request {op!r}")
             header, payload = handler(request.header)
         except ProbingError as e:
             channel.send_error(e)
@@ -112,16 +117,19 @@ class ControlServer:
             channel.send(header, payload)
 
 
+TIMEOUT_MS = 1000.0
 MAX_TIMEOUT_S = 30.0
 MAX_DAMAGED = 64
-_Answer = tuple[dict[str, Any], bytes]
 
 
 class Requests:
-    """Answers requests. ``live`` makes the rows of live tables by name. ``flush`` drains the rings and returns why it
-    could not, or "". ``pause`` stops or resumes the probes and returns whether they are paused. ``tables`` describes
-    the tables of users' probes. ``findings`` stores rows of ``diagnosis.findings`` and returns their number.
-    ``conditions`` is ``ConditionAnswers.conditions``."""
+    """Answers requests, whose fields are the arguments of the methods.
+
+    ``live`` makes the rows of live tables by name. ``flush`` drains the rings and returns why it could not, or "".
+    ``pause`` stops or resumes the probes and returns whether they are paused. ``tables`` describes the tables of users'
+    probes. ``findings`` stores rows of ``diagnosis.findings`` and returns their number. ``conditions`` is
+    ``ConditionAnswers.conditions``.
+    """
 
     def __init__(
         self,
@@ -130,11 +138,11 @@ class Requests:
         changes: Changes,
         live: Mapping[str, Callable[[], pa.RecordBatch]],
         flush: Callable[[], str],
-        status: Callable[[], dict[str, Any]],
+        status: Callable[[], Header],
         pause: Callable[[bool], bool],
-        tables: Callable[[], list[dict[str, Any]]] = list,
+        tables: Callable[[], list[UserTable]] = list,
         findings: Callable[[Any], int] = lambda _: 0,
-        conditions: Callable[[list[int], str, float], dict[str, Any]] = lambda *_: {},
+        conditions: Callable[[Sequence[int], str, float], Mapping[str, Any]] = lambda *_: {},
     ) -> None:
         self._store = store
         self._answers = answers
@@ -150,18 +158,18 @@ class Requests:
 
     def handlers(self) -> dict[str, _Handler]:
         return {
-            "snapshot": self._snapshot,
-            "release": self._release,
-            "damaged": self._damaged,
-            "live": self._live,
+            "snapshot": with_fields(self._snapshot),
+            "release": with_fields(self._release),
+            "damaged": with_fields(self._damaged),
+            "live": with_fields(self._live),
             "tables": lambda _: ({}, json.dumps({"tables": self._tables()}).encode()),
-            "stacks": self._stacks,
-            "vars": self._vars,
-            "conditions": lambda request: ({}, json.dumps(self._read_conditions(*_meant(request))).encode()),
-            "config": self._config,
-            "findings": self._findings,
+            "stacks": with_fields(self._stacks),
+            "vars": with_fields(self._vars),
+            "conditions": with_fields(self._conditions),
+            "config": with_fields(self._config),
+            "findings": with_fields(self._findings),
             "status": lambda _: ({}, json.dumps(self._status()).encode()),
-            "pause": lambda request: ({"paused": self._pause_probes(bool(request.get("paused")))}, b""),
+            "pause": with_fields(self._pause),
         }
 
     def release_all(self) -> None:
@@ -169,98 +177,100 @@ class Requests:
         for generation in self._held():
             self._store.release(generation)
 
-    def _snapshot(self, request: dict[str, Any]) -> _Answer:
+    def _snapshot(self, tables: tuple[str, ...] = (), needs: dict[str, Need] = {}) -> _Answer:  # noqa: B006
         behind = self._flush()
-        snapshot = self._store.snapshot(_wanted(request))
+        wanted = {name: needs.get(name, Need()) for name in tables}
+        snapshot = self._store.snapshot(partial(_holds, wanted))
         self._held().add(snapshot["generation"])
         missing = [f"rows of the last seconds are missing: {behind}"] if behind else []
         payload = json.dumps({"snapshot": {**snapshot, "missing": missing}}).encode()
         return {"generation": snapshot["generation"]}, payload
 
-    def _release(self, request: dict[str, Any]) -> _Answer:
-        generation = int(request.get("generation", 0))
+    def _release(self, generation: int) -> _Answer:
         self._held().discard(generation)
         self._store.release(generation)
         return {}, b""
 
-    def _damaged(self, request: dict[str, Any]) -> _Answer:
-        # The client is not trusted: the store checks the files itself, and only its own.
-        paths = [str(path) for path in list(request.get("paths", ()))[:MAX_DAMAGED]]
-        bad = [path for path in dict.fromkeys(paths) if self._store.quarantine(path, "a query could not read it")]
+    def _damaged(self, paths: tuple[str, ...]) -> _Answer:
+        # The client is not trusted: the store checks only its own files, whatever paths the client names.
+        reported = dict.fromkeys(paths[:MAX_DAMAGED])
+        bad = [path for path in reported if self._store.quarantine(path, "a query could not read it")]
         return {}, json.dumps({"set_aside": bad}).encode()
 
     def _held(self) -> set[int]:
-        """Returns the snapshots of this thread's connection."""
+        """Returns the ids of the snapshots that this thread's connection holds."""
         if not hasattr(self._snapshots, "held"):
             self._snapshots.held = set()
         held: set[int] = self._snapshots.held
         return held
 
-    def _findings(self, request: dict[str, Any]) -> _Answer:
-        return {"stored": self._put_findings(request.get("rows"))}, b""
+    def _findings(self, rows: list[Any]) -> _Answer:
+        return {"stored": self._put_findings(rows)}, b""
 
-    def _live(self, request: dict[str, Any]) -> _Answer:
-        name = str(request.get("table"))
-        if name not in self._live_tables:
-            raise NotFound(f"the collector has no live table {name!r}")
-        return {}, ipc_bytes(self._live_tables[name]())
+    def _live(self, table: str) -> _Answer:
+        if table not in self._live_tables:
+            raise NotFound(f"the collector has no live table {table!r}")
+        return {}, ipc_bytes(self._live_tables[table]())
 
-    def _stacks(self, request: dict[str, Any]) -> _Answer:
-        found = self._answers.stacks(
-            *_meant(request), native=bool(request.get("native")), with_locals=bool(request.get("locals"))
-        )
-        return join_stacks(*found)
+    def _stacks(
+        self,
+        pids: tuple[int, ...] = (),
+        job: str = "",
+        timeout_ms: float = TIMEOUT_MS,
+        native: bool = False,
+        locals: bool = False,  # noqa: A002
+    ) -> _Answer:
+        return join_stacks(*self._answers.stacks(pids, job, _seconds(timeout_ms), native=native, with_locals=locals))
 
-    def _vars(self, request: dict[str, Any]) -> _Answer:
-        pids, job, timeout = _meant(request)
-        names = [str(name) for name in request.get("names", ())]
-        return {}, json.dumps(self._answers.variables(pids, job, names, timeout)).encode()
+    def _vars(
+        self, names: tuple[str, ...], pids: tuple[int, ...] = (), job: str = "", timeout_ms: float = TIMEOUT_MS
+    ) -> _Answer:
+        return {}, json.dumps(self._answers.variables(pids, job, names, _seconds(timeout_ms))).encode()
 
-    def _config(self, request: dict[str, Any]) -> _Answer:
-        key, job, pid = str(request.get("key") or ""), str(request.get("job") or ""), int(request.get("pid") or 0)
-        changes = "value" in request or bool(request.get("reset"))
-        confirmed = bool(request.get("yes"))
+    def _conditions(self, pids: tuple[int, ...] = (), job: str = "", timeout_ms: float = TIMEOUT_MS) -> _Answer:
+        return {}, json.dumps(self._read_conditions(pids, job, _seconds(timeout_ms))).encode()
+
+    def _pause(self, paused: bool = False) -> _Answer:
+        return {"paused": self._pause_probes(paused)}, b""
+
+    def _config(
+        self,
+        key: str = "",
+        value: str | None = None,
+        job: str = "",
+        pid: int = 0,
+        reset: bool = False,
+        yes: bool = False,
+        for_ms: int = 0,
+        persist: bool = False,
+        propose_value: str | None = None,
+        propose_reset: bool = False,
+    ) -> _Answer:
         process = (0, 0)
-        if pid or (job and changes):
-            # The process or job must exist: a wrong name must not look as if it had worked.
+        if pid or (job and (reset or value is not None)):
+            # The process or job must exist: a change for a wrong name must not seem to work.
             who = self._answers.chosen([pid] if pid else [], job)[0]
             process = (who.pid, who.start_ns) if pid else process
-        if request.get("reset"):
-            self._changes.reset(key, job=job, process=process, confirmed=confirmed)
-        elif "value" in request:
-            self._changes.change(
-                key,
-                str(request["value"]),
-                job=job,
-                process=process,
-                for_ms=int(request.get("for_ms") or 0),
-                persist=bool(request.get("persist")),
-                confirmed=confirmed,
-            )
-        answer: dict[str, Any] = {}
-        if "propose_value" in request or request.get("propose_reset"):
-            text = None if request.get("propose_reset") else str(request["propose_value"])
-            answer["effect"] = self._changes.described(self._changes.effect(key, text))
+        if reset:
+            self._changes.reset(key, job=job, process=process, confirmed=yes)
+        elif value is not None:
+            self._changes.change(key, value, job=job, process=process, for_ms=for_ms, persist=persist, confirmed=yes)
+        answer = {}
+        if propose_value is not None or propose_reset:
+            effect = self._changes.effect(key, None if propose_reset else propose_value)
+            answer["effect"] = self._changes.described(effect)
         settings = self._changes.to_list(key)
         if job or pid:
             settings = [s for s in settings if (s.get("job", ""), s.get("pid", 0)) in ((job, pid), ("", 0))]
         return {}, json.dumps({**answer, "settings": settings}).encode()
 
 
-def _wanted(request: Mapping[str, Any]) -> Callable[[Segment], bool]:
-    """Tests a segment against the ``needs`` of the request's ``tables``; a request without tables needs everything."""
-    asked = request.get("needs") or {}
-    needs = {str(name): Need.from_dict(asked.get(name) or {}) for name in request.get("tables") or ()}
-
-    def wanted(segment: Segment) -> bool:
-        if segment.table not in needs:
-            return not needs
-        return needs[segment.table].holds(segment.ts_min, segment.ts_max, segment.jobs)
-
-    return wanted
+def _holds(needs: Mapping[str, Need], segment: Segment) -> bool:
+    """Tests a segment against the rows that are needed by table; without tables everything is needed."""
+    if segment.table not in needs:
+        return not needs
+    return needs[segment.table].holds(segment.ts_min, segment.ts_max, segment.jobs)
 
 
-def _meant(request: Mapping[str, Any]) -> tuple[list[int], str, float]:
-    pids = [int(pid) for pid in request.get("pids", ())]
-    timeout = min(float(request.get("timeout_ms") or 1000) / 1000, MAX_TIMEOUT_S)
-    return pids, str(request.get("job") or ""), timeout
+def _seconds(milliseconds: float) -> float:
+    return min(milliseconds / 1000, MAX_TIMEOUT_S)

@@ -24,24 +24,23 @@ from probing.daemon.bpf.ring import Drained, Ring
 from probing.daemon.clock import Clock, ClockPair, until_next
 from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.source import Loss, RingConsumer
-from probing.daemon.store.format import Positions, RingPosition
+from probing.daemon.store.format import JOB_ROWS, Positions, RingPosition
 from probing.daemon.store.store import Store
 
 __all__ = ("DrainLoop", "Positions")
 
-# The time between two looks for work, s: a look is cheaper than a wakeup for each record. The records of four looks fit
-# into each ring, by the rate since the last look.
+# The time between two looks at the rings, s: a look costs less than a wakeup for each record. It is chosen so that a
+# ring can take the records of four intervals, at the rate since the last look.
 QUIET_LOOK_S, LOOK_S, SOON_S = 0.5, 0.1, 0.01
-# A ring with room for fewer records is looked at each LOOK_S: a job that begins at full speed could fill it meanwhile.
+# A ring with fewer records than this is looked at every LOOK_S, because a job may begin at full speed.
 QUIET_RECORDS = 256
 # How long finished operations may wait in a ring, s. A drain costs about the same for one record and for a thousand, so
 # it waits for many records; a power cut loses the waiting ones. A query drains the rings first.
 REST_S = 1.0
-# A ring is drained at once when one part in FULL_SHARE is full. A consumer of large records has a share of its own
-# (``RingConsumer.full_share``).
+# A ring is drained at once when it is filled to one part in FULL_SHARE, or in its own ``full_share``.
 FULL_SHARE = 16
 MAX_DRAIN_BYTES = 4 << 20
-# How long the drain waits before it offers a refused record to the log again, s: at first, and at most.
+# The drain offers a refused record to the log again after this time, s: at first, and at most.
 RETRY_S, MAX_RETRY_S = 0.5, 10.0
 # The time between two garbage collections, s: CPython starts none by itself here (``collector.process``).
 GC_S = 120.0
@@ -49,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Record(NamedTuple):
-    """A record for the log. ``ends``: the position behind its records in each ring; ``size``: bytes from the rings."""
+    """A record for the log. ``ends``: position after its last record, by ring. ``size``: bytes taken from the rings."""
 
     batches: dict[str, list[pa.RecordBatch]]
     positions: Positions
@@ -59,11 +58,11 @@ class _Record(NamedTuple):
 
 
 class DrainLoop:
-    """Drains the rings in a thread. ``consumers``: one for each ring; each look calls all of ``each_look``, and
-    ``record`` with all records of a ring.
+    """Drains the rings in a thread. ``consumers`` has one for each ring. Each look at the rings calls all of
+    ``each_look``, and passes the records of a ring to ``record``.
 
-    ``takes`` returns the number of the first records of a ring that may become rows now: records of ``identified``
-    consumers wait for it, unless the ring is half full.
+    ``takes`` returns how many of a ring's first records may become rows now. Records of ``identified`` consumers wait
+    for it, unless the ring is half full.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class DrainLoop:
         self._rests = {name: self._consumers[name].rest_s or REST_S for name in self._rings}
         self._drained = dict.fromkeys(self._rings, 0.0)
         self._can_rest = all(ring.records_in(ring.size) >= QUIET_RECORDS for ring in self._rings.values())
-        # The end of each ring at the last look, and the time of that look.
+        # The end of each ring at the last look, and the time of the last look.
         self._ends = {name: ring.end for name, ring in self._rings.items()}
         self._looked = time.monotonic()
         self._positions: Positions = {}
@@ -107,9 +106,9 @@ class DrainLoop:
         self._logged = ""
 
     def resume(self) -> dict[str, int]:
-        """Move the position of every ring behind the records that the log holds. Returns the reported losses by ring.
+        """Moves the position of every ring after the records that the log holds. Returns the reported losses by ring.
 
-        A ring whose consumer position is ahead of the log's has lost records with a part of the log: that is a loss.
+        If a ring's consumer position is ahead of the log's, records were lost with a part of the log: that is a loss.
         """
         boot_id = self._clock.boot_id
         for name, ring in self._rings.items():
@@ -120,12 +119,12 @@ class DrainLoop:
                     now, count = self._clock.pair().real_ns, ring.records_in(ring.position - position)
                     reason = "the end of the log is missing: the ring was read further"
                     self._buffer.lost(Loss(name, "", "log", reason, now, now, count))
-                # The position is in the same record as the row of the loss, so that the loss is reported once.
+                # The position is in the same log record as the row of the loss, so the loss is reported once.
                 self._positions[name] = {**known, "position": ring.position}
         return {name: int(known.get("lost", 0)) for name, known in self._positions.items()}
 
     def run(self) -> None:
-        """Drain until ``stop``. An error of the store is kept as ``failure``, and the drain is tried again."""
+        """Drains until ``stop``. An error of the store is kept as ``failure``, and the drain is tried again."""
         collected = time.monotonic()
         while not self._stopped:
             asked = self._look()
@@ -142,9 +141,9 @@ class DrainLoop:
         self._drain(set(self._rings))
 
     def _look(self) -> bool:
-        """Wait for the next look. Returns whether ``flush`` or ``stop`` asked for it."""
+        """Waits for the next look at the rings. Returns whether ``flush`` or ``stop`` asked for it."""
         if self._held:
-            # A flush waits for held records, too.
+            # A flush waits for records that are held back.
             time.sleep(SOON_S)
         asked = self._wake.wait(SOON_S if self._held else self._pause())
         self._wake.clear()
@@ -155,11 +154,11 @@ class DrainLoop:
         self._wake.set()
 
     def flush(self, timeout: float = 1.0) -> str:
-        """Wait, ``timeout`` s at most, until the log has all records that are in the rings now. Returns why it lacks
-        some, or ""."""
+        """Waits until the log has all records that are in the rings now. Returns "", or why the log lacks some after
+        ``timeout`` s."""
         marks = {name: ring.end for name, ring in self._rings.items() if self._consumers[name].identified}
         with self._done:
-            # The running cycle may have read the rings before this call, so the next cycle is the first that counts.
+            # The running cycle may have read the rings before this call, so only the next cycle counts.
             target = self._cycles + 2
 
             def over() -> bool:
@@ -173,7 +172,7 @@ class DrainLoop:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the loop last ended a step, such as one ring. The loop ends several steps each second, also
+        """Seconds since the loop last finished a step, such as a ring. It finishes several steps each second, even
         while the log fails."""
         return time.monotonic() - self._moved
 
@@ -183,7 +182,7 @@ class DrainLoop:
         return sum(ring.backlog for ring in self._rings.values())
 
     def once(self, due: Collection[str] | None = None) -> int:
-        """Run one cycle over the rings that are ``due``, or all. Returns the number of bytes taken from them.
+        """Runs one cycle over the rings that are ``due`` (None: all). Returns the number of bytes taken from them.
 
         Raises StoreError; then nothing was committed, and the next cycle offers the same record first.
         """
@@ -200,6 +199,8 @@ class DrainLoop:
     def _assembled_record(self, due: Collection[str]) -> _Record:
         pair = self._clock.pair()
         batches, positions, lost = self._buffer.take(), dict(self._positions), self._lost()
+        if (rows := self._buffer.taken_read) != self._positions.get(JOB_ROWS, {}).get("rows", {}):
+            positions[JOB_ROWS] = {"boot_id": self._clock.boot_id, "rows": dict(rows)}
         ends: dict[str, int] = {}
         size = 0
         for name in [name for name in self._rings if name in due]:
@@ -217,7 +218,7 @@ class DrainLoop:
                 if batch.num_rows:
                     batches.setdefault(table, []).append(batch)
                     self._buffer.rows[table] += batch.num_rows
-        # This record has the row of a loss, even without records of its ring: the loss must not be reported again.
+        # Even without records the log gets the row of the loss with this position, so it is reported only once.
         for name, ring in self._rings.items():
             if name not in ends and positions.get(name, {}).get("lost", 0) != lost.get(name, 0):
                 positions[name] = self._place(ring, ring.position, lost)
@@ -246,7 +247,7 @@ class DrainLoop:
     def _assembled(self, name: str, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
         try:
             return self._consumers[name].assemble(records, pair)
-        except Exception as e:  # these records would fail each time, and delay all later ones
+        except Exception as e:  # the same records would fail each time, and delay all later ones
             _log.exception("%d records of ring %s cannot be assembled", len(records), name)
             reason = f"{type(e).__name__} in assembly"
             self._buffer.lost(Loss(name, "", "assembly", reason, pair.real_ns, pair.real_ns, len(records)))
@@ -267,7 +268,7 @@ class DrainLoop:
         now = time.monotonic()
         elapsed = max(now - self._looked, 0.001)
         ends = {name: ring.end for name, ring in self._rings.items()}
-        # Seconds until each ring will be full.
+        # The estimated time until each ring is full, s.
         left = (
             (ring.size - ring.backlog) * elapsed / max(ends[name] - self._ends[name], 1)
             for name, ring in self._rings.items()
@@ -297,7 +298,9 @@ class DrainLoop:
         self.failure, self._retry_s = None, RETRY_S
 
     def _was_refused(self, error: StoreError) -> None:
-        """Logs each kind of error once: a disk can be full for days, with other numbers each time."""
+        """Logs the first error of each kind only: a disk can be full for days, and the message has other numbers each
+        time.
+        """
         if self.failure is None or self._logged != error.kind:
             _log.error("the log takes no rows, what comes stays in the rings while it fits: %s", error.message)
         self.failure, self._logged = error.message, error.kind

@@ -1,7 +1,7 @@
 """The source of processes: hands events of the kernel to discovery, and new mappings to the watch of libraries.
 
-A process that comes often passes more and more rarely. Records of a process that is not identified yet wait in their
-ring for a short time.
+A process with frequent events is handed over more and more rarely (``Pace``). Records of a process that is not
+identified yet wait in their ring for a short time (``IdentityWait``).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = (
 )
 
 FIRST_S, LAST_S = 0.2, 10.0
-# How long a process is remembered that ``passing`` is not asked about, s.
+# The time after which ``Pace`` forgets a process without events, s.
 QUIET_S = 30.0
 
 
 @dataclass(slots=True)
 class _Known:
-    """Times on time.monotonic(). ``due``: when the process may pass again."""
+    """A process with events. Times are on time.monotonic(). ``due``: when the process may pass again."""
 
     seen: float
     due: float
@@ -48,13 +48,13 @@ class _Known:
 
 
 class Pace:
-    """Lets each process pass more and more rarely. For one thread."""
+    """Lets a process pass more and more rarely the more events it has. For one thread."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
 
     def passing(self, pids: Iterable[int]) -> list[int]:
-        """Returns the ``pids`` that pass now, and earlier ones whose pause is over. To be called often."""
+        """Returns those of ``pids`` that pass now, and earlier processes whose pause is over. Call it often."""
         now = time.monotonic()
         for pid in pids:
             known = self._known.get(pid)
@@ -73,13 +73,13 @@ class Pace:
 
 
 FORK, EXEC, EXIT, OOM = 1, 2, 3, 4
-# The time between two scans of all processes where the kernel does not report new mappings, s: old processes load
-# libraries, too.
+# The time between two scans of all processes, s, if the kernel does not report new mappings.
 SCAN_S = 30.0
 
 
 class Lifecycle(Source):
-    """``mappings``: None where the kernel refuses to report new mappings; then young processes are polled.
+    """The source of processes. ``mappings``: None if the kernel refuses to report new mappings; then young processes
+    are polled.
 
     ``quarantined`` returns the processes that are not read for a while, since an earlier read did not end.
     """
@@ -124,7 +124,7 @@ class Lifecycle(Source):
         return [totals.of(self.name, self.table, "lifecycle", reason=first_of(silent))]
 
     def assemble(self, records: npt.NDArray[Any], _: ClockPair) -> Mapping[str, pa.RecordBatch]:
-        """Hand over records of the ring ``lifecycle``. Discovery puts the rows, once a process is identified."""
+        """Hands records of the ring ``lifecycle`` to discovery, which puts the rows once a process is identified."""
         fields = ("type", "tgid", "start_ns", "ktime", "ppid", "exit_code")
         for kind, tgid, start_ns, ktime, ppid, status in zip(*(records[f].tolist() for f in fields), strict=True):
             if kind == FORK:
@@ -142,7 +142,7 @@ class Lifecycle(Source):
         return {}
 
     def read_mappings(self) -> None:
-        """Hands processes with new mappings to the watch of libraries and to discovery. Called often, by one thread."""
+        """Hands processes with new mappings to the watch of libraries and to discovery. One thread calls it often."""
         pids = self._polled() if self._mappings is None else self._reported(self._mappings)
         for pid in pids:
             self._libraries.seen(pid)
@@ -164,16 +164,15 @@ class Lifecycle(Source):
         return set(self._young.due())
 
 
-# How long rows wait for the identity of their process, s: reading it takes some 50 ms. Rows would wait a second in the
-# ring anyway, so none come later for it; a query waits HOLD_S at most.
+# The longest time that rows wait for the identity of their process, s; it delays only queries.
 HOLD_S = 0.5
-# Processes that are remembered as waited for, at some 200 bytes each. The oldest is evicted first.
+# The most processes that are remembered as waited for, at some 200 bytes each. The oldest is dropped first.
 MAX_SEEN = 65536
 _MIX = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
 class IdentityWait:
-    """Holds records until their process is identified. For the thread that drains; one wait for all rings."""
+    """Holds records until their process is identified. One object serves all rings, in the thread that drains."""
 
     def __init__(self, processes: Discovery, now: Callable[[], float] = time.monotonic) -> None:
         self._processes = processes
@@ -181,7 +180,8 @@ class IdentityWait:
         self._since: OrderedDict[tuple[int, int], float] = OrderedDict()
 
     def takes(self, records: npt.NDArray[Any]) -> int:
-        """Returns how many of the first ``records`` can become rows now: those before the first of an awaited process.
+        """Returns how many of the first ``records`` can become rows now: those before the first with an awaited
+        process.
 
         ``records`` have ``tgid`` and ``start_ns``. The wait for all their processes begins now.
         """

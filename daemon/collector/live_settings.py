@@ -14,9 +14,12 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from probing.api.errors import ConfigError, ProbingError, StoreError, UsageError
+from probing.api.typed import typed_json
 from probing.daemon.collector.settings import check_setting
 from probing.daemon.config import Config, checked_text, is_collected, options, text_of
 from probing.daemon.source import Identity
@@ -24,7 +27,7 @@ from probing.daemon.store.maintenance.grace import Deletion
 
 __all__ = ("SETTINGS", "Changes")
 
-# The settings that can be changed; True: also for a single job or process.
+# The settings that can be changed. True: also for a single job or process.
 SETTINGS = {
     "sampling.hz": True,
     "sampling.off_cpu": True,
@@ -34,6 +37,7 @@ SETTINGS = {
     "cuda.memory": False,
     "cuda.launches": False,
     "logs.enabled": True,
+    "job_rows.enabled": True,
     "store.max_bytes": False,
     "store.keep_free_bytes": False,
     "store.max_age_days": False,
@@ -46,8 +50,8 @@ _log = logging.getLogger(__name__)
 _Scope = tuple[str, str, int, int]
 
 
-class _Change(NamedTuple):
-    """``until_ns``: when the change expires, UTC ns; 0: never."""
+class _Change(msgspec.Struct, frozen=True):
+    """A changed setting. ``until_ns``: when the change expires, UTC ns; 0: never."""
 
     key: str
     text: str
@@ -63,10 +67,10 @@ class _Change(NamedTuple):
 
 
 class Changes:
-    """Safe for any thread. ``listeners`` are called, without arguments, after every change.
+    """The changed settings. Safe for any thread. ``listeners`` are called, without arguments, after every change.
 
-    ``path``: the file of changes that outlive the daemon; ``now_ns`` returns UTC ns. ``deletes`` returns the rows of
-    the store that values would delete; ``waiting`` returns by key the rows that present values will delete.
+    ``path``: the file of changes that outlive the daemon. ``now_ns`` returns UTC ns. ``deletes`` returns the rows of
+    the store that given values would delete; ``waiting`` returns, by key, the rows that present values will delete.
     """
 
     def __init__(self, config: Config, path: Path, now_ns: Callable[[], int]) -> None:
@@ -80,7 +84,7 @@ class Changes:
         self._changes: dict[_Scope, _Change] = {c.scope: c for c in self._read()}
 
     def value(self, key: str, who: Identity | None = None) -> Any:
-        """Returns the value of a setting for a process; without ``who`` for all processes."""
+        """Returns the value of a setting for the process ``who``; None: for all processes."""
         scopes: list[_Scope] = [(key, "", 0, 0)]
         if who is not None:
             scopes = [(key, "", who.pid, who.start_ns), (key, who.job, 0, 0), *scopes]
@@ -120,7 +124,7 @@ class Changes:
         self._notify()
 
     def reset(self, key: str, *, job: str = "", process: tuple[int, int] = (0, 0), confirmed: bool = False) -> None:
-        """Removes a change, if there is one. Raises UsageError as ``change`` does, and StoreError."""
+        """Removes a change, if there is one. Raises StoreError, and UsageError in the same cases as ``change``."""
         self._check(key, bool(job or process[0]))
         self._require(key, text_of(self._config, key), confirmed=confirmed)
         with self._lock:
@@ -128,7 +132,8 @@ class Changes:
         self._notify()
 
     def effect(self, key: str, text: str | None) -> Deletion:
-        """Returns the rows that setting ``key`` to ``text`` would delete; None: to the value of the configuration.
+        """Returns the rows that would be deleted if ``key`` were set to ``text``, or reset to the configuration's value
+        (None).
 
         Raises UsageError or ConfigError for a wrong value, StoreError.
         """
@@ -140,12 +145,12 @@ class Changes:
         return self.deletes(lambda name: value if name == key else self.value(name))
 
     def forget(self, pid: int, start_ns: int) -> None:
-        """Drop the changes for a process that ended."""
+        """Drops the changes for a process that ended."""
         with self._lock:
             self._changes = {s: c for s, c in self._changes.items() if s[2:] != (pid, start_ns)}
 
     def tick(self) -> None:
-        """Remove changes that have expired. Called now and then."""
+        """Removes changes that have expired."""
         now = self._now_ns()
         with self._lock:
             over = [c for c in self._changes.values() if _over(c, now)]
@@ -155,8 +160,10 @@ class Changes:
         if over:
             self._notify()
 
-    def to_list(self, key: str = "") -> list[dict[str, Any]]:
-        """Returns fields of probing.v1.Setting: the value for all processes, and each change. Raises UsageError."""
+    def to_list(self, key: str = "") -> list[dict[str, object]]:
+        """Returns fields of probing.v1.Setting for ``key``: the value for all processes, and each change. Raises
+        UsageError.
+        """
         if key:
             self._check(key, particular=False)
         docs = {name: option.doc for name, option in options()}
@@ -165,7 +172,7 @@ class Changes:
         with self._lock:
             changes = list(self._changes.values())
         for name in [key] if key else SETTINGS:
-            common: dict[str, Any] = {"key": name, "default": text_of(self._config, name), "doc": docs[name]}
+            common: dict[str, object] = {"key": name, "default": text_of(self._config, name), "doc": docs[name]}
             if name in waiting:
                 common["deletes"] = self.described(waiting[name])
             own = [c for c in changes if c.key == name]
@@ -175,7 +182,7 @@ class Changes:
         return found
 
     def described(self, deletion: Deletion) -> dict[str, int]:
-        """Returns fields of probing.v1.Deletion."""
+        """Returns ``deletion`` as fields of probing.v1.Deletion."""
         begins_ns = self._now_ns() + int(deletion.left_s * 1e9)
         return {
             "segments": deletion.segments,
@@ -188,7 +195,7 @@ class Changes:
         try:
             return self.waiting()
         except StoreError as e:
-            _log.warning("what the limits will delete is not known: %s", e.message)
+            _log.warning("cannot compute which rows the limits will delete: %s", e.message)
             return {}
 
     def _require(self, key: str, text: str, *, confirmed: bool) -> None:
@@ -223,7 +230,7 @@ class Changes:
         partial = self._path.with_suffix(".new")
         try:
             with partial.open("w") as file:
-                json.dump([c._asdict() for c in kept], file, indent=1)
+                json.dump([msgspec.structs.asdict(c) for c in kept], file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(self._path)
@@ -232,16 +239,16 @@ class Changes:
 
     def _read(self) -> list[_Change]:
         try:
-            with self._path.open() as file:
-                found = [_Change(**entry) for entry in json.loads(file.read(_MAX_FILE))]
+            with self._path.open("rb") as file:
+                found = typed_json(list[_Change], file.read(_MAX_FILE))
             for change in found:
                 self._check(change.key, bool(change.job or change.pid))
                 check_setting(change.key, checked_text(change.key, change.text))
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, TypeError, RecursionError, ProbingError) as e:
-            # A damaged file does not keep the daemon from starting; its changes have to be made again.
-            _log.warning("%s is left out, it makes no sense: %s", self._path, e)
+        except (OSError, ValueError, ProbingError) as e:
+            # A damaged file does not keep the daemon from starting; its changes are lost and have to be made again.
+            _log.warning("the changed settings in %s are ignored, since the file cannot be read: %s", self._path, e)
             return []
         return found[:MAX_CHANGES]
 
@@ -250,7 +257,7 @@ def _over(change: _Change, now_ns: int) -> bool:
     return bool(change.until_ns) and change.until_ns <= now_ns
 
 
-def _shown(change: _Change) -> dict[str, Any]:
+def _shown(change: _Change) -> dict[str, object]:
     return {
         "value": change.text,
         "job": change.job,
@@ -261,7 +268,7 @@ def _shown(change: _Change) -> dict[str, Any]:
 
 
 def _unknown(key: str, known: Collection[str]) -> UsageError:
-    """Returns an error that says why ``key`` cannot be changed. ``known``: the keys of the configuration file."""
+    """Returns an error that says why ``key`` cannot be changed. ``known``: all keys of the configuration file."""
     if key in known:
         hint = "set it in the configuration file and restart; `probingctl config` lists what can be changed at run time"
         return UsageError(f"{key} cannot be changed while the daemon runs", hint=hint)

@@ -1,5 +1,5 @@
-"""Reports losses as rows of probing.losses: full rings, spent budgets, by process where the process is known, and times
-in which all probes were paused.
+"""Reports losses as rows of probing.losses: full rings, spent budgets (by process if it is identified), and pauses of
+all probes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from probing.daemon.source import Loss, ProbeSlot, Sink
 
 __all__ = ("LossMeter",)
 
-# The time for which a probe that all processes together hit too often stays off, ns.
+# The time for which a probe stays off that all processes together hit too often, ns.
 REST_NS = 10_000_000_000
-# PROBE_BUDGETS of guard.bpf.h
+# PROBE_BUDGETS of guard.bpf.h.
 PROBE_BUDGETS = 8
-# Tables whose probes show how operations end.
+# Tables whose operations stay open when their probes miss ends.
 ENDS_SEEN_BY = ("comm.ops", "cuda.syncs")
 
 
 class _Refusals:
-    """``look`` reports the hits that were refused since the last look of this collector, or of the collector before.
+    """Reports refused hits. ``look`` reports the hits refused since the last look of this collector, or of the previous
+    collector.
 
     ``blinded`` is called with the monotonic time up to which ends of operations may have been missed, and the pid
     (None: all processes).
@@ -42,7 +43,7 @@ class _Refusals:
         self._budget = budget
         self._blinded = blinded
         self._reported = {slot: session.reported_refusals(slot) for slot in slots}
-        # Refusals by process at the last report; `left` in `_report` counts those since.
+        # Refusals by process at the last report; `left` in `_report` counts later refusals.
         last = max((ts for _, ts in self._reported.values()), default=0)
         self._of_processes = session.refusals(before_ns=last - pair.mono_to_utc_ns)
         for slot in slots:
@@ -53,7 +54,7 @@ class _Refusals:
         return [p.name for slot, p in self._slots.items() if counters.get(f"probe:{slot}", {}).get("off_ns")]
 
     def look(self, counters: Mapping[str, Mapping[str, int]], since: int, pair: ClockPair) -> None:
-        """Reports refused hits. ``counters``: the session's; ``since``: the UTC time of the last look, ns."""
+        """Reports refused hits. ``counters``: the session's counters. ``since``: the UTC time of the last look, ns."""
         of_processes: dict[tuple[int, int], int] | None = None
         for slot, probe in self._slots.items():
             counts = counters.get(f"probe:{slot}")
@@ -65,7 +66,7 @@ class _Refusals:
             if counts["off_ns"] and pair.mono_ns - counts["off_ns"] > REST_NS:
                 self._session.set_budget(slot, self._budget)
         if of_processes is not None:
-            # Processes that the kernel evicted are evicted here, too.
+            # Processes that the kernel dropped are dropped here, too.
             self._of_processes = {key: min(self._of_processes.get(key, 0), n) for key, n in of_processes.items()}
 
     def _report(
@@ -83,7 +84,7 @@ class _Refusals:
         limit = f"more than {self._budget} times a second"
         for (number, pid), refused in of_processes.items():
             before = self._of_processes.get((number, pid), 0)
-            # A count that is smaller than before was reset. It may have grown since the total was read.
+            # A count smaller than before was reset, and it may have grown since the total was read.
             more = min(refused - before if refused >= before else refused, left)
             if number == slot and more > 0:
                 self._lose(probe, probe.why or f"this process hit {probe.name} {limit}", since, pair, more, pid)
@@ -111,7 +112,7 @@ INTERVAL_NS = 1_000_000_000
 class LossMeter:
     """Reads the counters once a second; ``tick`` is called more often. ``tables``: the table of each ring.
 
-    ``also`` returns losses that other parts found; ``blinded``: as for ``_Refusals``.
+    ``also`` returns losses that other parts report; ``blinded``: see ``_Refusals``.
     """
 
     def __init__(
@@ -140,12 +141,12 @@ class LossMeter:
 
     @property
     def lost(self) -> dict[str, int]:
-        """Lost records of each ring that rows of probing.losses report."""
+        """Returns, by ring, the lost records that rows of probing.losses report."""
         return dict(self._lost)
 
     @property
     def off(self) -> list[str]:
-        """Names of the probes that were switched off at the last tick, since they were hit too often."""
+        """Returns the names of the probes that were off at the last tick, since they were hit too often."""
         return self._refusals.off(self._counters)
 
     @property

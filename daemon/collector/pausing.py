@@ -1,4 +1,4 @@
-"""Pauses all probes while `probingctl pause` asks for it or a file exists."""
+"""Pauses all probes while a client asks for it (`probingctl pause`), or while a file exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ __all__ = ("Pausing",)
 
 
 class Pausing:
-    """``asked``: a client paused the probes. The file pauses the probes as long as it exists."""
+    """The state of the pause. ``asked``: a client paused the probes. The file pauses the probes as
+    long as it exists.
+    """
 
     def __init__(self, session: Session, file: Path, clock: Clock) -> None:
         self._session = session
@@ -20,11 +22,11 @@ class Pausing:
         self._clock = clock
         # A restart keeps a pause that a client asked for; a pause by the file ends with the file.
         self.asked = session.paused and not file.exists()
-        # When the pause began, UTC ns; None: an earlier daemon was paused already.
+        # When the pause began, UTC ns; None: an earlier daemon began it.
         self._since: int | None = None
 
     def follow(self) -> bool:
-        """Pause or resume the session as ``asked`` and the file say. Returns whether the session changed."""
+        """Pauses or resumes the session as ``asked`` and the file say. Returns whether that changed the session."""
         wanted = self.asked or self._file.exists()
         if wanted == self._session.paused:
             return False
@@ -34,7 +36,9 @@ class Pausing:
 
     @property
     def reason(self) -> str:
-        """``paused since 2026-11-22 03:12:07Z by `probingctl pause```; empty when nothing is paused."""
+        """Returns why probes are paused, as ``paused since 2026-11-22 03:12:07Z by `probingctl pause```; empty if they
+        are not.
+        """
         if not self._session.paused:
             return ""
         since = "" if self._since is None else f" since {utc_second(self._since)}"

@@ -19,19 +19,19 @@ from probing.daemon.supervisor.notify import Status
 
 __all__ = ("main",)
 
-# The time between two checks while programs are still to be loaded, and later, s.
+# The time between two checks, s: while programs are still to be loaded, and later.
 _SOON_S, _CHECK_S = 0.5, 1.0
-# The number of checks after which the status that systemd shows is renewed.
+# The status that systemd shows is renewed at every second check.
 _STATUS_CHECKS = 2
 
 
 def main() -> int:
-    """Collects until SIGTERM or SIGINT."""
+    """Runs the collector until SIGTERM or SIGINT. Returns the exit code."""
     log_to_stderr("collector")
     config = Config.from_args(sys.argv[1:])
     ended = threading.Event()
     stop_on_signal(ended.set)
-    # A garbage collection in the middle of a drain would be a stall: the drain loop collects when there is time.
+    # A garbage collection in the middle of a drain would delay it: the drain loop collects garbage between drains.
     gc.disable()
     restrict(COLLECTOR)
     watch = Watch(config.hang_s, lambda seconds: _is_well(config, seconds))
@@ -40,7 +40,7 @@ def main() -> int:
         ends.callback(watch.stop)
         collector = Collector(config)
         ends.callback(collector.stop)
-        # The watch stops first: the end may take longer than a step of a healthy collector.
+        # The watch stops first, since ending may take longer than it allows for a step of a healthy collector.
         ends.callback(watch.stop)
         collector.start()
         gc.collect()

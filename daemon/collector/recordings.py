@@ -1,6 +1,4 @@
-"""Opens the file into which all records of the rings are recorded (``probes.recordings``).
-
-Assembles a recording of the rings again, without BPF and without the processes.
+"""Records the rings to a file (``probes.recordings``), and makes rows from such a recording without BPF or processes.
 
 ``python -m probing.daemon.collector.replay FILE`` counts the rows of each table.
 """
@@ -40,7 +38,7 @@ Record = Callable[[str, ClockPair, npt.NDArray[Any]], None]
 
 
 def open_recorder(folder: Path, clock: Clock) -> Recorder:
-    """Returns a recorder of a new file in ``folder``. Raises ConfigError where it cannot be created."""
+    """Returns a recorder to a new file in ``folder``. Raises ConfigError where the file cannot be created."""
     path = folder / f"rings-{clock.pair().real_ns}.recording"
     try:
         return Recorder(path)
@@ -50,7 +48,7 @@ def open_recorder(folder: Path, clock: Clock) -> Recorder:
 
 
 class Unknown:
-    """The ``Processes`` of a recording: each pid is a job of its own."""
+    """The ``Processes`` of a recording: each pid counts as a job of its own."""
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
         return Identity(pid, start_ns, f"pid:{pid}", "", "other")

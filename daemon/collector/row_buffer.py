@@ -1,11 +1,12 @@
-"""The rows that sources put between two drains."""
+"""Holds the rows that sources put between two drains."""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -16,16 +17,16 @@ from probing.daemon.source import Loss
 
 __all__ = ("RowBuffer",)
 
-# Rows that wait, at most, while the log cannot be written; further rows are dropped and counted.
+# The most rows that wait while the log cannot be written; further rows are dropped and counted.
 MAX_WAITING_ROWS = 200_000
-# Distinct losses that wait, at most; of further losses only the counts are kept.
+# The most distinct losses that wait; of further losses only the counts are kept.
 MAX_WAITING_LOSSES = 4096
 
 
 class RowBuffer:
-    """The ``Sink`` of all sources. The drain loop takes its rows with each record of the log.
+    """The ``Sink`` of all sources. The drain loop removes its rows for each record of the log.
 
-    ``observers``, by table, read the batches of other sources; ``loss_listeners`` learn of each loss.
+    ``observers``, by table, receive the batches of other sources; ``loss_listeners`` receive each loss.
     """
 
     def __init__(self, node: str, clock: Clock, tables: Mapping[str, Table] = TABLES) -> None:
@@ -38,6 +39,9 @@ class RowBuffer:
         self._batches: dict[str, list[pa.RecordBatch]] = defaultdict(list)
         self._losses: dict[tuple[str, str, str, str, int | None], Loss] = {}
         self._waiting = 0
+        # How far memories of jobs were read: for the rows that were put, and for the rows that were taken.
+        self._read: dict[str, int] = {}
+        self.taken_read: Mapping[str, int] = {}
         self.rows: dict[str, int] = defaultdict(int)
         self.lost_rows: dict[str, int] = defaultdict(int)
         # Reported losses by source and stage.
@@ -45,15 +49,17 @@ class RowBuffer:
 
     @property
     def waiting(self) -> int:
-        """Rows that the next drain writes."""
+        """Returns the number of rows that the next drain writes."""
         return self._waiting
 
-    def put(self, table: str, batch: pa.RecordBatch) -> None:
+    def put(self, table: str, batch: pa.RecordBatch, read: Mapping[str, int] = MappingProxyType({})) -> None:
         if not batch.num_rows:
             return
         if not batch.schema.equals(self._tables[table].physical):
             raise TypeError(f"rows for {table} do not have its schema")
         with self._lock:
+            # Also where the rows are refused: then they are a loss, and are not read again.
+            self._read.update(read)
             if self._waiting + batch.num_rows > MAX_WAITING_ROWS:
                 now = self._clock.pair().real_ns
                 self._add_loss(Loss("store", table, "log", "the log cannot be written", now, now, batch.num_rows))
@@ -65,9 +71,19 @@ class RowBuffer:
             self.observe(table, batch, self._clock.pair())
 
     def observe(self, table: str, batch: pa.RecordBatch, pair: ClockPair) -> None:
-        """Show a batch that was made with ``pair`` to the observers of its table."""
+        """Shows a batch, made with ``pair``, to the observers of its table."""
         for observer in self.observers.get(table, ()):
             observer(batch, pair)
+
+    def restore(self, read: Mapping[str, int]) -> None:
+        """Takes over how far the collector before this one had read memories of jobs."""
+        with self._lock:
+            self._read.update(read)
+
+    def forget(self, read: Iterable[str]) -> None:
+        with self._lock:
+            for name in read:
+                self._read.pop(name, None)
 
     def lost(self, loss: Loss) -> None:
         with self._lock:
@@ -86,8 +102,10 @@ class RowBuffer:
             self._losses[key] = loss
 
     def take(self) -> dict[str, list[pa.RecordBatch]]:
-        """Removes and returns all rows, by table; the losses are rows of ``probing.losses``."""
+        """Removes and returns all rows, by table; the losses are rows of ``probing.losses``. ``taken_read`` belongs to
+        them."""
         with self._lock:
+            self.taken_read = dict(self._read)
             if not self._batches and not self._losses:
                 return {}
             taken = dict(self._batches)

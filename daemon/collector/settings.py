@@ -1,4 +1,4 @@
-"""Limits of the store and users, from the configuration."""
+"""Reads the limits of the store and the users from the configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TABLE_BYTES, _TABLE_DAYS = "store.table_max_bytes", "store.table_max_age_days"
 
 
 def limits_of(config: Config, value: Callable[[str], Any]) -> StoreLimits:
-    """Returns the limits of the store. ``value`` returns the value of a live setting. Raises ConfigError."""
+    """Returns the limits of the store. ``value`` returns a live setting. Raises ConfigError."""
     store = config.store
     tables: dict[str, TableLimits] = {}
     for name, size in _table_numbers(_TABLE_BYTES, value(_TABLE_BYTES)).items():
@@ -44,13 +44,13 @@ def limits_of(config: Config, value: Callable[[str], Any]) -> StoreLimits:
 
 
 def check_setting(key: str, value: Any) -> None:
-    """Check a value beyond its type. Raises ConfigError."""
+    """Checks a value beyond its type. Raises ConfigError."""
     if key in (_TABLE_BYTES, _TABLE_DAYS):
         _table_numbers(key, value)
 
 
 def check_settings(config: Config) -> None:
-    """Raises the ConfigError with which a collector of ``config`` would end."""
+    """Raises the ConfigError that a collector of ``config`` would raise at its start."""
     limits_of(config, lambda key: checked_text(key, text_of(config, key)))
     user_number(config.users.service)
 
@@ -61,7 +61,7 @@ def _table_numbers(key: str, entries: Sequence[str]) -> Mapping[str, float]:
     for entry in entries:
         name, _, text = entry.partition("=")
         if name in found:
-            raise ConfigError(f"{key} has {name} twice", hint="leave one of them")
+            raise ConfigError(f"{key} has {name} twice", hint="leave out one of them")
         hint = _no_table(name)
         if hint:
             raise ConfigError(f"{key} = {entry[:80]!r} is wrong: there is no stored table {name[:80]!r}", hint=hint)
@@ -90,7 +90,7 @@ def _no_table(name: str) -> str:
 
 
 def own_users(config: Config) -> frozenset[int]:
-    """Returns the uids of the daemon's processes, without root's, whose processes may also train."""
+    """Returns the uids of the daemon's processes, except root's: root may also train."""
     users = config.users
     found = set()
     for user in (users.collector, users.service, users.worker):

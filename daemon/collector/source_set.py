@@ -1,4 +1,4 @@
-"""The sources of one collector, a line each, and their rings, libraries, probe slots and tables taken together.
+"""Lists the sources of a collector, and joins their rings, libraries, probe slots and tables.
 
 A source may ask ``Context.find`` for the sources above it in the list.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -21,6 +22,7 @@ from probing.daemon.host.cpu.source import CpuSource
 from probing.daemon.host.kernel_log.source import KernelLogSource
 from probing.daemon.host.memory import ProcessMemorySource
 from probing.daemon.host.node.source import NodeSource, SpaceSource
+from probing.daemon.job_rows.source import JobRows
 from probing.daemon.logs.source import LogSource
 from probing.daemon.nccl_uprobes.flight_recorder.watch import FlightRecorderWatch
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
@@ -47,7 +49,7 @@ __all__ = (
 
 
 def objects_of(kinds: Sequence[SourceType]) -> tuple[list[str], list[str]]:
-    """Returns the BPF objects that sources need, and the objects that sources can do without."""
+    """Returns the names of the BPF objects that sources need, and of the objects that they can do without."""
     return [name for kind in kinds for name in kind.objects], [name for kind in kinds for name in kind.optional_objects]
 
 
@@ -57,7 +59,7 @@ def ring_sizes_of(kinds: Sequence[SourceType], config: Config) -> dict[str, int]
 
 
 class SourceSet:
-    """Built in the order of the list, and then fixed. Iterates over the sources."""
+    """The sources, built in the order of the list and then fixed. Iterating yields the sources."""
 
     def __init__(self, buffer: RowBuffer) -> None:
         self._buffer = buffer
@@ -67,7 +69,7 @@ class SourceSet:
         return iter(self._sources)
 
     def build(self, kinds: Sequence[SourceType], context: Context, undo: ExitStack) -> None:
-        """Make a source of each kind; ``undo`` stops the sources, the last first."""
+        """Makes a source of each kind. ``undo`` stops the sources, the last first."""
         for kind in kinds:
             source = kind.make(context)
             context.share(source)
@@ -82,9 +84,9 @@ class SourceSet:
 
     @property
     def rings(self) -> dict[str, RingConsumer]:
-        """The consumer of each ring, in the order in which one cycle drains them."""
+        """Returns the consumer of each ring, in the order in which a cycle drains the rings."""
         return {
-            ring: consumer._replace(assemble=self._observed(consumer.assemble))
+            ring: replace(consumer, assemble=self._observed(consumer.assemble))
             for source in self._sources
             for ring, consumer in source.rings.items()
         }
@@ -95,12 +97,12 @@ class SourceSet:
 
     @property
     def probe_slots(self) -> dict[int, ProbeSlot]:
-        """All probes by slot. Raises InternalError where two sources have the same slot."""
+        """Returns all probes by slot. Raises InternalError if two sources have the same slot."""
         found: dict[int, ProbeSlot] = {}
         for source in self._sources:
             for slot, probe in source.probe_slots.items():
                 if slot in found:
-                    raise InternalError(f"the probe slot {slot} is that of {found[slot].name} and of {probe.name}")
+                    raise InternalError(f"the probe slot {slot} is used by {found[slot].name} and {probe.name}")
                 found[slot] = probe
         return found
 
@@ -113,11 +115,13 @@ class SourceSet:
             source.start()
 
     def settings_changed(self) -> list[ProbedLibrary]:
-        """Apply settings. Returns the libraries that have to be attached anew."""
+        """Tells the sources that settings changed. Returns the libraries that have to be attached again."""
         return [library for source in self._sources if source.settings_changed() for library in source.libraries]
 
     def pause(self, paused: bool, mono_ns: int) -> None:
-        """Tells sources that the session was paused or resumed at ``mono_ns``: while probes are off, no end is seen."""
+        """Tells sources that the session was paused or resumed at ``mono_ns``: while probes are off, ends of operations
+        are missed.
+        """
         for source in self._sources:
             source.pause(paused)
         self.ends_missed(mono_ns)
@@ -155,6 +159,7 @@ SOURCES: tuple[SourceType, ...] = (
     PythonSampler,
     VariableWatch,
     LogSource,
+    JobRows,
     ProcessMemorySource,
     CpuSource,
     NodeSource,

@@ -1,4 +1,4 @@
-"""Runs periodic work off the thread that drains the rings: a slow step delays only its own ticker."""
+"""Runs periodic work outside the thread that drains the rings: a slow step delays only its own ticker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ticker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread; returns when the running step has ended."""
+        """Stops the thread; returns when the running step has ended."""
         self._stopped.set()
         os.eventfd_write(self._end, 1)
         if self._thread.ident is not None:
@@ -58,5 +58,5 @@ class Ticker:
             for step in self._steps:
                 try:
                     step()
-                except Exception:  # one source must not end the ticks of the others
+                except Exception:  # an error of one source must not end the ticks of the others
                     _log.exception("a turn of %s failed", self._thread.name)

@@ -1,4 +1,6 @@
-"""Writes the finished and open records that the programs of another version still hold to the log, once."""
+"""Takes over from another version: writes the finished and open records that its programs still hold
+to the log, once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Records = npt.NDArray[Any]
 def take_over_layouts(
     session: Session, consumers: Mapping[str, RingConsumer], log: Store, sink: Sink, clock: Clock
 ) -> None:
-    """Takes over all layouts of another version, of rings that have a map of open records.
+    """Writes the records in all layouts of another version to the log, for rings that have a map of open records.
 
     Reports as lost the time in which no daemon ran and the adopted programs recorded nothing.
     """

@@ -1,10 +1,10 @@
-"""The hook process: starts the configured command, or posts to the configured URL, for one finding, and ends.
+"""The hook process: for one finding it starts the configured command, or posts to the configured URL, and ends.
 
-The connection at descriptor 0 brings the finding as JSON, and the ``parts`` that are wanted (empty: both); it takes
+The connection at descriptor 0 brings the finding as JSON and the ``parts`` to run (empty: both). The answer is
 {"failed": [TEXT, ...], "again": [PART, ...]}. The command and the URL come from the configuration alone. The process
 has no rights; it has no sandbox, since the command is the administrator's. It does not end with its connection, so that
-a service that restarts cuts no page short. Whatever the command leaves running, in a session of its own too, ends with
-it: a process that lost its parent becomes a child of this one, the subreaper (prctl(2)).
+a restart of the service cuts no page short. Whatever the command leaves running ends with this process, even in another
+session: as the subreaper (prctl(2)) this process becomes the parent of each orphan.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from probing.daemon.ipc import Channel
 __all__ = ("main",)
 
 RECEIVE_S = 5.0
-# Time to end what the command left, s.
+# The time to end processes that the command left, s.
 END_S = 5.0
 _PAUSE_S = 0.01
 _PR_SET_CHILD_SUBREAPER = 36
@@ -44,12 +44,12 @@ MAX_FINDING = 1 << 20
 MAX_VALUE = 1000
 MEMORY_BYTES, CPU_SECONDS, MAX_DESCRIPTORS, MAX_FILE = 4 << 30, 600, 1024, 256 << 20
 _END = (signal.SIGTERM,)
-# Variables of the command, by field of the finding.
+# The variables that the command gets, by field of the finding.
 _VARIABLES = ("finding_id", "job", "run", "node", "verdict", "severity", "sentence", "ranks", "nodes")
 
 
 def main() -> int:
-    """Returns 0, or 1 when the hook failed or no finding came."""
+    """Runs the hook. Returns 0, or 1 when it failed or no finding came."""
     config = Config.from_args(sys.argv[1:]).diagnose
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
@@ -73,14 +73,14 @@ def main() -> int:
 
 
 class _Outcome(NamedTuple):
-    """``texts``: what went wrong with a part of the hook. ``again``: it has to be tried again."""
+    """The outcome of a part of the hook. ``texts``: what went wrong; ``again``: the part has to be tried again."""
 
     texts: list[str]
     again: bool
 
 
 def _run(config: DiagnoseConfig, finding: bytes, header: Mapping[str, Any]) -> dict[str, _Outcome]:
-    """Returns the outcome of each part that is wanted; the parts of a hook are its command and its webhook."""
+    """Returns the outcome of each requested part; the parts of a hook are its command and its webhook."""
     wanted, seconds = header.get("parts") or (_COMMAND, _WEBHOOK), config.hook_timeout_s
     outcomes: dict[str, _Outcome] = {}
     if config.hook and _COMMAND in wanted:
@@ -94,8 +94,8 @@ def _run(config: DiagnoseConfig, finding: bytes, header: Mapping[str, Any]) -> d
 
 
 def _start(command: list[str], finding: bytes, variables: Mapping[str, str], timeout: float) -> list[str]:
-    """Runs the command in a session of its own, and kills what is left of that. Returns why it failed."""
-    # Until the command can be killed SIGTERM has to wait; the command gets it as usual.
+    """Runs the command in a new session, and kills the processes that it leaves. Returns why it failed."""
+    # SIGTERM waits until this process can kill the command; the command itself gets SIGTERM as usual.
     signal.pthread_sigmask(signal.SIG_BLOCK, _END)
     try:
         process = subprocess.Popen(
@@ -126,9 +126,9 @@ def _start(command: list[str], finding: bytes, variables: Mapping[str, str], tim
 
 
 def _end_orphans(seconds: float) -> bool:
-    """Kills the children of this process, and theirs as they become its own, until there are none. Returns False if
-    some are left after ``seconds``."""
-    # The kernel does not give the number of a child away before it was waited for.
+    """Kills the children of this process, and their children as they become its own, until none is left. Returns False
+    if some are left after ``seconds``."""
+    # The kernel does not reuse a child's pid before the child was waited for.
     children = Path("/proc/thread-self/children")
     until = time.monotonic() + seconds
     while True:
@@ -150,9 +150,9 @@ def _take_end() -> None:
 
 
 def _post(url: str, finding: bytes, timeout: float) -> list[str]:
-    """Posts the finding; a redirect is not followed. Returns why it failed."""
+    """Posts the finding and follows no redirect. Returns why it failed."""
     opener = build_opener(ProxyHandler({}), _NoRedirect)
-    # The configuration takes http and https alone.
+    # The configuration accepts only http and https.
     request = Request(url, finding, {"Content-Type": "application/json", "User-Agent": "probingd"})  # noqa: S310
     try:
         with _bounded(timeout), opener.open(request, timeout=timeout):
@@ -163,7 +163,7 @@ def _post(url: str, finding: bytes, timeout: float) -> list[str]:
         reason = e.reason if isinstance(e, URLError) else e
         if isinstance(reason, TimeoutError):
             return [f"the webhook did not answer within {timeout:g} s"]
-        # The text may hold the URL, which may hold a secret.
+        # The text of the error may contain the URL, which may contain a secret.
         return [f"the webhook cannot be reached: {type(reason).__name__}"]
 
 
@@ -174,7 +174,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 @contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError in the body after ``seconds``: urllib's timeout holds for each step alone."""
+    """Raises TimeoutError in the body after ``seconds``: urllib's timeout limits each step, not their sum."""
     signal.signal(signal.SIGALRM, _too_late)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -189,14 +189,14 @@ def _too_late(number: int, frame: FrameType | None) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    # The exception ends the command and all that it left on its way, and no second signal cuts that short.
+    # The exception ends the command and all that it left; no second signal may interrupt that.
     del frame
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(1)
 
 
 def _variables(header: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the variables PROBING_*. They hold texts of targets, so they are escaped."""
+    """Returns the variables PROBING_*. They contain texts of targets, so these are escaped."""
     return {
         f"PROBING_{name.upper()}": escape(str(header[name]), MAX_VALUE)
         for name in _VARIABLES

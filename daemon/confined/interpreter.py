@@ -1,12 +1,13 @@
-"""Runs an interpreter that somebody named for its versions, and ends. The connection at descriptor 0 brings a request.
+"""Runs an interpreter that a client named to get its versions, and ends. The request comes by the connection at
+descriptor 0.
 
-``versions`` (``python``: a path, ``deadline`` on time.monotonic()): header ``versions`` {python, torch, cuda, nccl},
-those of them that there are.
+``versions`` (``python``: a path, ``deadline`` on time.monotonic()): header ``versions`` {python, torch, cuda, nccl}
+without those that are missing.
 
-The file may be any program, so it runs as the user of the parsers, without rights: Landlock lets it read and execute
-and write nowhere, seccomp refuses it sockets, forks, signals and changes of files, and limits bound memory, CPU time,
-descriptors and output. It gets no variable of the daemon, has a session of its own, and is killed at the deadline.
-torch itself is not imported: its versions stand in torch/version.py and in the metadata of packages.
+The file may be any program, so it runs without rights as the user of the parsers. Landlock lets it read and execute,
+but write nowhere; seccomp refuses sockets, forks, signals and changes of files; limits bound memory, CPU time,
+descriptors and output. It gets no variable of the daemon, has its own session, and is killed at the deadline. torch
+itself is not imported: its versions are in torch/version.py and in the metadata of packages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from probing.api.errors import ProbingError, TargetError, TargetTimeout, Unsuppo
 from probing.daemon.confined.sandbox import confine, limit, stand_back
 from probing.daemon.confined.seccomp import refuse_calls
 from probing.daemon.confined.serving import inherit, internal_error
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 
 __all__ = ("main",)
 
@@ -93,13 +94,13 @@ def main() -> int:
 def _give_up_rights() -> None:
     stand_back()
     limit(MEMORY_BYTES, CPU_SECONDS)
-    # To find the interpreter and what it imports, wherever it is installed.
+    # The interpreter and its imports may be installed anywhere.
     confine((), executable=("/",), kept=_STARTS)
 
 
-def _versions(request: dict[str, Any]) -> dict[str, str]:
+def _versions(request: Header) -> dict[str, str]:
     python = request.get("python")
-    # The clock is that of the machine, so that the start of this process counts.
+    # The deadline is on the machine's clock, so it includes the start of this process.
     timeout = min(float(request.get("deadline") or 0) - time.monotonic(), MAX_S)
     if not isinstance(python, str) or not python.startswith("/"):
         raise UsageError("the request names no interpreter")
@@ -118,7 +119,7 @@ def _versions(request: dict[str, Any]) -> dict[str, str]:
 
 def _run(command: list[str], timeout: float) -> tuple[int, bytes, bytes]:
     """Returns the exit status and the first bytes of both outputs. Raises TargetError, TargetTimeout."""
-    # DEVNULL would be opened for writing, too.
+    # subprocess.DEVNULL would be opened for writing, too.
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         process = subprocess.Popen(
@@ -154,7 +155,7 @@ def _start_nothing() -> None:
 
 
 def _outputs(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes] | None:
-    """Returns both outputs, cut, once the process has closed them; None at the deadline."""
+    """Returns both outputs, cut to a limit, once the process has closed them; None at the deadline."""
     found: dict[Any, bytes] = {process.stdout: b"", process.stderr: b""}
     with selectors.DefaultSelector() as selector:
         for stream in found:

@@ -1,6 +1,6 @@
-"""The process that talks to NVIDIA's driver: it has no rights but to open the device files of the GPUs.
+"""The process that talks to NVIDIA's driver. Its only right is to open the device files of the GPUs.
 
-A call into the driver may hang for ever, and a driver may crash the process, so nothing else runs in it. It answers
+A call into the driver may hang forever, and the driver may crash the process, so it does nothing else. It answers
 requests on descriptor 0 until the connection closes:
 
 * ``ping``: header ``pid``.
@@ -31,9 +31,9 @@ from probing.daemon.ipc import Channel, ChannelClosed
 __all__ = ("main",)
 
 MEMORY_BYTES = 8 << 30
-# For its life, some months at 1 % of a core; a process that reaches it is started again.
+# CPU time for the life of the process: months at 1 % of a core. Then another process is started.
 CPU_SECONDS = 86_400
-# The driver opens these to read and write, and controls them by ioctl.
+# The driver opens these files to read and write, and controls them by ioctl.
 _DEVICES = ("/dev/nvidiactl", "/dev/nvidia[0-9]*", "/dev/nvidia-caps", "/dev/nvidia-nvswitch*")
 _READABLE = (
     "/proc/driver/nvidia",
@@ -63,7 +63,7 @@ def main() -> int:
     channel = inherit(give_up_rights)
     calls, waits = Calls(config.call_timeout_s), Calls(config.call_timeout_s)
     snapshots = Snapshots(calls, waits, config.library, Path(config.sysfs))
-    # One answer at a time: the watchdog's is the last.
+    # One answer is sent at a time; the watchdog's answer is the last.
     sending = threading.Lock()
     Watchdog((calls, waits), lambda running, seconds: _give_up(channel, sending, snapshots, running, seconds)).start()
     with suppress(ChannelClosed):
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def _poll(channel: Channel, sending: threading.Lock, snapshots: Snapshots, header: dict[str, object]) -> bool:
-    """Answers a poll. False: there is no driver to go on with."""
+    """Answers a poll. Returns False if there is no driver to go on with."""
     try:
         wanted = {name: bool(header.get(name)) for name in ("slow", "links", "pairs")}
         payload = json.dumps(snapshots.poll(**wanted), separators=(",", ":")).encode()
@@ -96,7 +96,7 @@ def _give_up(channel: Channel, sending: threading.Lock, snapshots: Snapshots, ru
         hung = {"call": running.name, "device": running.device.partition(" ")[0], "seconds": round(seconds, 1)}
         with sending:
             channel.send({"hung": hung, "events": snapshots.waiting_events()}, timeout=1.0)
-    # The stuck thread would keep an orderly exit waiting.
+    # An orderly exit would wait for the stuck thread.
     os._exit(1)
 
 

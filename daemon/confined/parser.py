@@ -1,13 +1,12 @@
 """The parser: the process without rights that parses files of targets.
 
-It gets files as descriptors. Before it reads the first one it limits its memory and CPU time, drops new privileges, and
-by Landlock all files but the interpreter's. One request at a time, each bounded in CPU time; it can be killed at any
-time.
+It gets files as descriptors. Before it reads the first, it limits its memory and CPU time, gives up new privileges, and
+by Landlock gives up all files except the interpreter's. It handles one request at a time, each limited in CPU time, and
+can be killed at any time.
 
 * ``ping``: header ``pid`` of the parser.
-* ``symbols`` (``patterns``, and one descriptor): payload, JSON with ``symbols`` [{``name``, ``address``,
-  ``file_offset``, ``size``, ``head`` (hex)}] as in ``elf.symbols.Symbol``, ``build_id`` (hex or null), ``machine``,
-  ``relocated``, ``first_vaddr``, and ``segments`` [[vaddr, offset, file_size, memory_size, flags], ...].
+* ``symbols`` (``patterns``, and one descriptor): payload, JSON, ``found``: ``elf.symbols.FileSymbols``, with the
+  ``head`` of a symbol in base64.
 * ``unwind``: ``python_stack.native.unwind``.
 * ``flight_dump``: ``nccl_uprobes.flight_recorder.dump``.
 * ``ras_report``: ``nccl_uprobes.ras.json_report``.
@@ -22,10 +21,10 @@ import functools
 import json
 import os
 import signal
+from binascii import b2a_base64
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import FrameType
-from typing import Any
 
 # The maths library of numpy would reserve address space for a stack of each core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -40,11 +39,12 @@ from probing.daemon.ipc import Message
 __all__ = ("main",)
 
 MEMORY_BYTES = 3 << 30
-# For its whole life: the kernel ends it then, and the pool starts another.
+# For the life of the process, s: the kernel ends it then, and the pool starts another.
 CPU_SECONDS = 600
-# For one request, s; libtorch_cpu takes 0.2 s. The signal repeats, since code that catches all may go on.
+# For one request, s, and for what is asked of a library, which takes 0.2 s at most. The signal repeats, since code that
+# catches all may go on.
 REQUEST_CPU_S = 10.0
-SYMBOLS_CPU_S = 3.0
+LIBRARY_CPU_S = 3.0
 _AGAIN_S = 0.1
 MAX_PATTERNS = 1_024
 
@@ -73,7 +73,7 @@ def _answer(request: Message) -> Message:
     if op == "ping":
         return Message({"pid": os.getpid()})
     handler = _handler(str(op))
-    with _bounded(SYMBOLS_CPU_S if op == "symbols" else REQUEST_CPU_S):
+    with _bounded(LIBRARY_CPU_S if op in ("symbols", "nccl_layout") else REQUEST_CPU_S):
         return Message({}, handler(request))
 
 
@@ -90,7 +90,7 @@ def _bounded(seconds: float) -> Iterator[None]:
 def _too_long(_: int, frame: FrameType | None) -> None:
     while frame is not None:
         if frame.f_code is _answer.__code__:
-            raise UnsupportedTarget("the file takes more processor time than a parser has for it")
+            raise UnsupportedTarget("the file takes more CPU time than a parser may use for it")
         frame = frame.f_back
 
 
@@ -98,31 +98,14 @@ def _symbols_answer(request: Message) -> bytes:
     patterns = [str(pattern) for pattern in request.header.get("patterns", ())]
     if len(request.fds) != 1 or len(patterns) > MAX_PATTERNS:
         raise UsageError(f"symbols takes one descriptor and {MAX_PATTERNS} patterns at most")
-    return json.dumps(_symbols(Elf(request.fds[0]), patterns)).encode()
+    elf = Elf(request.fds[0])
+    symbols = [
+        [*symbol[:-1], b2a_base64(symbol.head, newline=False).decode()] for symbol in matching_symbols(elf, patterns)
+    ]
+    return json.dumps({"found": [symbols, elf.first_vaddr, elf.relocated]}).encode()
 
 
-def _symbols(elf: Elf, patterns: list[str]) -> dict[str, Any]:
-    build_id = elf.build_id()
-    return {
-        "symbols": [
-            {
-                "name": symbol.name,
-                "address": symbol.address,
-                "file_offset": symbol.file_offset,
-                "size": symbol.size,
-                "head": symbol.head.hex(),
-            }
-            for symbol in matching_symbols(elf, patterns)
-        ],
-        "build_id": build_id.hex() if build_id is not None else None,
-        "machine": elf.machine,
-        "relocated": elf.relocated,
-        "first_vaddr": elf.first_vaddr,
-        "segments": [list(segment) for segment in elf.segments],
-    }
-
-
-# Imported with the first such request: each pool of parsers gets a few kinds.
+# A module is imported at the first request for it: each pool of parsers gets only a few kinds of requests.
 _MODULES = {
     "flight_dump": "nccl_uprobes.flight_recorder.dump",
     "interface_addresses": "net.interfaces.addresses",
@@ -138,7 +121,7 @@ def _handler(op: str) -> Callable[[Message], bytes]:
     if op == "symbols":
         return _symbols_answer
     if op not in _MODULES:
-        raise UsageError(f"a parser knows no request {op!r}")
+        raise UsageError(f"a parser has no request {op!r}")
     handlers: dict[str, Callable[[Message], bytes]] = import_module(f"probing.daemon.{_MODULES[op]}").handlers()
     return handlers[op]
 

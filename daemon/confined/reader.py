@@ -1,7 +1,8 @@
-"""The reader: the process that reads targets, and nothing else. One request at a time; it can be killed at any time.
+"""The reader: the process that reads targets, and does nothing else. It handles one request at a time, and can be
+killed at any time.
 
-A read of a target can block for ever (memory behind userfaultfd, a file on a dead server), so callers have a deadline
-and close the connection, which ends the process (``serving``).
+A read of a target can block forever (memory behind userfaultfd, a file on a dead server). So callers have a deadline;
+then they close the connection, which ends the process (``serving``).
 
 Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any process of this pid. Answers by op:
 
@@ -21,6 +22,7 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any proc
 * ``space``: ``host.node.space.answer_space``.
 * ``network``: header ``dev``, ``inode`` of the network namespace; its descriptor.
 * ``memory`` (``ranges`` [[address, length], ...]): header ``lengths`` (-1: not readable), payload, the bytes.
+* ``memory_files`` (``link``, ``known`` inodes): header ``inodes`` of other memory files with that link; descriptors.
 * ``stacks``: ``python_stack.stacks.dump``. ``native``: ``python_stack.native.registers``.
 * ``blocked``, ``codes``, ``threads``: ``off_cpu.stacks``, ``codes`` and ``thread_states`` of ``python_stack.sampling``.
 * ``vars``: ``python_stack.values.read``.
@@ -51,7 +53,7 @@ from probing.daemon.net.interfaces.reading import handlers as link_handlers
 from probing.daemon.net.rdma.reading import handlers as rdma_handlers
 from probing.daemon.net.tcp.reading import handlers as socket_handlers
 from probing.daemon.processes.conditions.condition import answer_condition, answer_loads
-from probing.daemon.processes.files import find_files, open_file, open_mapped
+from probing.daemon.processes.files import find_files, open_file, open_mapped, open_memory_files
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.target import MAX_MAPS, Target, identity, list_processes, states
 from probing.daemon.python_stack.native.registers import handlers as native_handlers
@@ -86,7 +88,7 @@ def _answer(request: Header) -> Message:
         return whole(request)
     handler = _OF_A_TARGET.get(str(op))
     if handler is None:
-        raise UsageError(f"a reader knows no request {op!r}")
+        raise UsageError(f"a reader has no request {op!r}")
     pid, start_ns = request.get("pid"), request.get("start_ns", 0)
     if not isinstance(pid, int) or not isinstance(start_ns, int) or pid <= 0:
         raise UsageError(f"request {op} names no process")
@@ -94,7 +96,7 @@ def _answer(request: Header) -> Message:
         try:
             answer = handler(target, request)
         except ProbingError:
-            # The end of the process explains any other error.
+            # If the process has ended, that explains any other error.
             target.check()
             raise
         try:
@@ -145,6 +147,12 @@ def _open(target: Target, request: Header) -> Message:
     return Message(header, fds=[fd])
 
 
+def _memory_files(target: Target, request: Header) -> Message:
+    known = {int(inode) for inode in request.get("known", ())}
+    inodes, fds = open_memory_files(target, str(request["link"]).encode(), known)
+    return Message({"inodes": inodes}, fds=fds)
+
+
 def _files(request: Header) -> Message:
     with _named(request) as target:
         return Message(find_files(target, request))
@@ -157,7 +165,7 @@ def _file(request: Header) -> Message:
 
 
 def _named(request: Header) -> Target:
-    # Not as pid and start_ns: a hanging file system must not quarantine the process.
+    # The request does not name them pid and start_ns, so that a hanging file system does not quarantine the process.
     pid, start_ns = request["process"]
     return Target(int(pid) or os.getpid(), int(start_ns))
 
@@ -207,6 +215,7 @@ _OF_A_TARGET: dict[str, Callable[[Target, Header], Message]] = {
     "identity": _identity,
     "maps": _maps,
     "memory": _memory,
+    "memory_files": _memory_files,
     "network": _network,
     "open": _open,
     "threads": _by_request(answer_threads),

@@ -1,8 +1,8 @@
-"""Drops the rights of a worker before it reads anything: limits, no new privileges, files and system calls.
+"""Drops the rights of a process before it reads anything: sets limits, forbids new privileges, files and system calls.
 
-Landlock (Linux 5.13) hides every file but those named from the process and the threads that it starts; seccomp refuses
-the calls that it does not need. A mechanism that the kernel lacks is left out. Numbers are those of
-include/uapi/linux/{landlock,ioprio}.h and the generic syscall table, by default the same on x86-64 and arm64.
+Landlock (Linux 5.13) hides all files except named ones from the process and the threads that it starts. seccomp refuses
+the calls that the process does not need. A mechanism that the kernel lacks is left out. Numbers come from
+include/uapi/linux/{landlock,ioprio}.h and the generic syscall table; they are the same on x86-64 and arm64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VERSION_FLAG = 1
 _RULE_PATH_BENEATH = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _IOCTL_DEV = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 15
-# All rights of an ABI version, as masks, by the first version that has them.
+# All rights as a mask, by the first version of the ABI that has them.
 _FS_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _NET_RIGHTS = {4: 0b11}
 _SCOPES = {6: 0b11}
@@ -56,7 +56,7 @@ NICENESS = 10
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _LOWEST_BEST_EFFORT = 2 << 13 | 7
-# Above the job's 0: of the two the kernel kills this process.
+# This score is above the job's 0: the kernel kills this process before the job.
 _OOM_SCORE = 500
 
 _PACKAGES = (probing.api, probing.daemon, probing.diagnosis, probing.federation)
@@ -64,7 +64,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def limit(memory_bytes: int, cpu_seconds: int, *, descriptors: int = MAX_DESCRIPTORS, file_bytes: int = 0) -> None:
-    """Bounds address space, descriptors, CPU time and file size; a huge allocation then fails by itself."""
+    """Limits address space, descriptors, CPU time and file size; an allocation beyond the limit fails."""
     wanted = {
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_NOFILE: descriptors,
@@ -77,9 +77,9 @@ def limit(memory_bytes: int, cpu_seconds: int, *, descriptors: int = MAX_DESCRIP
 
 
 class MemoryBound:
-    """Bounds the private writable memory that this process adds to ``size`` bytes.
+    """Limits the private writable memory that this process allocates from now on to ``size`` bytes.
 
-    The kernel counts (RLIMIT_DATA, which covers mappings since Linux 4.7): a larger allocation fails, so resident
+    The kernel counts it (RLIMIT_DATA, which includes mappings since Linux 4.7): a larger allocation fails, so resident
     memory stays below. Create it before ``confine``, and start it when everything is loaded and warm.
     """
 
@@ -94,16 +94,18 @@ class MemoryBound:
 
     @property
     def used(self) -> float:
-        """The part of ``size`` in use, 0 to 1."""
+        """The used part of ``size``, 0 to 1."""
         return (self._data() - self._start) / self._size
 
     def _data(self) -> int:
-        # Pages: size, resident, shared, text, 0, data and stack, 0.
+        # Fields, in pages: size, resident, shared, text, 0, data and stack, 0.
         return int(os.pread(self._statm, 200, 0).split()[5]) * resource.getpagesize()
 
 
 def stand_back(niceness: int = NICENESS) -> None:
-    """Yields CPU and disk to the job and the collector, and is killed before them when memory runs out."""
+    """Lets the job and the collector have CPU and disk first; the kernel kills this process before them when memory
+    runs out.
+    """
     os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
     if number := _IOPRIO_SET.get(platform.machine()):
         _libc.syscall(number, _IOPRIO_WHO_PROCESS, 0, _LOWEST_BEST_EFFORT)
@@ -123,8 +125,8 @@ def confine(
     except ``kept``. It may also read and execute what is beneath ``executable``.
 
     ``devices`` are device files, or folders of them, that it may also write to and control; where the kernel cannot
-    hide files, their modes alone then decide what it may write to. Call it before threads start: a running thread keeps
-    its rights. False: the kernel cannot hide files.
+    hide files, their modes alone decide this. Call it before threads start: a running thread keeps its rights. Returns
+    False if the kernel cannot hide files.
     """
     _no_new_privs()
     hidden = _hide_files(readable, devices, executable)
@@ -133,7 +135,7 @@ def confine(
 
 
 def restrict(kept: Collection[str]) -> None:
-    """Refuses this process the calls of ``seccomp`` except ``kept``. Call it before threads start."""
+    """Forbids this process the calls of ``seccomp`` except ``kept``. Call it before threads start."""
     _no_new_privs()
     refuse_calls(kept)
 
@@ -163,7 +165,7 @@ def _hide_files(readable: Iterable[str], devices: Iterable[str], executable: Ite
 
 
 def landlock_abi() -> int:
-    """Returns the kernel's version of Landlock; 0 or less: none."""
+    """Returns the kernel's version of the Landlock ABI; 0 or less if it has none."""
     return int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG)))
 
 
@@ -179,7 +181,7 @@ def _upto(rights: dict[int, int], abi: int) -> int:
 
 
 def _create_ruleset(fs: int, net: int, scopes: int, abi: int) -> int:
-    # struct landlock_ruleset_attr grew with the ABI; a kernel accepts its own size.
+    # struct landlock_ruleset_attr grew with the ABI; a kernel accepts the size of its own ABI.
     fields = (fs,) if abi < 4 else (fs, net) if abi < 6 else (fs, net, scopes)
     data = struct.pack(f"{len(fields)}Q", *fields)
     return _check(

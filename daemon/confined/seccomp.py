@@ -1,8 +1,8 @@
 """Refuses system calls to a process for good, by a seccomp filter (Linux 3.17).
 
-It adds to Landlock: no socket, no other process, no file opened for writing, no change of a mode or an owner, no memory
-that limits do not count. READER, SERVICE and COLLECTOR are the calls that those processes keep.
-Calls that a kernel or an architecture lacks are left out. Numbers: arch/x86/entry/syscalls/syscall_64.tbl and
+It forbids what Landlock allows: sockets, other processes, files opened for writing, changes of modes and owners, memory
+that limits do not count. READER, SERVICE and COLLECTOR are the calls that these processes keep. Calls that a kernel or
+an architecture lacks are left out. Numbers: arch/x86/entry/syscalls/syscall_64.tbl and
 include/uapi/asm-generic/unistd.h (arm64) in Linux 6.18; layout of the program and of its input:
 include/uapi/linux/{filter,seccomp,audit}.h.
 """
@@ -29,7 +29,7 @@ __all__ = (
     "refuse_calls",
 )
 
-# Name, number on x86-64, number on arm64; a dash where there is none.
+# Name, number on x86-64, number on arm64; a dash where the architecture lacks the call.
 _TABLE = """
 socket 41 198        socketpair 53 199        connect 42 203            bind 49 200             listen 50 201
 accept 43 202        accept4 288 242          shmget 29 194             shmat 30 196            msgget 68 186
@@ -57,13 +57,12 @@ chown 92 -           lchown 94 -              fchown 93 55              fchownat
 utimes 235 -         futimesat 261 -          utimensat 280 88          setxattr 188 5          lsetxattr 189 6
 fsetxattr 190 7      removexattr 197 14       lremovexattr 198 15       fremovexattr 199 16
 """
-# Answered as if the kernel lacked them, so that callers fall back: glibc then starts threads with clone, whose flags a
-# filter can see.
+# Calls that seem to be missing: glibc then starts threads with clone, whose flags a filter can see.
 _ABSENT_TABLE = """
 clone3 435 435       openat2 437 437          io_uring_setup 425 425    io_uring_enter 426 426
 io_uring_register 427 427
 """
-# Decided by their arguments.
+# Calls that are allowed or refused by their arguments.
 _LOOKED_AT_TABLE = """
 clone 56 220         open 2 -                 openat 257 56             tgkill 234 131          prlimit64 302 261
 """
@@ -73,14 +72,14 @@ _FILES = "unlink unlinkat chmod fchmod fchmodat fchmodat2 chown lchown fchown fc
 READER = frozenset(("process_vm_readv", "openat2"))
 # The service creates its socket, gives it to a group and removes it.
 SERVICE = frozenset(f"{_SOCKETS} {_FILES}".split())
-# The store's files, programs of BPF, a namespace's RAS, and the compiler of users' probes, which inherits the filter.
+# The collector needs the store's files, BPF, namespaces and the compiler, which inherits the filter.
 COLLECTOR = frozenset(
     f"{_SOCKETS} {_FILES} bpf perf_event_open syslog setns process_vm_readv openat2 execve fork vfork clone clone3"
     " open openat creat truncate ftruncate fallocate mkdir mkdirat rmdir rename renameat renameat2 link linkat symlink"
     " symlinkat utime utimes utimensat futimesat kill tgkill pidfd_open pidfd_send_signal prlimit64 memfd_create"
     " capset setpriority ioprio_set sched_setscheduler sched_setparam sched_setattr".split()
 )
-# The last call that was reviewed: mseal. Later ones, and those of x32, are answered as absent.
+# The last call that was reviewed: mseal. Later calls, and calls of x32, are answered as absent.
 _NEWEST = 462
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CLONE_THREAD = 0x10000
@@ -91,12 +90,12 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _ARCHES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _SECCOMP = (317, 277)
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
-# Without it, kernels before 5.16 slow the process down against an attack that SQL cannot make.
+# Without this flag, kernels before 5.16 slow the process down against an attack that SQL cannot make.
 _SPEC_ALLOW = 4
 
 
 class _Instruction(NamedTuple):
-    """``yes`` and ``no``: the numbers of instructions to skip."""
+    """An instruction of the filter. ``yes`` and ``no``: how many instructions to skip."""
 
     code: int
     value: int
@@ -118,14 +117,14 @@ def _number(word: str) -> int | None:
 
 
 _REFUSED, _ABSENT, _LOOKED_AT = _numbers(_TABLE), _numbers(_ABSENT_TABLE), _numbers(_LOOKED_AT_TABLE)
-# Numbers on x86-64 and arm64 by name.
+# Name -> numbers on x86-64 and arm64.
 SYSTEM_CALLS = {**_REFUSED, **_ABSENT, **_LOOKED_AT}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def calls_can_be_refused() -> bool:
-    """Returns whether the kernel has filters, and this module the numbers of the architecture."""
+    """Returns whether the kernel has seccomp filters, and this module has the numbers of the architecture."""
     if platform.machine() not in _ARCHES:
         return False
     action = ctypes.c_uint32(_ERRNO)
@@ -133,9 +132,10 @@ def calls_can_be_refused() -> bool:
 
 
 def refuse_calls(kept: Collection[str] = ()) -> bool:
-    """Refuses SYSTEM_CALLS except ``kept`` to this thread and all that it starts. False: the kernel cannot.
+    """Forbids SYSTEM_CALLS except ``kept`` to this thread and all that it starts. Returns False if the kernel cannot do
+    so.
 
-    Needs no_new_privs. Raises PrivilegeError when the kernel has filters and takes none.
+    Needs no_new_privs. Raises PrivilegeError when the kernel has filters, but refuses this one.
     """
     if not calls_can_be_refused():
         return False
@@ -148,7 +148,7 @@ def refuse_calls(kept: Collection[str] = ()) -> bool:
 def program(machine: str, pid: int, kept: Collection[str] = ()) -> bytes:
     """Returns the filter for ``machine`` (as in ``platform.machine()``) and process ``pid`` without the calls ``kept``.
 
-    It is an array of struct sock_filter. Raises KeyError for a machine whose numbers are not known.
+    The filter is an array of struct sock_filter. Raises KeyError for a machine whose numbers are missing here.
     """
     arch, column = _ARCHES[machine]
     steps = [
@@ -172,7 +172,9 @@ def program(machine: str, pid: int, kept: Collection[str] = ()) -> bytes:
 
 
 def _look(name: str, pid: int) -> list[_Instruction]:
-    """Decides by an argument. Its low half is enough: the kernel, too, uses 32 bits of these."""
+    """Returns instructions that decide by an argument. Its low half is enough: the kernel also uses only 32 bits of
+    these arguments.
+    """
     allow, refuse = _Instruction(_RETURN, _ALLOW), _refusal(errno.EPERM)
     if name == "clone":
         return [_argument(0), _Instruction(_ANY_BIT, _CLONE_THREAD, yes=1), refuse, allow]

@@ -1,7 +1,7 @@
 """Serves requests on the connection that a confined process inherits as descriptor 0.
 
-The process takes one request at a time, and may hang in any of them. So callers have a deadline and then close the
-connection: a thread here waits for that and ends the process.
+The process handles one request at a time, and may hang in any of them. So callers close the connection at their
+deadline; a thread here waits for that and ends the process.
 """
 
 from __future__ import annotations
@@ -27,27 +27,25 @@ _log = logging.getLogger(__name__)
 
 
 def inherit(give_up_rights: Callable[[], object]) -> Channel:
-    """Returns the connection at descriptor 0, after ``give_up_rights`` was called.
+    """Calls ``give_up_rights``, then returns the connection at descriptor 0.
 
-    From then on the process ends when the other end of the connection closes. No garbage is collected before the first
-    of the ``requests``: what is imported stays.
+    From then on the process ends when the other end of the connection closes.
     """
-    gc.disable()
-    # Named after its module.
+    # The log names the process after its module.
     log_to_stderr(sys.argv[0].rpartition("/")[2].removesuffix(".py"))
     # Ctrl-C reaches every process of the terminal; the supervisor ends the daemon's own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=0)
-    # Before the first thread: Landlock and seccomp hold for the calling thread and those that it starts.
+    # This comes before any thread starts, because Landlock and seccomp hold only for later threads.
     give_up_rights()
     _end_on_hangup(connection.fileno())
     return Channel(connection)
 
 
 def requests(channel: Channel) -> Iterator[Message]:
-    """Yields requests until the connection closes, and closes the descriptors that the caller left in each."""
+    """Yields requests until the connection closes; closes the descriptors of a request that its handler left."""
+    # What is imported stays.
     gc.freeze()
-    gc.enable()
     while True:
         try:
             request = channel.receive()
@@ -64,8 +62,8 @@ def serve(
 ) -> None:
     """Answers each request by ``answer(request)`` until the connection closes.
 
-    The descriptors of an answer are closed when it is sent. A ProbingError is sent as it is, any other exception as
-    ``error_of`` maps it: a bad request costs its asker an error, and not the process.
+    The descriptors of an answer are closed when it is sent. A ProbingError is sent as it is, any other exception as the
+    error that ``error_of`` returns for it. So a bad request does not end the process.
     """
     with suppress(ChannelClosed):
         for request in requests(channel):
@@ -84,7 +82,7 @@ def serve(
 
 
 def internal_error(process: str, e: Exception) -> InternalError:
-    """Logs ``e`` with its traceback and returns the error that names it; ``process`` is "a reader", "the gate"."""
+    """Logs ``e`` with its traceback, and returns an error that names it. ``process``: "a reader", "the gate", ..."""
     _log.error("%s failed", process, exc_info=e)
     return InternalError(f"{process} failed: {type(e).__name__}: {e}")
 

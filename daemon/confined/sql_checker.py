@@ -1,9 +1,10 @@
-"""A worker that checks queries and runs none. Parsing hostile text can take long, and this process can be killed.
+"""A worker that checks queries and does not run them. Parsing hostile text can take long, and this process can be
+killed.
 
 The payload of a request ``{"op": "check"}`` is JSON: ``statements``, ``now_ns``, and ``users`` and ``views`` once the
-worker asked for them. The answer is ``{"end": {"needs": "users" | "views"}}`` if a statement needs these and the
-request lacks them; else ``{"end": {}}`` and as payload a JSON list, for each statement its checked form or its
-``error``; or ``{"error": ...}``.
+worker asked for them. If a statement needs one of these that the request lacks, the answer is ``{"end": {"needs":
+"users" | "views"}}``. Otherwise it is ``{"end": {}}`` with a JSON list as payload: for each statement its checked form
+or its ``error``. ``{"error": ...}`` answers a wrong request.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from probing.daemon.query.gate import check
 
 __all__ = ("CPU_S", "serve")
 
-# CPU seconds for one request; a query of ten thousand nodes through three views takes a tenth of it.
+# CPU time for one request, s; a query of ten thousand nodes through three views takes a tenth of it.
 CPU_S = 3.0
 _log = logging.getLogger(__name__)
 
 
 class _Needed(Exception):
-    """A statement needs tables or views that the request lacks; the argument says which."""
+    """Raised when a statement needs tables or views that the request lacks; the argument says which."""
 
 
 def serve(channel: Channel, memory: MemoryBound) -> None:
-    """Answers requests until the connection ends. A request that takes more than CPU_S ends the process."""
+    """Answers requests until the connection ends. A request that takes more than CPU_S of CPU time ends the process."""
     memory.start()
     channel.send({"warm": True})
     serving.serve(channel, _answer, _error_of)
@@ -88,11 +89,11 @@ def _checked(
         raise
     except ProbingError as e:
         return {"error": e.to_dict()}
-    except Exception as e:  # a statement's failure is that statement's answer
+    except Exception as e:  # the failure of a statement is its answer
         return {"error": _error_of(e).to_dict()}
     return {
         "sql": found.sql,
-        "needs": {name: need.to_dict() for name, need in found.needs.items()},
+        "needs": {name: need.packed() for name, need in found.needs.items()},
         "users": list(found.users),
         "warnings": found.warnings,
         "columns": None if found.columns is None else sorted(found.columns),

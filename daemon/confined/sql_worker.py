@@ -1,14 +1,15 @@
 """The process that runs or checks SQL: ``python -m probing.daemon.confined.sql_worker``, with a connection as fd 0.
 
-The first message ``{"op": "warm", "role": ...}`` chooses: ``gate`` checks (``sql_checker``), any other role runs. Its
-answer ``{"warm": true}`` comes once the process has started. It has no rights, limits on memory and CPU, and may read
-the store's files alone. It answers a request with, for each statement in turn, messages ``{"part": "arrow"}`` with a
-piece of an Arrow IPC stream each, and ``{"statement": {"rows": N}}`` or ``{"statement": {"error": ...}}``; then
-``{"end": ...}``. ``{"error": ...}`` answers a request that makes no sense. If the request wants progress,
-``{"progress": fraction}`` comes now and then before the parts of a long statement. ``last`` in the last message says
-that the worker answers no other request.
+The first message ``{"op": "warm", "role": ...}`` chooses the task: ``gate`` checks queries (``sql_checker``), any other
+role runs them. ``{"warm": true}`` answers it once the process has started. The process has no rights, has limits on
+memory and CPU, and may read only the store's files.
 
-The process ends when the other end hangs up, whatever it is doing: closing the connection is the deadline.
+For each statement of a request in turn it sends messages ``{"part": "arrow"}``, each with a piece of an Arrow IPC
+stream, and then ``{"statement": {"rows": N}}`` or ``{"statement": {"error": ...}}``. ``{"end": ...}`` ends the answer.
+``{"error": ...}`` answers a wrong request. If the request wants progress, messages ``{"progress": fraction}`` come
+before the parts of a long statement. ``last`` in the last message says that the worker answers no other request.
+
+The process ends at once when the other end closes the connection: so callers enforce their deadline.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = ("main", "serve")
 
-# Address space beside what DuckDB manages: the interpreter, libraries and thread stacks.
+# Address space in addition to what DuckDB manages: the interpreter, libraries and thread stacks.
 OVERHEAD_BYTES = 2 << 30
 CPU_SECONDS = 3600
 THREADS = 2
 # DuckDB's share of the memory for a query; its allocator and Arrow take the rest.
 DUCKDB_SHARE = 0.9
-# A worker that keeps a larger share of the memory than this after a query is replaced.
+# A worker that still uses a larger share of the memory after a query is replaced.
 WORN = 0.25
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def _give_up_rights(config: Config) -> None:
     threading.stack_size(256 * 1024)
     stand_back()
     limit(config.query.memory_bytes + OVERHEAD_BYTES, CPU_SECONDS)
-    # Arrow's arena takes address space, which is bounded here.
+    # Arrow's arena takes address space, which is limited here.
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
     # Otherwise jemalloc keeps freed memory mapped, and it counts against the bound.
     os.environ["DUCKDB_JE_MALLOC_CONF"] = "retain:false"
@@ -73,8 +74,8 @@ def _give_up_rights(config: Config) -> None:
 
 
 def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Message) -> None:
-    """Answers requests, ``first`` among them, until the connection ends or too little memory is left."""
-    # Imported late, so that threads which these modules start have the limits above.
+    """Answers ``first`` and further requests until the connection ends or too little memory is left."""
+    # Imported late, so that the threads of these modules start with the limits above.
     from probing.daemon.query.database import Instance
 
     instance = Instance(memory_bytes, THREADS)
@@ -87,7 +88,7 @@ def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Messa
         with ExitStack() as used:
             answer = _answer(channel, request, instance, used)
             worn = memory.used >= WORN
-            # Before the database is closed, which takes some ms.
+            # The answer is sent before the database is closed, which takes some ms.
             channel.send({**answer, "last": worn})
         if worn:
             return
@@ -95,7 +96,7 @@ def serve(channel: Channel, memory_bytes: int, memory: MemoryBound, first: Messa
 
 
 def _answer(channel: Channel, request: Message, instance: Instance, used: ExitStack) -> dict[str, object]:
-    """Sends the answers to all statements; returns the last message. ``used`` closes the database."""
+    """Sends the answers to all statements, and returns the last message. ``used`` closes the database."""
     from probing.daemon.query.job import Database, Job, Outcome
 
     outcome = Outcome()
@@ -120,7 +121,7 @@ def _statement(channel: Channel, database: Database, sql: str, number: int, coun
         return {"rows": database.answer(sql, lambda data: channel.send({"part": "arrow"}, data), tell)}
     except ChannelClosed:
         raise
-    except Exception as e:  # a statement's failure is that statement's answer
+    except Exception as e:  # the failure of a statement is its answer
         return {"error": _failure(e)}
 
 
@@ -135,5 +136,5 @@ def _failure(error: Exception) -> dict[str, str]:
 
 if __name__ == "__main__":
     main()
-    # As at a hang-up. An orderly exit would write a report of DuckDB's objects as leaks to the daemon's log.
+    # The process ends at once, as when the connection closes. An orderly exit would log DuckDB's objects as leaks.
     os._exit(0)

@@ -1,5 +1,5 @@
-"""The process that reads files of the store: it seals, merges, salvages and decodes. It has no rights and writes no
-file.
+"""The process that reads files of the store: it seals, merges, salvages and decodes them. It has no rights and writes
+no file.
 
 Started as ``python -m probing.daemon.confined.store_maintenance`` with a connection as descriptor 0, by the supervisor
 for the collector, and with the argument ``decode`` by ``probingd verify`` and ``import``. It may be killed at any time.
@@ -38,7 +38,7 @@ from probing.daemon.store.tasks.worker import TASKS
 __all__ = ("main",)
 
 MEMORY_BYTES = 3 << 30
-# For the life of the process, which the collector keeps short. Of a decoder: enough for a directory of some 100 GB.
+# CPU time for the life of the process, s; a decoder needs enough for a directory of 100 GB.
 CPU_SECONDS, DECODER_CPU_SECONDS = 3600, 4 * 3600
 MAX_FILES = 256
 MAX_TEXT = 300
@@ -69,10 +69,10 @@ def _give_up_rights() -> None:
     if sys.argv[1:] == ["decode"]:
         limit(MEMORY_BYTES, DECODER_CPU_SECONDS)
     else:
-        # Not niced: the log must not grow faster than it is sealed.
+        # This process is not niced: the log must not grow faster than it is sealed.
         stand_back(niceness=0)
         limit(MEMORY_BYTES, CPU_SECONDS)
-    # Imported before its files are out of reach.
+    # Imported now: afterwards Landlock hides the files of the package.
     import pyarrow.parquet  # noqa: F401
 
     confine(())
@@ -98,7 +98,7 @@ def _take(channel: Channel, request: Message, tasks: dict[int, _Task]) -> None:
         if _next(channel, tasks[number]):
             tasks.pop(number).close()
     else:
-        raise UsageError(f"maintenance knows no request {op!r}")
+        raise UsageError(f"maintenance has no request {op!r}")
 
 
 def _next(channel: Channel, task: _Task) -> bool:
@@ -111,17 +111,17 @@ def _next(channel: Channel, task: _Task) -> bool:
         channel.send({"end": True})
     except ChannelClosed:
         raise
-    except Exception as e:  # a task that fails ends no other
+    except Exception as e:  # an error of one task must not end the others
         channel.send_error(_error_of(e))
     return True
 
 
 def _error_of(e: Exception) -> ProbingError:
-    """Returns the error that is sent to the caller: FormatError for exceptions that damaged bytes of a file cause."""
+    """Returns the error to send to the caller: FormatError for exceptions that damaged bytes of a file cause."""
     if isinstance(e, ProbingError):
         return e
     if isinstance(e, MemoryError):
-        return InternalError("it needs more memory than there is for it")
+        return InternalError("it needs more memory than it may use")
     if isinstance(e, pa.ArrowException | OSError | ValueError | KeyError | TypeError | OverflowError):
         return FormatError(" ".join(str(e).split())[:MAX_TEXT] or type(e).__name__)
     return internal_error("maintenance", e)

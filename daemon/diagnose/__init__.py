@@ -1,1 +1,1 @@
-"""Diagnosis in the daemon: gathers facts, runs the rules, keeps the findings."""
+"""Diagnosis in the daemon: gathers facts, runs the rules, stores and follows the findings."""

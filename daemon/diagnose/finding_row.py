@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probing.api.tables.schema import Row
 from probing.diagnosis.report import ending_dict, finding_dict, utc_text
 from probing.diagnosis.verdict import Finding
 
@@ -26,7 +27,7 @@ def finding_id(job: str, run: str, finding: Finding) -> str:
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
-def finding_row(job: str, run: str, finding: Finding, opened_ns: int) -> dict[str, Any]:
+def finding_row(job: str, run: str, finding: Finding, opened_ns: int) -> Row:
     """Returns the row of an open finding, without ``node`` and ``ts``, which the collector adds. Times are UTC ns."""
     found, advice = finding_dict(finding), finding.advice
     ranks = [culprit.rank for culprit in finding.culprits]
@@ -55,7 +56,7 @@ def finding_row(job: str, run: str, finding: Finding, opened_ns: int) -> dict[st
     }
 
 
-def finding_report(row: Mapping[str, Any]) -> dict[str, Any]:
+def finding_report(row: Mapping[str, Any]) -> Row:
     """Returns the row in the form of `diagnose -f json`, with ``finding_id``, ``state``, ``opened`` and ``closed``."""
     times = {name: utc_text(row[name]) for name in ("since", "opened", "closed")}
     lists = {name: json.loads(row[name]) for name in _JSON_COLUMNS}

@@ -1,4 +1,4 @@
-"""Reads and stores for the watch: the progress of jobs, and findings, by the collector and the query engine.
+"""Reads the progress of jobs for the watch, and reads and stores findings, by the collector and the query engine.
 
 New findings start hooks, and all findings go to the other nodes of their jobs.
 """
@@ -9,13 +9,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from probing.api.errors import InternalError, PeerError
 from probing.api.text import escape, sql_text
-from probing.daemon.diagnose.gather.tables import Queries, query_rows
+from probing.daemon.diagnose.gather.tables import Collector, query_rows
 from probing.daemon.diagnose.lifecycle import Event
 from probing.daemon.diagnose.problems import Problems
+from probing.daemon.query.engine import Engine
 
 __all__ = ("FindingsStore", "Outbox")
 
@@ -29,18 +30,10 @@ QUALIFY row_number() OVER (PARTITION BY job, run, finding_id ORDER BY ts DESC) =
 ORDER BY (coalesce(found_by, {node}) = {node}) DESC, (state = 'open') DESC, ts DESC LIMIT 1024"""
 
 
-class _Collector(Protocol):
-    """``service.collector_client.CollectorClient``."""
-
-    def live(self, table: str, timeout: float) -> bytes: ...
-
-    def record_findings(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> None: ...
-
-
 class FindingsStore:
     """Reads stored findings by queries, and has the collector store new ones."""
 
-    def __init__(self, collector: _Collector, queries: Queries, node: str) -> None:
+    def __init__(self, collector: Collector, queries: Engine, node: str) -> None:
         self._newest = _NEWEST.format(node=sql_text(node))
         self._collector = collector
         self._queries = queries
@@ -72,8 +65,8 @@ _Row = Mapping[str, Any]
 
 
 class Outbox:
-    """Counts rows that were ``stored`` and ``lost``. ``hook`` gets the rows of new findings, ``share`` gets all rows;
-    neither may wait."""
+    """Queues findings that are to be stored. Counts rows that were ``stored`` and ``lost``. ``hook`` gets the rows of
+    new findings, ``share`` gets all rows; neither may wait."""
 
     def __init__(
         self,
@@ -93,8 +86,8 @@ class Outbox:
         self.stored = self.lost = 0
 
     def put(self, events: Iterable[Event]) -> None:
-        """Queues rows that were found here. The hook gets a new finding before it is stored: if this node dies in
-        between, the finding is not lost."""
+        """Queues the rows of findings of this node. The hook gets a new finding before it is stored: if this node dies
+        in between, the finding is not lost."""
         for event in events:
             row = {**event.row, "found_by": self._node}
             self._queue(self._rows, row, MAX_ROWS)
@@ -104,11 +97,11 @@ class Outbox:
             self._share(row)
 
     def keep(self, row: _Row) -> None:
-        """Queues a row that another node found: to be stored only."""
+        """Queues a row of another node's finding, which is only stored."""
         self._queue(self._of_others, row, MAX_OF_OTHERS)
 
     def flush(self) -> None:
-        """Stores the rows that wait, each in a message of its own, which is bounded."""
+        """Stores the waiting rows, each in its own message, since the size of a message is limited."""
         with self._problems.noted("storing findings"):
             while rows := self._rows or self._of_others:
                 try:

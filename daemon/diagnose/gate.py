@@ -20,11 +20,11 @@ _Ints = npt.NDArray[np.int64]
 class JobNow:
     """The progress of one run of a job on this node at ``now_ns``. Times are UTC ns.
 
-    ``newest_ns``: when an operation of any rank was last called or ended; None: no operation was seen.
-    ``usual_gap_ns``: the longest usual time between two calls of a rank. ``living`` and ``ended`` count ranks;
-    ``failed``: the ended ones with a signal or an exit code other than 0. ``late``: the first operations of a rank were
-    not recorded. ``world_size``: 0 when not known. ``calls``: recorded operations; while the number grows, the job
-    advances, also when the clock is set. ``owner``: the uid of its user.
+    ``newest_ns``: when an operation of a rank was last called or ended; None: no operation was seen. ``usual_gap_ns``:
+    the longest usual time between two calls of a rank. ``living`` and ``ended`` count ranks; ``failed``: ranks that
+    ended by a signal or with an exit code other than 0. ``late``: the first operations of a rank were not recorded.
+    ``world_size``: 0 if unknown. ``calls``: recorded operations; while the number grows, the job advances, also when
+    the clock is set. ``owner``: the uid of its user.
     """
 
     job: str

@@ -1,4 +1,4 @@
-"""Starts the hook for new findings, one after the other in a thread of its own: owners and their jobs take turns.
+"""Starts the hook for new findings, one at a time in a thread: owners and their jobs take turns.
 
 A connection to ``hook.sock`` starts a process that runs the configured command and posts the finding
 (``daemon/confined/hook.py``).
@@ -34,15 +34,15 @@ _Row = Mapping[str, Any]
 
 
 def job_itself(job: str, run: str) -> Hashable:
-    """Returns the job of a run as its owner, where owners are not known."""
+    """Returns the job of a run as its owner, for versions that do not name owners."""
     del run
     return job
 
 
 @dataclass(slots=True)
 class _WaitingFinding:
-    """A row of ``diagnosis.findings``. ``tries``: the number of its hooks that failed; ``parts``: the parts of the hook
-    that have to be tried again; empty: all."""
+    """A row of ``diagnosis.findings`` that waits. ``tries``: how often its hook failed; ``parts``: the parts of the
+    hook that have to be tried again; empty: all."""
 
     owner: Hashable
     row: _Row
@@ -63,7 +63,7 @@ _Jobs = OrderedDict[tuple[str, str], _Findings]
 
 
 class HookQueue:
-    """Safe for any thread. ``owner_of`` returns the owner of a run of a job."""
+    """The findings that wait for a hook. Safe for any thread. ``owner_of`` returns the owner of a run of a job."""
 
     def __init__(self, owner_of: Callable[[str, str], Hashable] = job_itself) -> None:
         self._owner_of = owner_of
@@ -83,8 +83,8 @@ class HookQueue:
             return self._next() is not None
 
     def put(self, row: _Row) -> bool:
-        """Queues a row of ``diagnosis.findings``, in place of an older row of the same finding. Returns False if the
-        row has found no place, or has taken the place of another finding."""
+        """Queues a row of ``diagnosis.findings``, replacing an older row of the same finding. Returns False if there
+        was no place for the row, or another finding lost its place to it."""
         finding = _WaitingFinding(self._owner_of(str(row["job"]), str(row["run"])), row)
         with self._changed:
             return self._put(finding)
@@ -100,7 +100,7 @@ class HookQueue:
             return finding
 
     def succeeded(self, finding: _WaitingFinding) -> None:
-        """Forgets the failures of ``finding``."""
+        """Drops the failures of ``finding``."""
         with self._changed:
             self._pauses.worked((finding.key,))
 
@@ -135,8 +135,8 @@ class HookQueue:
         return lost is None
 
     def _loser(self, new: _WaitingFinding) -> _WaitingFinding:
-        """Returns the finding that loses its place to ``new``: the newest of the owner with the most findings, in the
-        job with the most; ``new`` itself if its own owner and job have the most."""
+        """Returns the finding that loses its place to ``new``: the newest of the owner with the most findings, in that
+        owner's largest job; ``new`` itself if its owner and job have the most."""
         owned = {owner: sum(map(len, jobs.values())) for owner, jobs in self._waiting.items()}
         crowd = max(owned, key=lambda owner: owned[owner])
         own = owned[new.owner] + 1 >= owned[crowd]
@@ -174,8 +174,8 @@ _HEADER = ("finding_id", "job", "run", "verdict", "severity", "sentence", "ranks
 
 
 class Hooks:
-    """Runs hooks. Counts hooks that were ``started`` and that ``failed``, and findings that are ``lost``, as they found
-    no place or were given up. ``owner_of`` returns the owner of a run of a job; owners take turns."""
+    """Runs hooks. Counts the hooks that ``started`` and ``failed``, and findings that are ``lost``, since they found no
+    place or were given up. ``owner_of`` returns the owner of a run of a job; owners take turns."""
 
     def __init__(
         self,
@@ -209,12 +209,12 @@ class Hooks:
 
     @property
     def idle(self) -> bool:
-        """Whether no hook runs, and no finding waits but for its next try."""
+        """Returns whether no hook runs, and no finding waits, except for its next try."""
         return not self._running and not self._waiting.due
 
     @property
     def counts(self) -> dict[str, int]:
-        """The numbers of hooks by outcome, for /metrics; empty without a configured hook."""
+        """Returns the numbers of hooks by outcome, for /metrics; empty without a configured hook."""
         return {"started": self.started, "failed": self.failed, "lost": self.lost} if self._wanted else {}
 
     @property

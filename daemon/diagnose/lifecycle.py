@@ -1,4 +1,4 @@
-"""The findings of one run of a job: when each opens, changes and closes."""
+"""Follows the findings of one run of a job: when each opens, changes and closes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from probing.api.tables.schema import Row
 from probing.daemon.diagnose.finding_row import finding_id, finding_row
 from probing.diagnosis.rules.absent import UNREACHABLE
 from probing.diagnosis.rules.idle import IDLE
@@ -32,9 +33,9 @@ _UNKNOWN = "unknown"
 @dataclass(frozen=True, slots=True)
 class LookResult:
     """The findings of one look at a job. ``stalled``: the job had stood still for W. ``deep``: stacks were read.
-    ``now_ns``: UTC. ``unread``: rows could not be read, or a rule failed: findings that the look lacks may still hold.
-    ``beside``: another node diagnoses the job, too, and follows its own findings. ``silent``: the nodes that did not
-    answer."""
+    ``now_ns``: UTC. ``unread``: rows could not be read, or a rule failed: findings that the look lacks may still be
+    true. ``beside``: another node diagnoses the job, too, and follows its own findings. ``silent``: the nodes that did
+    not answer."""
 
     findings: tuple[Finding, ...]
     stalled: bool
@@ -55,11 +56,11 @@ class Event:
 
 @dataclass(slots=True)
 class _Open:
-    """An open finding. ``stalled``: it was found while the job stood still, so it closes when the job advances.
-    ``roles``: the roles of the stacks in the row. ``activities``: the activities of the culprits, by pid. ``misses``:
-    looks in a row that did not show it. ``finder``: the other node that found it; empty: this node."""
+    """An open finding. ``stalled``: it opened while the job stood still, so it closes when the job advances. ``roles``:
+    the roles of the stacks in the row. ``activities``: the activities of the culprits, by pid. ``misses``: looks in a
+    row that did not show it. ``finder``: the other node that reported it; empty: this node."""
 
-    row: dict[str, Any]
+    row: Row
     group: str
     stalled: bool
     roles: frozenset[str] = frozenset()
@@ -116,17 +117,19 @@ class JobFindings:
 
     @property
     def settled(self) -> bool:
-        """Whether time alone changes nothing: open findings are explained, or the last look showed an idle server.
+        """Whether another look would show nothing new: open findings are explained, or the last look showed an idle
+        server.
 
         Without findings, a rank may be named once it is busy for long enough.
         """
         return self.explained or (self._sees_idle and not self._open)
 
     def restore(self, row: Mapping[str, Any], group: str) -> bool:
-        """Takes the newest row of a finding that an earlier daemon or another node stored. Returns whether it holds.
+        """Opens or closes a finding by its newest row, which an earlier daemon or another node stored. Returns whether
+        the row counts.
 
-        A finding of this node stands, whatever other nodes say of it. A finding of another node may be changed by that
-        node, or by a node that comes before this one, which may diagnose the job in its place.
+        Other nodes cannot change a finding of this node. A finding of another node may be changed by that node, or by a
+        node that comes before this one, which may diagnose the job in its place.
         """
         name, finder = str(row["finding_id"]), str(row.get("found_by") or "")
         finder = "" if finder == self._node else finder
@@ -220,9 +223,9 @@ class JobFindings:
         return [Event(row, new)]
 
     def _sure(self, name: str, finding: Finding, look: LookResult) -> bool:
-        """Whether a finding needs no second look: a death, memory over many readings with its limit, a finding that the
-        last look showed, or a finding of a stall. A hang needs a second look unless a culprit was in the same place
-        twice: the ranks to blame may get on with something."""
+        """Returns whether a finding needs no second look: a death, memory over many readings with its limit, a finding
+        that the last look showed, or a finding of a stall. A hang needs a second look unless a culprit was in the same
+        place twice: the blamed ranks may get on."""
         group = finding.verdict.group
         if look.beside and name not in self._doubtful:
             # The node that diagnoses the job may be about to find the same.
@@ -233,7 +236,7 @@ class JobFindings:
         return look.stalled and (group != _HANG or settled)
 
     def _names_silent(self, finding: Finding, now_ns: int) -> bool:
-        """Whether an open hang names a rank of a node that answered lately: a late answer makes no further culprit."""
+        """Returns whether an open hang names a rank of a node that answered lately: a late answer adds no culprit."""
         late = {c.node for c in finding.culprits if now_ns - self._silent_since.get(c.node, 0) < _SILENT_NS}
         return any(late & one.nodes for one in self._open.values() if one.group == _HANG)
 
@@ -260,13 +263,15 @@ def _activities(finding: Finding) -> dict[int, str]:
 
 
 def _sees_less(finding: Finding, before: Mapping[int, str]) -> bool:
-    """Whether the activity of a culprit was known, and could not be read this time: on a busy machine, or of a process
-    that hangs in the kernel. Then the earlier explanation is kept."""
+    """Returns whether the activity of a culprit was known, and could not be read this time: on a busy machine, or of a
+    process that hangs in the kernel. Then the earlier explanation is kept."""
     return any(before.get(pid, _UNKNOWN) != _UNKNOWN for pid, now in _activities(finding).items() if now == _UNKNOWN)
 
 
 def _shown(finding: Finding) -> object:
-    """Returns the values of ``finding`` whose change makes a new row: not the sentence, which counts the seconds."""
+    """Returns the values of ``finding`` whose change makes a new row. The sentence is not among them, since it counts
+    seconds.
+    """
     death = finding.verdict.group == _DEATH
     culprits = tuple((c.rank, c.pid, c.activity, c.why if death else "") for c in finding.culprits)
     return finding.severity, round(finding.confidence, 2), finding.victims, culprits

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Problem(NamedTuple):
-    """``since_ns``: the time of the first failure after the last success, UTC."""
+    """A failure. ``since_ns``: the time of the first failure after the last success, UTC."""
 
     what: str
     why: str
@@ -38,13 +38,15 @@ class Problems:
         return (one.as_text() for one in self.failed())
 
     def failed(self) -> list[Problem]:
-        """Returns the failures, the longest first. Safe for any thread."""
+        """Returns the failures, the oldest first. Safe for any thread."""
         failed = list(self._failed.values())
         return sorted(failed, key=lambda one: one.since_ns)
 
     @contextmanager
     def noted(self, what: str) -> Iterator[None]:
-        """Keeps the text of an exception of the block until a block with the same ``what`` succeeds; raises nothing."""
+        """Stores the text of an exception of the block until a block with the same ``what`` succeeds. Raises
+        nothing.
+        """
         try:
             yield
         except Exception as e:

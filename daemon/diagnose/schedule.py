@@ -1,7 +1,8 @@
-"""When to look at a job: when it stalls, then less and less often; when a rank ends; now and then while it runs.
+"""Decides when to look at a job: when it stalls, then less and less often; when a rank ends; now and then while it
+runs.
 
-A review of a job that advances costs tenths of a second of CPU, its pace nothing. Whatever slows a job down changes its
-pace: reviews come less and less often while the pace stays, and soon after it changes.
+A review of a job that advances costs tenths of a second of CPU; to measure its pace costs nothing. Whatever slows a job
+down changes its pace. So reviews become rarer while the pace stays, and come soon after it changes.
 """
 
 from __future__ import annotations
@@ -38,17 +39,19 @@ _FULL_LOOKS, _FULL_S = 3, 300.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """``why``: stall, late (it may have stalled before the daemon started), death or review. ``deep``: with stacks."""
+    """A look to make. ``why``: stall, late (the job may have stalled before the daemon started), death or review.
+    ``deep``: the look reads stacks.
+    """
 
     why: str
     deep: bool
 
 
 class Schedule:
-    """The looks at one run of a job. ``now`` is of a monotonic clock, s."""
+    """Plans the looks at one run of a job. ``now`` is on a monotonic clock, s."""
 
     def __init__(self, job: JobNow, now: float, *, stall_s: float, review_s: float, late: bool) -> None:
-        """``late``: the job was there before the watch, so it may have stalled long ago."""
+        """Makes the schedule of a job. ``late``: the job existed before the watch, so it may have stalled long ago."""
         self.job = job
         self.late = late or job.late
         self.slow = False
@@ -81,7 +84,7 @@ class Schedule:
         return not self.job.living and not self._deaths
 
     def update(self, job: JobNow, now: float) -> bool:
-        """Takes the newest state of the job. Returns whether the job has advanced since the last state."""
+        """Stores the newest state of the job. Returns whether the job has advanced since the last state."""
         before = self.job
         if job.newest_ns is None:
             # A collector that was replaced has seen no operation yet.
@@ -102,7 +105,7 @@ class Schedule:
         return advanced
 
     def known_to_advance(self, utc_ns: int | None) -> None:
-        """Takes the time of an operation that ``comm.progress`` lacks: an earlier daemon saw the operation."""
+        """Stores the time of an operation that ``comm.progress`` lacks, since an earlier daemon saw it."""
         if utc_ns is not None and utc_ns < self.job.now_ns:
             self._known_ns = max(utc_ns, self._known_ns or 0)
 
@@ -124,8 +127,8 @@ class Schedule:
         return at if urgent else max(at, self._not_before), look
 
     def notes_standing(self, look: Look) -> bool:
-        """Returns whether ``look`` has to read where the ranks stand, as it or the next look may compare. The first
-        looks at a stall do not wait for that."""
+        """Returns whether ``look`` has to read where the ranks stand, since this or the next look may compare it. The
+        first looks at a stall do not wait for that."""
         return look.why == "stall" and self._stall_looks >= _FULL_LOOKS - 1
 
     def may_compare(self, look: Look, now: float) -> bool:
@@ -147,9 +150,9 @@ class Schedule:
         compared: bool = False,
     ) -> None:
         """Plans the next look. ``took``: seconds of this look; ``doubtful``: a second look has to confirm its findings;
-        ``found``: a finding is open; ``explained``: all open findings have their stacks; ``settled``: time alone
-        changes nothing; ``ripens_s``: how soon a wait that was too short to judge lasts long enough; ``compared``: no
-        facts were gathered, since the ranks stood where they stood before."""
+        ``found``: a finding is open; ``explained``: all open findings have their stacks; ``settled``: another look
+        would show nothing new; ``ripens_s``: how soon a wait that was too short to judge lasts long enough;
+        ``compared``: no facts were gathered, since the ranks stood where they stood before."""
         if not compared:
             self._full_at = now
             self._settled = settled and not doubtful and ripens_s is None
@@ -173,7 +176,7 @@ class Schedule:
 
     @property
     def _until_stall_s(self) -> float:
-        """Time from the last update until the job counts as stalled."""
+        """Returns the time from the last update until the job counts as stalled, s."""
         quiet = self.job.now_ns - (self.job.newest_ns or self._known_ns or self._seen_ns)
         return (max(self._stall_ns, 2 * (self.job.usual_gap_ns or 0)) - quiet) / _SECOND_NS
 
@@ -194,7 +197,9 @@ _CHANGE = 1.25
 
 
 class Reviews:
-    """``next``: when the next review is due. Times are of a monotonic clock, s."""
+    """Plans the reviews of a job that advances. ``next``: when the next review is due. Times are on a monotonic clock,
+    s.
+    """
 
     def __init__(self, now: float, review_s: float) -> None:
         self.next = now + review_s
@@ -215,7 +220,7 @@ class Reviews:
             self.next = now + self._pause
 
     def advanced(self, now: float, calls: int) -> None:
-        """Follows the pace. ``calls``: the number of all operations that the job has called."""
+        """Measures the pace. ``calls``: the number of operations that the job has called so far."""
         if self._begin is None or calls < self._begin[1]:
             self._begin = now, calls
             return

@@ -1,8 +1,8 @@
-"""The watch of jobs: polls each second whether they advance, diagnoses those that do not, and stores what it finds.
+"""Watches jobs: polls each second whether they advance, diagnoses jobs that do not, and stores the findings.
 
 A job is diagnosed when it stalls, when a rank fails, and now and then while it advances: three jobs at a time, each for
-a few seconds at most. Jobs that are slow to read come last, so that no job waits for a stranger's. One node of a job
-diagnoses the job, and gives its findings to the other nodes.
+a few seconds at most. Jobs that are slow to read come last, so that no job waits for another user's job. One node of a
+job diagnoses the job, and gives its findings to the other nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from probing.api.errors import NotFound, ProbingError
 from probing.api.text import escape, plural, utc_second
@@ -34,7 +34,7 @@ from probing.daemon.source_state import SourceState, first_of
 from probing.diagnosis.facts import Facts
 from probing.diagnosis.ladder import RULES, Rule, diagnose
 
-__all__ = ("Clocks", "JobWatch", "Run", "in_thread")
+__all__ = ("Clocks", "JobWatch", "in_thread")
 
 POLL_S = 1.0
 START_POLL_S = 0.2
@@ -57,12 +57,6 @@ _Key = tuple[str, str]
 _T = TypeVar("_T")
 
 
-class Run(Protocol):
-    """Begins a call, and returns its outcome."""
-
-    def __call__(self, call: Callable[[], _T], /) -> Future[_T]: ...
-
-
 def in_thread(call: Callable[[], _T], /) -> Future[_T]:
     """Runs ``call`` in a thread that does not keep the process from ending."""
     outcome: Future[_T] = Future()
@@ -79,7 +73,7 @@ def in_thread(call: Callable[[], _T], /) -> Future[_T]:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """``mono``: s; ``utc``: ns."""
+    """The clocks of the watch. ``mono``: s; ``utc``: ns."""
 
     mono: Callable[[], float] = time.monotonic
     utc: Callable[[], int] = time.time_ns
@@ -87,8 +81,8 @@ class Clocks:
 
 @dataclass(slots=True)
 class _Watched:
-    """``since_ns``: when the watch first saw the run, UTC ns. ``absent``: the number of polls in a row without the job.
-    ``standing``: where its ranks stood at the last look at a stall; None: not known."""
+    """A watched run. ``since_ns``: when the watch first saw the run, UTC ns. ``absent``: the number of polls in a row
+    without the job. ``standing``: where its ranks stood at the last look at a stall; None: not read."""
 
     schedule: Schedule
     findings: JobFindings
@@ -99,7 +93,7 @@ class _Watched:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Looking:
-    """A look that has begun. ``facts``, gathered in another thread: None if no rank has moved."""
+    """A look in progress. ``facts`` are gathered in another thread; None if no rank has moved."""
 
     one: _Watched
     look: Look
@@ -109,8 +103,8 @@ class _Looking:
 
 
 class JobWatch:
-    """``step`` does what is due; ``start`` calls it in a thread until ``stop``. ``hook`` gets the rows of new findings
-    and must not wait. ``state`` and ``take`` are safe for any thread."""
+    """Watches the jobs of this node. ``step`` does what is due; ``start`` calls it in a thread until ``stop``. ``hook``
+    gets the rows of new findings and must not wait. ``state`` and ``take`` are safe for any thread."""
 
     def __init__(
         self,
@@ -123,7 +117,7 @@ class JobWatch:
         *,
         rules: Sequence[Rule] = RULES,
         clocks: Clocks = Clocks(),
-        run: Run = in_thread,
+        run: Callable[[Callable[[], Any]], Future[Any]] = in_thread,
     ) -> None:
         self._node = node
         self._config = config
@@ -181,13 +175,13 @@ class JobWatch:
         return (job, run) in self._watched
 
     def owner_of(self, job: str, run: str) -> Hashable:
-        """Returns the uid of the user whose job a run is, where it is watched and known, else the job itself."""
+        """Returns the uid of the user whose job a run is; if the uid is unknown, the job itself."""
         one = self._watched.get((job, run))
         return job if one is None or one.schedule.job.owner is None else one.schedule.job.owner
 
     def take(self, row: Mapping[str, Any]) -> None:
-        """Takes a row of ``diagnosis.findings`` of the node that diagnoses the job. The finding is stored, and known
-        from now on: if this node has to go on with the diagnosis, it does not start the hook again."""
+        """Stores a row of ``diagnosis.findings`` from the node that diagnoses the job. If this node has to go on with
+        the diagnosis, it does not start the hook for this finding again."""
         self._taken.append(row)
 
     def step(self) -> float:
@@ -221,7 +215,7 @@ class JobWatch:
                 self._stop.wait(pause)
 
     def _restore(self) -> None:
-        """Reads the findings of an earlier daemon, once: hooks got them already. Raises ProbingError."""
+        """Reads the findings of an earlier daemon, once: hooks received them already. Raises ProbingError."""
         if not self._tries:
             return
         try:
@@ -265,13 +259,15 @@ class JobWatch:
         return self._started is None or now <= self._started + START_S
 
     def _died_unseen(self, job: JobNow, now: float) -> bool:
-        """Returns whether ranks failed shortly before the watch began, or began again, and no watch knew the job."""
+        """Returns whether ranks failed shortly before the watch began, or began again, while no watch followed
+        the job.
+        """
         return job.failed > 0 and self._is_early(now) and job.key not in self._restored
 
     def _make_room(self, job: JobNow, utc: int) -> bool:
-        """Returns whether ``job`` can be watched. If there are too many, a job that is over is dropped or, for a job of
-        several ranks, a single process that waits for nobody; else the newest job of the owner with the most jobs, if
-        that owner keeps as many as the owner of ``job``."""
+        """Returns whether ``job`` can be watched. If there are too many jobs, one is dropped: a job that is over; or,
+        for a job of several ranks, a single process that waits for nobody; else the newest job of the owner with the
+        most jobs, if that owner keeps at least as many as the owner of ``job``."""
         if len(self._watched) < MAX_JOBS:
             return True
         owners = Counter(one.schedule.job.owner for one in self._watched.values())
@@ -299,7 +295,7 @@ class JobWatch:
         return _Watched(schedule, self._findings_of(job.key), self._clocks.utc())
 
     def _findings_of(self, key: _Key) -> JobFindings:
-        """Returns the findings of a job, with those of an earlier daemon."""
+        """Returns the findings of a job, including those of an earlier daemon."""
         findings = JobFindings(*key, self._node)
         for row in self._restored.pop(key, ()):
             findings.restore(row, self._groups.get(str(row["verdict"]), ""))
@@ -318,8 +314,8 @@ class JobWatch:
             return None
 
         def order(look: tuple[float, Look, _Watched]) -> tuple[bool, bool, int, bool, bool, float]:
-            """Orders the looks that are due: reviews come after stalls; then owners take turns; then slow jobs come
-            last, and first looks before later ones."""
+            """Returns the order of a look that is due: reviews come after stalls; then owners take turns; then slow
+            jobs come last, and first looks before later ones."""
             at, what, one = look
             if at > now:
                 return True, False, 0, False, False, at
@@ -353,7 +349,7 @@ class JobWatch:
         self._looking.append(_Looking(one, look, deep, began, self._run_beside(gather)))
 
     def _end_looks(self) -> None:
-        """Judges the facts of the looks that have ended, and stores the findings."""
+        """Judges the facts of the looks that have ended, and stores their findings."""
         ended = [looking for looking in self._looking if looking.facts.done()]
         self._looking = [looking for looking in self._looking if looking not in ended]
         for looking in ended:
@@ -392,7 +388,7 @@ class JobWatch:
         )
 
     def _judge(self, one: _Watched, deep: bool, facts: Facts) -> int | None:
-        """Puts the findings of the rules into the outbox. Returns ``Diagnosis.ripens_ns``."""
+        """Runs the rules and queues their findings in the outbox. Returns ``Diagnosis.ripens_ns``."""
         schedule = one.schedule
         schedule.known_to_advance(max((node.advanced_ns or 0 for node in facts.nodes), default=0) or None)
         job = schedule.job

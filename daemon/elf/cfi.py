@@ -21,7 +21,7 @@ _MAX_ENTRY = 1 << 20
 _MAX_AUGMENTATION = 16
 _MAX_CIES = 1024
 _MASK = (1 << 64) - 1
-# Pointer encodings (DW_EH_PE_*): the low half is the format, the high half the base.
+# Pointer encodings (DW_EH_PE_*): the low half is the format, the high half says what the value is relative to.
 _PCREL, _DATAREL, _INDIRECT, _OMIT = 0x10, 0x30, 0x80, 0xFF
 _FORMATS = {
     0x00: (8, False),
@@ -36,7 +36,7 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The frame layout at one instruction of the function at ``start``, before relocation, of ``size`` bytes.
+    """The frame layout at one instruction of the function of ``size`` bytes at ``start``, an address before relocation.
 
     The CFA is ``cfa_register`` + ``cfa_offset``, or the value of ``cfa_expression``. ``signal``: a frame of the kernel,
     whose caller is the interrupted instruction and not a return address.
@@ -73,7 +73,7 @@ class FrameTable:
         self._cies: dict[int, Cie] = {}
 
     def row(self, address: int) -> Row | None:
-        """Returns the row at ``address`` (before relocation); None when the file describes no function there.
+        """Returns the frame layout at ``address`` (before relocation); None when the file describes no function there.
 
         Raises CorruptTarget or UnsupportedTarget for a damaged description.
         """
@@ -105,11 +105,11 @@ class FrameTable:
         execute(Cursor(data, cursor.at), state, cie, initial, address)
         register, offset, expression = state.cfa
         if register < 0 and not expression:
-            raise CorruptTarget("call frame information says nothing of the frame")
+            raise CorruptTarget("call frame information does not describe the frame")
         return Row(start, size, register, offset, expression, state.rules, cie.return_register, cie.signal)
 
     def _entry(self, address: int) -> tuple[bytes, int]:
-        """Returns (content of an entry behind its length, address of the content)."""
+        """Returns the content of an entry after its length, and the address of the content."""
         offset = self._elf.file_offset(address)
         if offset is None:
             raise CorruptTarget("call frame information lies outside of the file")
@@ -127,16 +127,16 @@ class FrameTable:
         data, _ = self._entry(address)
         cursor = Cursor(data)
         if cursor.number(4):
-            raise CorruptTarget("call frame information leads to no common part")
+            raise CorruptTarget("an entry of call frame information refers to no common entry")
         version = cursor.number(1)
         if version not in (1, 3, 4):
-            raise UnsupportedTarget(f"call frame information of version {version}")
+            raise UnsupportedTarget(f"call frame information has the unsupported version {version}")
         end = data.find(b"\0", cursor.at, cursor.at + _MAX_AUGMENTATION)
         if end < 0:
             raise CorruptTarget("call frame information has too long an augmentation")
         augmentation = cursor.take(end + 1 - cursor.at)[:-1]
         if version == 4 and cursor.take(2) != b"\x08\0":
-            raise UnsupportedTarget("call frame information for other addresses than of 64 bits")
+            raise UnsupportedTarget("call frame information for addresses that do not have 64 bits")
         code_align, data_align = cursor.uleb(), cursor.sleb()
         register = cursor.number(1) if version == 1 else cursor.uleb()
         found = _augmented(cursor, augmentation, code_align, data_align, register)
@@ -177,7 +177,7 @@ def _augmented(cursor: Cursor, augmentation: bytes, code_align: int, data_align:
             elif letter == ord("S"):
                 signal = True
             else:
-                break  # the size in front covers the unknown rest
+                break  # the entry's size covers the unknown rest
     elif augmentation:
         raise UnsupportedTarget("call frame information with an unknown augmentation")
     rest = cursor.take(cursor.left)

@@ -99,7 +99,7 @@ def evaluate(
             if not _step(op, cursor, stack, registers, read):
                 return None
         except (IndexError, ZeroDivisionError) as e:
-            raise CorruptTarget("an expression in call frame information makes no sense") from e
+            raise CorruptTarget("an expression in call frame information is malformed") from e
     raise CorruptTarget("an expression in call frame information has no value")
 
 
@@ -110,7 +110,7 @@ def _step(
     registers: Mapping[int, int],
     read: Callable[[int, int], int | None],
 ) -> bool:
-    """Executes one operation; False for an unknown register or unknown memory."""
+    """Executes one operation. Returns False for an unknown register or unknown memory."""
     if op in _FIXED:
         stack.append(cursor.number(*_FIXED[op]) & _MASK)
     elif 0x30 <= op <= 0x4F:  # DW_OP_lit0..31
@@ -136,7 +136,7 @@ def _step(
         if op == 0x2F or stack.pop():
             cursor.at += jump
             if not 0 <= cursor.at <= cursor.end:
-                raise IndexError("a jump out of the expression")
+                raise IndexError("an expression jumps to a place outside of it")
     else:
         _arithmetic(op, cursor, stack)
     return True
@@ -195,7 +195,7 @@ _MAX_REGISTER = 128
 
 
 class Rule(NamedTuple):
-    """The place of the caller's value of a register.
+    """Where the caller's value of a register is.
 
     ``kind``: ``offset`` (saved at CFA + value), ``value`` (is CFA + value), ``register`` (in register value), ``saved``
     and ``computed`` (an expression gives the address, or the value), ``same``, ``undefined``.
@@ -221,7 +221,9 @@ class Cie:
 
 @dataclass(slots=True)
 class State:
-    """The row that instructions change. ``cfa``: (register, offset, expression); ``remembered``: a stack of rows."""
+    """The row that instructions change. ``cfa``: (register, offset, expression). ``remembered``: the stack of saved
+    rows.
+    """
 
     location: int
     cfa: tuple[int, int, bytes] = (-1, 0, b"")
@@ -230,7 +232,7 @@ class State:
 
 
 def execute(cursor: Cursor, state: State, cie: Cie, initial: dict[int, Rule], address: int) -> None:
-    """Executes instructions up to their end, or to a location behind ``address``."""
+    """Executes instructions up to their end, or to a location after ``address``."""
     for _ in range(_MAX_INSTRUCTIONS):
         if not cursor.left or state.location > address:
             return
@@ -296,13 +298,13 @@ def _rule(op: int, cursor: Cursor, cie: Cie) -> Rule:
 
 
 def _remember(op: int, state: State) -> None:
-    """DW_CFA_remember_state and DW_CFA_restore_state."""
+    """Executes DW_CFA_remember_state or DW_CFA_restore_state."""
     if op == 0x0A:
         if len(state.remembered) >= _MAX_REMEMBERED:
-            raise CorruptTarget("call frame information remembers too much")
+            raise CorruptTarget("call frame information saves too many rows")
         state.remembered.append((state.cfa, dict(state.rules)))
     elif not state.remembered:
-        raise CorruptTarget("call frame information restores what it never had")
+        raise CorruptTarget("call frame information restores a row that was not saved")
     else:
         state.cfa, state.rules = state.remembered.pop()
 
@@ -317,5 +319,5 @@ def _restore(state: State, register: int, initial: dict[int, Rule]) -> None:
 def _register(cursor: Cursor) -> int:
     register = cursor.uleb()
     if register > _MAX_REGISTER:
-        raise CorruptTarget("call frame information speaks of an unknown register")
+        raise CorruptTarget("call frame information names an unknown register")
     return register

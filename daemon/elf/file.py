@@ -58,10 +58,10 @@ class Section(NamedTuple):
 
 
 class Elf:
-    """The file at ``fd``, which stays the caller's.
+    """The ELF file with descriptor ``fd``, which the caller keeps.
 
     Raises UnsupportedTarget for anything but a 64-bit little-endian executable or shared library, and for a damaged
-    one. Addresses are those before relocation.
+    file. Addresses are before relocation.
     """
 
     def __init__(self, fd: int) -> None:
@@ -83,9 +83,11 @@ class Elf:
 
     @property
     def first_vaddr(self) -> int:
-        """The address of the first segment. Load bias = start of its mapping - this address, cut to its page."""
+        """Returns the address of the first segment. Load bias = start of its mapping - this address, rounded down to
+        its page.
+        """
         if not self.segments:
-            raise UnsupportedTarget("the ELF file has nothing to load")
+            raise UnsupportedTarget("the ELF file has no segment to load")
         return self.segments[0].vaddr
 
     def segment(self, kind: int) -> Segment | None:
@@ -121,7 +123,7 @@ class Elf:
         return b""
 
     def file_offset(self, address: int) -> int | None:
-        """Returns where the byte at ``address`` lies in the file; None when the file does not hold it (.bss)."""
+        """Returns the offset in the file of the byte at ``address``; None when the file does not contain it (.bss)."""
         for segment in self.segments:
             if segment.vaddr <= address < segment.vaddr + segment.file_size:
                 return address - segment.vaddr + segment.offset
@@ -176,7 +178,7 @@ class Elf:
 
 
 def _decompressed(data: bytes, name: str, limit: int) -> bytes:
-    """gABI chapter 4, "Section Compression"."""
+    """Returns the decompressed section (gABI chapter 4, "Section Compression")."""
     kind, size = _COMPRESSION.unpack_from(data) if len(data) >= _COMPRESSION.size else (0, 0)
     if kind != _ELFCOMPRESS_ZLIB or size > limit:
         raise UnsupportedTarget(f"the section {name} of the ELF file is compressed in an unknown way, or too large")

@@ -1,6 +1,6 @@
 """Finds the function that an address of an ELF file belongs to, by an index of its symbols by address.
 
-Names are read as they are asked for, so that the index holds 20 bytes for each symbol.
+A name is read only when it is needed, so the index takes 20 bytes for each symbol.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STT_FUNC, _STT_GNU_IFUNC = 2, 10
 _STB_LOCAL, _STB_WEAK = 0, 2
 _MAX_SYMBOLS = 8 << 20
 _MAX_NAME = 4096
-# Symbols that begin before the address and may still reach it: aliases, and functions within functions.
+# The most symbols that begin before the address and may still reach it: aliases, and functions within functions.
 _MAX_STEPS = 16
 # jmp rel32 and jcc rel32.
 _JUMP = re.compile(rb"(?:\xe9|\x0f[\x80-\x8f])(?=(.{4}))", re.DOTALL)
@@ -43,7 +43,7 @@ class Functions:
         kinds, bindings = rows["info"] & 15, rows["info"] >> 4
         wanted = ((kinds == _STT_FUNC) | (kinds == _STT_GNU_IFUNC)) & (rows["section"] != 0) & (rows["name"] != 0)
         rows, bindings = rows[wanted], bindings[wanted]
-        # Of several at one address the last is taken: a global name rather than a weak and a local one.
+        # Of several symbols at an address the last is used: local names first, then weak, then global ones.
         rank = np.select([bindings == _STB_LOCAL, bindings == _STB_WEAK], [0, 1], 2)
         order = np.lexsort((rank, rows["value"]))
         self._starts = np.ascontiguousarray(rows["value"][order])
@@ -54,7 +54,7 @@ class Functions:
         return len(self._starts)
 
     def find(self, address: int, begin: int | None = None) -> tuple[bytes, int] | None:
-        """Returns (mangled name, start) of the function at ``address``, which is before relocation.
+        """Returns (mangled name, start) of the function at ``address`` (before relocation), or None.
 
         A symbol without a size counts only at ``begin``, the start of the function by the call frame information.
         """
@@ -63,22 +63,23 @@ class Functions:
         index = int(np.searchsorted(self._starts, np.uint64(address), side="right")) - 1
         for at in range(index, max(-1, index - _MAX_STEPS), -1):
             start, size = int(self._starts[at]), int(self._sizes[at])
-            # _init and functions in assembler have no size, and code without a symbol may follow them.
+            # _init and functions in assembler have no size, and may be followed by code without a symbol.
             if address < start + size or (size == 0 and start == begin):
                 name = self._name(int(self._names[at]))
                 return (name, start) if name else None
         return None
 
     def origin(self, start: int, code: bytes) -> bytes | None:
-        """Returns the name of the function that ``code``, at ``start``, was split off from: the only one it jumps into.
+        """Returns the name of the function from which ``code``, at ``start``, was split off: the only function that it
+        jumps into.
 
-        Compilers move code that seldom runs (GCC: NAME.cold), and strip removes the symbols of such parts.
+        Compilers move code that seldom runs elsewhere (GCC: NAME.cold), and strip removes the symbols of such parts.
         """
         found = None
         for jump in _JUMP.finditer(code):
             target = start + jump.end() + 4 + int.from_bytes(jump[1], "little", signed=True)
             index = int(np.searchsorted(self._starts, np.uint64(target), side="right")) - 1 if target > 0 else -1
-            # A jump to the first byte of a function is a tail call.
+            # A jump to the first byte of a function is a tail call, and does not count.
             if index < 0 or not 0 < target - int(self._starts[index]) < int(self._sizes[index]):
                 continue
             if found is not None and found != index:
@@ -90,5 +91,5 @@ class Functions:
         if self._strings is None or offset >= self._strings.size:
             return b""
         data = self._elf.read_upto(self._strings.offset + offset, min(_MAX_NAME, self._strings.size - offset))
-        # Versions of symbols are part of names in .symtab only.
+        # Only in .symtab names contain the versions of symbols.
         return data.partition(b"\0")[0].partition(b"@")[0]

@@ -1,8 +1,8 @@
 """Finds the symbols of an ELF file whose names match patterns.
 
 The string table is searched for the longest fixed part of a pattern, and only symbols whose names hold it are compared:
-libtorch_cpu has 0.5 million symbols and 60 MB of names. Symbol tables stay bytes: half a million symbols are no objects
-of Python.
+libtorch_cpu has 0.5 million symbols and 60 MB of names. Symbol tables stay bytes, so that half a million symbols do not
+become Python objects.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ __all__ = (
     "ELF64_SYM",
     "SHT_DYNSYM",
     "SHT_SYMTAB",
+    "FileSymbols",
     "Symbol",
     "SymbolFinder",
     "find_symbols",
@@ -35,14 +36,14 @@ ELF64_SYM = struct.Struct("<IBBHQQ")
 
 
 class _SymbolTable(NamedTuple):
-    """``rows`` are whole ELF64_SYM; ``strings`` is the section that holds their names."""
+    """A symbol table. ``rows`` are whole ELF64_SYM; ``strings`` is the section with their names."""
 
     rows: bytes
     strings: Section
 
 
 def symbol_table(elf: Elf, kind: int, limit: int) -> _SymbolTable | None:
-    """Returns the table of type ``kind``, of which a file has one at most (gABI chapter 4, "Sections").
+    """Returns the symbol table of type ``kind``; a file has at most one (gABI chapter 4, "Sections").
 
     Raises UnsupportedTarget for a damaged table, and for one of more than ``limit`` symbols.
     """
@@ -62,24 +63,24 @@ _MAX_SYMBOLS = 2 << 20
 _MAX_NAME = 1024
 # Occurrences in the string table plus symbols compared, over all patterns of a search.
 _MAX_COMPARED = 1 << 16
-# Offsets in the string table at which a name may begin that is to be compared: 64 before each occurrence.
+# The most offsets in the string table at which a name is compared: up to 64 before each match.
 _MAX_STARTS = 1 << 22
 _MAX_MATCHES = 512
 _TOO_MANY = "too many symbols of the ELF file match"
 _HEAD = 32
-# A name within others, and the length before each name (Itanium C++ ABI, 5.1.3).
+# The prefix of a name within others, and the length before each name (Itanium C++ ABI, 5.1.3).
 _METHOD, _LENGTH = "_ZN", re.compile(r"[1-9]\d{0,3}")
 
-# The fixed parts of a pattern, in order; one part is a whole name.
+# The fixed parts of a pattern, in order; a pattern with one part is a whole name.
 _Parts = list[bytes]
 # The fields of ELF64_SYM.
 _Row = tuple[int, ...]
 
 
 class Symbol(NamedTuple):
-    """A defined symbol. ``address`` is before relocation; ``head`` its first bytes in the file, at most 32.
+    """A defined symbol. ``address`` is before relocation; ``head``: its first bytes in the file, at most 32.
 
-    ``file_offset`` is None where no segment holds it in the file (.bss).
+    ``file_offset``: None where no segment contains it in the file (.bss).
     """
 
     name: str
@@ -89,12 +90,20 @@ class Symbol(NamedTuple):
     head: bytes
 
 
-# Returns the symbols of the file at a descriptor whose names match patterns, as ``find_symbols`` does.
+class FileSymbols(NamedTuple):
+    """Symbols of one file, the address of its first loaded segment, and whether it may be loaded elsewhere."""
+
+    symbols: tuple[Symbol, ...]
+    first_vaddr: int
+    relocated: bool
+
+
+# A function that returns the symbols of the file at a descriptor whose names match patterns, like ``find_symbols``.
 SymbolFinder = Callable[[int, Sequence[str]], Sequence[Symbol]]
 
 
 def find_symbols(fd: int, patterns: Sequence[str]) -> list[Symbol]:
-    """Returns the symbols of the file at ``fd``, as ``matching_symbols`` does."""
+    """Returns the symbols of the file with descriptor ``fd`` that match ``patterns``, like ``matching_symbols``."""
     return matching_symbols(Elf(fd), patterns)
 
 
@@ -117,7 +126,7 @@ def matching_symbols(elf: Elf, patterns: Sequence[str]) -> list[Symbol]:
 
 
 def read_symbol(fd: int, name: str) -> Symbol | None:
-    """Returns the symbol of exactly this name in the file at ``fd``; from .symtab where .dynsym has none."""
+    """Returns the symbol of exactly this name in the file with descriptor ``fd``; from .symtab if .dynsym lacks it."""
     elf = Elf(fd)
     for kind in (SHT_DYNSYM, SHT_SYMTAB):
         if found := _search(elf, kind, {name: [name.encode()]}):
@@ -126,7 +135,7 @@ def read_symbol(fd: int, name: str) -> Symbol | None:
 
 
 def _search(elf: Elf, kind: int, patterns: Mapping[str, _Parts]) -> dict[str, list[Symbol]]:
-    """Returns the symbols by pattern, without patterns that have none."""
+    """Returns the symbols by pattern, without patterns that have no symbol."""
     found: dict[str, list[Symbol]] = {}
     table = symbol_table(elf, kind, _MAX_SYMBOLS)
     if table is None:
@@ -152,7 +161,7 @@ def _search(elf: Elf, kind: int, patterns: Mapping[str, _Parts]) -> dict[str, li
 
 
 def _spans(strings: bytes, patterns: Mapping[str, _Parts]) -> dict[str, list[range]]:
-    """Returns by pattern the offsets in the string table at which its names may begin."""
+    """Returns, by pattern, the offsets in the string table at which a matching name may begin."""
     found: dict[str, list[range]] = {}
     left = _MAX_COMPARED
     for pattern, parts in patterns.items():
@@ -164,13 +173,13 @@ def _spans(strings: bytes, patterns: Mapping[str, _Parts]) -> dict[str, list[ran
 
 
 def _rows_by_name(rows: bytes, spans: Sequence[range]) -> dict[int, list[_Row]]:
-    """Returns the symbols whose names begin in one of ``spans``, by that offset in the string table."""
+    """Returns the symbols whose names begin in one of ``spans``, by the offset of the name in the string table."""
     if sum(map(len, spans)) > _MAX_STARTS:
         raise UnsupportedTarget(_TOO_MANY)
     wanted = set(chain.from_iterable(spans))
     found: dict[int, list[_Row]] = {}
     if wanted:
-        # No loop of Python's: a library has half a million symbols, and a few are wanted.
+        # Slices and maps, not a loop of Python: a library has half a million symbols, and few are wanted.
         names = array("I", rows)[:: ELF64_SYM.size // 4]
         positions = compress(count(0, ELF64_SYM.size), map(wanted.__contains__, names))
         for at in islice(positions, _MAX_COMPARED + 1):
@@ -193,7 +202,9 @@ def _match(elf: Elf, row: _Row, strings: bytes, parts: _Parts) -> Symbol | None:
 
 
 def _class_of(pattern: str) -> str:
-    """Returns the mangled class, or inner namespace, of a function that a pattern names in full; else an empty text."""
+    """Returns the mangled class, or inner namespace, of the function that a pattern without ``*`` names; else an empty
+    text.
+    """
     starts = [len(_METHOD)] if pattern.startswith(_METHOD) else []
     while starts and (length := _LENGTH.match(pattern, starts[-1])):
         starts.append(length.end() + int(length[0]))
@@ -205,7 +216,9 @@ def _parts(pattern: str) -> _Parts:
 
 
 def _matches(name: bytes, parts: _Parts) -> bool:
-    """Compares in one pass, whatever the name: a regular expression would backtrack in a hostile one."""
+    """Returns whether the name matches, in one pass for any name: a hostile name would make a regular expression
+    backtrack.
+    """
     if len(parts) == 1:
         return name == parts[0]
     at, end = len(parts[0]), len(name) - len(parts[-1])
@@ -220,7 +233,7 @@ def _matches(name: bytes, parts: _Parts) -> bool:
 
 
 def _occurrences(strings: bytes, needle: bytes) -> Iterator[range]:
-    """Yields the offsets in the string table at which a name that holds ``needle`` may begin.
+    """Yields the offsets in the string table at which a name with ``needle`` in it may begin.
 
     A name may begin inside another's string, since linkers merge equal tails.
     """

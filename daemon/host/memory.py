@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 from probing.api.errors import ProbingError
 from probing.api.tables.process import MEMORY
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 
@@ -23,13 +23,13 @@ _ROLES = ("trainer", "data_loader")
 
 
 class ProcessMemorySource(Source):
-    """Asks a reader for all processes at once, so that a tick costs 0.1 ms a process."""
+    """Reads the memory of processes. It asks a reader for all at once, so a tick costs 0.1 ms for each process."""
 
     name = "memory"
     table = MEMORY.name
 
     def __init__(
-        self, readers: Readers, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
+        self, readers: ReaderPool, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
     ) -> None:
         self._readers, self._processes, self._sink = readers, processes, sink
         self._clock, self._node, self._interval_s = clock, node, interval_s
@@ -51,7 +51,8 @@ class ProcessMemorySource(Source):
             return
         targets = [list(who.key) for who in watched]
         try:
-            payload = self._readers.call("state", timeout=TIMEOUT_S, targets=targets, memory=True).payload
+            answer = self._readers.call("state", timeout=TIMEOUT_S, targets=targets, memory=True)
+            states = payload_of(list[Row | None], answer)
         except ProbingError as e:
             self._reason = e.message
             return
@@ -60,7 +61,7 @@ class ProcessMemorySource(Source):
         common = {"node": self._node, "ts": self._clock.pair().real_ns}
         rows = [
             {**who._asdict(), **seen, **common}
-            for who, seen in zip(watched, json.loads(payload), strict=True)
+            for who, seen in zip(watched, states, strict=True)
             if seen and seen["rss_bytes"] is not None
         ]
         if rows:

@@ -1,4 +1,4 @@
-"""Places and ends the probes on libc's write functions, in single processes."""
+"""Attaches probes to libc's write functions in single processes, and ends them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import threading
 from typing import NamedTuple
 
 from probing.api.errors import ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
-from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.probe_points import point_of
 from probing.daemon.bpf.probe_slots import SLOTS
+from probing.daemon.bpf.session import Link, Session
 from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.processes.procfs import parse_maps
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import ProcessKey
 
 __all__ = ("FUNCTIONS", "Attachments", "is_libc")
 
 _WRITE, _WRITEV = SLOTS.reserve("logs", 60, 2)
-# function of libc -> (program, slot). musl's stdio writes past them, by system calls of its own.
+# Function of libc -> (program, slot). musl's stdio does not call these functions: it makes the system calls itself.
 FUNCTIONS = {"write": ("log_write", _WRITE), "writev": ("log_writev", _WRITEV)}
 READ_TIMEOUT_S = 2.0
-# Pause before a process that did not answer is tried again, s, and how often it is.
+# The pause before a process that did not answer is tried again, s, and the number of tries.
 RETRY_S = 1.0
 MAX_TRIES = 10
 MAX_FILES = 256
 MAX_LIBRARIES = 4
-# glibc, before 2.34 also by its version; musl, whose loader is its libc.
+# glibc, before 2.34 also under its version; or musl, whose loader is its libc.
 _LIBC = re.compile(rb"libc\.so\.6|libc-2\.\d+\.so|libc\.musl-\w+\.so\.1|ld-musl-\w+\.so\.1|libc\.so")
 _log = logging.getLogger(__name__)
 
@@ -41,16 +41,16 @@ class _Point(NamedTuple):
 
 
 class Attachments:
-    """``want`` and ``drop`` are safe for any thread; a thread of its own attaches and detaches.
+    """Attaches and detaches in its own thread; ``want`` and ``drop`` are safe for any thread.
 
-    ``symbols`` finds symbols by name in the file at a descriptor. ``fuse``: also in files of FUSE mounts.
+    ``symbols`` finds symbols by name in the file at a descriptor. ``fuse``: files of FUSE mounts are probed, too.
     """
 
-    def __init__(self, session: Session, readers: Readers, symbols: SymbolFinder, *, fuse: bool = False) -> None:
+    def __init__(self, session: Session, readers: ReaderPool, symbols: SymbolFinder, *, fuse: bool = False) -> None:
         self._fuse = fuse
         self._session, self._readers, self._symbols = session, readers, symbols
         self._work: queue.SimpleQueue[tuple[ProcessKey, bool] | None] = queue.SimpleQueue()
-        # For the thread only.
+        # Only the thread uses the rest.
         self._links: dict[ProcessKey, list[Link]] = {}
         self._points: dict[tuple[int, ...], list[_Point]] = {}
         self._tries: dict[ProcessKey, int] = {}
@@ -61,7 +61,7 @@ class Attachments:
         self._thread.start()
 
     def stop(self) -> None:
-        """Detach all programs."""
+        """Detaches all programs."""
         if self._thread.is_alive():
             self._work.put(None)
             self._thread.join()
@@ -76,7 +76,7 @@ class Attachments:
 
     @property
     def watched(self) -> int:
-        """How many processes have programs."""
+        """Returns the number of processes that have probes."""
         return len(self._links)
 
     def _run(self) -> None:
@@ -95,7 +95,7 @@ class Attachments:
                     self._attach(key)
                 elif not wanted:
                     self._detach(key)
-            except Exception:  # one strange process must not end the thread
+            except Exception:  # an error with one process must not end the thread
                 _log.exception("the output of process %d cannot be watched", key[0])
 
     def _attach(self, key: ProcessKey) -> None:
@@ -134,7 +134,7 @@ class Attachments:
                 self._session.detach(link)
             raise
         if not links:
-            raise UnsupportedTarget("it maps no libc with write", hint="a static program's output is not seen")
+            raise UnsupportedTarget("it maps no libc that has write", hint="a static program's output is not seen")
         return links
 
     def _points_of(self, fd: int) -> list[_Point]:
@@ -159,6 +159,6 @@ class Attachments:
 
 
 def is_libc(path: bytes) -> bool:
-    """Returns whether a mapped file can be a libc, by its name."""
+    """Returns whether a mapped file can be a libc, by its path."""
     name = path.removesuffix(b" (deleted)").rpartition(b"/")[2]
     return _LIBC.fullmatch(name) is not None

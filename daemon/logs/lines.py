@@ -1,5 +1,5 @@
-"""Assembles lines from the pieces that threads write, and chooses the lines that are stored: those that contain one of
-a few texts, and the exceptions below tracebacks; at a limited rate for each process.
+"""Assembles lines from the pieces that threads write, and chooses the lines to store: lines that contain a text of a
+list, and the last lines of tracebacks. The rate is limited for each process.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = (
     "Writer",
 )
 
-# The rest of a longer line is dropped; with more writers the oldest unfinished line is evicted.
+# The rest of a longer line is dropped. When there are more writers, the oldest unfinished line is dropped.
 MAX_LINE = 4096
 MAX_WRITERS = 4096
-# A carriage return ends a line as well: progress bars end none otherwise.
+# A carriage return ends a line, too: progress bars write no other line end.
 _END = re.compile(rb"[\r\n]")
 
 
 class Writer(NamedTuple):
-    """A thread and the descriptor that it writes to: two threads' lines do not mix."""
+    """A thread and the descriptor that it writes to: lines of two threads do not mix."""
 
     pid: int
     start_ns: int
@@ -35,7 +35,9 @@ class Writer(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of the text of one call, ``offset`` bytes from its begin. ``cut``: the rest of it was not seen."""
+    """A part of the text of one call, ``offset`` bytes from the call's begin. ``cut``: the rest of the text was not
+    seen.
+    """
 
     writer: Writer
     mono_ns: int
@@ -45,9 +47,10 @@ class Piece(NamedTuple):
 
 
 class Line(NamedTuple):
-    """``mono_ns``: when its first piece was written; later than that of the line before, also in one call.
+    """A finished line. ``mono_ns``: when its first piece was written; always later than the previous line, even in one
+    call.
 
-    ``cut``: what its call wrote after it was not seen.
+    ``cut``: the text that its call wrote after it was not seen.
     """
 
     writer: Writer
@@ -59,10 +62,10 @@ class Line(NamedTuple):
 class _Partial(NamedTuple):
     mono_ns: int
     text: bytes
-    # Where the next piece of the same call has to begin.
+    # The offset at which the next piece of the same call has to begin.
     call_ns: int
     expected: int
-    # Of the last line that the writer ended.
+    # The time of the last line that the writer ended.
     newest_ns: int
 
 
@@ -86,7 +89,7 @@ class Lines:
                 lines.append(Line(writer, newest, text[:MAX_LINE]))
 
         if before is not None and not _follows(before, piece):
-            # Something between the two was lost.
+            # Text between the two pieces was lost.
             add(before.mono_ns, before.text)
             before = None
         *ended, rest = _END.split(piece.text)
@@ -123,24 +126,24 @@ SECOND_NS = 1_000_000_000
 MAX_PROCESSES = 4096
 _TRACEBACK = b"Traceback (most recent call last):"
 _FRAME = b'  File "'
-# A traceback that is not over after so many lines was mixed with other output, or its end was not seen.
+# A traceback with more frames than this was mixed with other output, or its end was not seen.
 _MOST_FRAMES = 2048
 MAX_TRACEBACKS = 1024
 
 
 class Patterns:
-    """Plain texts, matched by bytes (UTF-8), with case."""
+    """Plain texts, matched as bytes (UTF-8), case-sensitive."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = [(text, text.encode()) for text in texts if text]
 
     def kind(self, line: bytes) -> str | None:
-        """Returns the first of the texts that ``line`` contains."""
+        """Returns the first of the texts that ``line`` contains, or None."""
         return next((text for text, encoded in self._texts if encoded in line), None)
 
 
 class _Open(NamedTuple):
-    """A traceback that has begun. ``prefix``: the length of what precedes each line; None before the first frame."""
+    """An unfinished traceback. ``prefix``: the length of what precedes each line; None before the first frame."""
 
     kind: str
     prefix: int | None = None
@@ -148,16 +151,18 @@ class _Open(NamedTuple):
 
 
 class Tracebacks:
-    """Finds the line that says which exception a traceback is of: the first one below it that is not indented.
+    """Recognizes the last line of a traceback, which names the exception: the first line after it that is not indented.
 
-    For one thread. Launchers and torch put a prefix before each line, as ``[rank1]: ``, some with the time.
+    For one thread. Launchers and torch put a prefix before each line, such as ``[rank1]: ``, some with the time.
     """
 
     def __init__(self) -> None:
         self._open: dict[Writer, _Open] = {}
 
     def kind(self, writer: Writer, line: bytes, kind: str | None) -> str | None:
-        """Returns the kind of ``line``: ``kind``, the text that it contains, or that of the traceback that it ends."""
+        """Returns the kind of ``line``: ``kind``, the text that it contains, or the kind of a traceback that
+        it ends.
+        """
         begun = self._open.pop(writer, None)
         if kind is not None and _TRACEBACK in line:
             if len(self._open) >= MAX_TRACEBACKS:
@@ -184,7 +189,9 @@ class Tracebacks:
 
 
 class _Allowance(NamedTuple):
-    """Lines of a process: stored in ``second``, and suppressed since the last stored one, by kind."""
+    """The lines of a process: how many were stored in ``second``, and by kind how many were suppressed since the last
+    stored line.
+    """
 
     second: int
     stored: int
@@ -192,16 +199,18 @@ class _Allowance(NamedTuple):
 
 
 class RateLimit:
-    """For one thread. ``lines_per_s`` is for each process, by the clock of its own lines."""
+    """Limits the lines of each process to ``lines_per_s``, by the times of its lines. For one thread."""
 
     def __init__(self, lines_per_s: int) -> None:
         self.lines_per_s = lines_per_s
         self._known: dict[tuple[int, int], _Allowance] = {}
 
     def take(self, pid: int, start_ns: int, kind: str, mono_ns: int) -> int | None:
-        """Returns how many lines of this kind were suppressed before this one, or None to suppress it, too."""
+        """Returns how many lines of this kind were suppressed before this line; None if this line is to be suppressed,
+        too.
+        """
         known = self._known.pop((pid, start_ns), None)
-        # Lines are reported when they end: one that began long ago must not open an older second again.
+        # Lines are reported when they end: a line that began long ago must not open an earlier second again.
         second = max(mono_ns // SECOND_NS, known.second if known is not None else 0)
         stored = known.stored if known is not None and known.second == second else 0
         suppressed = dict(known.suppressed) if known is not None else {}
@@ -216,6 +225,6 @@ class RateLimit:
         return left_out
 
     def forget(self, pid: int, start_ns: int) -> int:
-        """Drop the state of a process that ended. Returns how many suppressed lines no row reports."""
+        """Drops the state of a process that ended. Returns how many suppressed lines no row reports."""
         known = self._known.pop((pid, start_ns), None)
         return 0 if known is None else sum(number for _, number in known.suppressed)

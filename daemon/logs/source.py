@@ -1,4 +1,4 @@
-"""The source of log lines: records what trainers write to stdout and stderr, where that is enabled."""
+"""The source of log lines: records the lines that trainers write to stdout and stderr, where this is enabled."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.api.tables.schema import Row
 from probing.api.text import escape
 from probing.daemon.arrow import batch_of
-from probing.daemon.bpf.interfaces import Session
+from probing.daemon.bpf.session import Session
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import LogsConfig
 from probing.daemon.context import Context
@@ -31,15 +32,15 @@ OBJECTS = ("logs",)
 RING = "log_writes"
 TABLE = "process.logs"
 STREAMS = {1: "stdout", 2: "stderr"}
-# enum piece_end of logs.bpf.c
+# The value PIECE_CUT of enum piece_end in logs.bpf.c.
 PIECE_IS_CUT = 2
 MAX_ENDED = 1024
-# Terminal sequences, colors for example, would split words.
+# Terminal sequences, for example colors, would split words.
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class LogSource(Source):
-    """``enabled`` returns whether the lines of a process are recorded now."""
+    """The source of lines of output. ``enabled`` returns whether the lines of a process are recorded now."""
 
     name = "logs"
     table = TABLE
@@ -65,7 +66,7 @@ class LogSource(Source):
         self._line_bytes = config.line_bytes
         self._attachments = Attachments(session, readers, symbols, fuse=fuse)
         self._trainers: dict[tuple[int, int], Identity] = {}
-        # Guards what follows.
+        # The lock guards the following attributes.
         self._lock = threading.Lock()
         self._patterns, self._limit, self._lines = Patterns(config.patterns), RateLimit(config.lines_per_s), Lines()
         self._tracebacks = Tracebacks()
@@ -96,7 +97,7 @@ class LogSource(Source):
         self.stop()
 
     def stop(self) -> None:
-        """End the programs on the trainers: nobody would make rows of what they see."""
+        """Ends the programs on the trainers: nobody would make rows of their records."""
         self._attachments.stop()
 
     @property
@@ -114,21 +115,21 @@ class LogSource(Source):
 
     @property
     def slots(self) -> dict[int, str]:
-        """Slot -> the program and the function of libc whose calls are counted there."""
+        """Returns slot -> the program and the function of libc whose calls the slot counts."""
         return {slot: f"{program} {name}" for name, (program, slot) in FUNCTIONS.items()}
 
     @property
     def watched(self) -> int:
-        """Number of processes with probes."""
+        """Returns the number of processes with probes."""
         return self._attachments.watched
 
     @property
     def reason(self) -> str:
-        """Why the output of a trainer cannot be watched; empty: all can."""
+        """Returns why the output of a trainer cannot be watched; empty if all can."""
         return next(iter(list(self._attachments.reasons.values())), "")
 
     def settings_changed(self) -> bool:
-        """Ask ``enabled`` again for each trainer."""
+        """Calls ``enabled`` again for each trainer. Returns False."""
         for process in list(self._trainers.values()):
             self._follow(process)
         return False
@@ -139,13 +140,13 @@ class LogSource(Source):
             self._follow(who)
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Attach anew: the new program may have another libc."""
+        """Attaches the probes again, since the new program may have another libc."""
         if (who := self._trainers.get((pid, start_ns))) is not None:
             self._attachments.drop(pid, start_ns)
             self._follow(who)
 
     def process_exited(self, who: Identity) -> None:
-        """Put its unfinished lines, and report how many were suppressed."""
+        """Puts the unfinished lines of the process, and reports how many lines were suppressed."""
         key = (who.pid, who.start_ns)
         if self._trainers.pop(key, None) is None:
             return
@@ -167,7 +168,7 @@ class LogSource(Source):
             self._sink.lost(Loss(self.name, TABLE, "rate", reason, now, now, suppressed, who.pid))
 
     def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """Turns records of the ring ``log_writes`` into a batch of ``process.logs``, or none."""
+        """Returns a batch of ``process.logs`` from records of the ring ``log_writes``, or nothing."""
         if not len(records):
             return {}
         with self._lock:
@@ -182,7 +183,7 @@ class LogSource(Source):
         change = self._attachments.want if self._enabled(who) else self._attachments.drop
         change(who.pid, who.start_ns)
 
-    def _rows(self, lines: Iterable[Line], pair: ClockPair) -> list[dict[str, Any]]:
+    def _rows(self, lines: Iterable[Line], pair: ClockPair) -> list[Row]:
         rows = []
         for writer, mono_ns, text, cut in lines:
             kind = self._tracebacks.kind(writer, text, self._patterns.kind(text))

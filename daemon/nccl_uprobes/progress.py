@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.arrow_to_numpy import integers
 from probing.daemon.clock import Clock, ClockPair
@@ -33,16 +34,16 @@ _TABLE = "comm.progress"
 _TRAINER = "trainer"
 _MAX_PROCESSES = 4096
 _MAX_COMMUNICATORS = 256
-# The longest gaps of _GAPS drains are kept: about a minute or, of slow jobs, _GAPS steps.
+# The longest gaps of this many drains are kept: about a minute, or for slow jobs this many steps.
 _GAPS = 64
-# Gaps count after _LEAST_CALLS calls.
+# Gaps count once a process has made this many calls.
 _LEAST_CALLS = 8
 _KEPT_NS = 600_000_000_000
 
 
 @dataclass(slots=True)
 class _Communicator:
-    """Times are CLOCK_MONOTONIC ns; -1: not known."""
+    """The progress of a communicator. Times are CLOCK_MONOTONIC ns, -1 if unknown."""
 
     entity: Entity
     seq: int = -1
@@ -54,7 +55,7 @@ class _Communicator:
 
 @dataclass(slots=True)
 class _Process:
-    """``attached_ns`` and ``ended_ns``: UTC."""
+    """The progress of a process. ``attached_ns`` and ``ended_ns``: UTC."""
 
     who: Identity | None = None
     communicators: OrderedDict[str | None, _Communicator] = field(default_factory=OrderedDict)
@@ -116,7 +117,7 @@ class JobProgress(Source):
     def process_exited(self, process: Identity) -> None:
         now = self._clock.pair().real_ns
         with self._lock:
-            # A trainer without an entry gets one: its last operations may be drained after this call.
+            # A trainer without an entry gets an entry: its last operations may be drained after this call.
             if process.role == _TRAINER or process.key in self._processes:
                 found = self._process(process.key, process)
                 found.ended_ns = found.ended_ns or now
@@ -131,7 +132,7 @@ class JobProgress(Source):
                     process.attached_ns = loss.ts_to_ns
 
     def observe(self, operations: Operations, pair: ClockPair) -> None:
-        """Counts ``operations``, which have ended."""
+        """Counts ``operations``, which are finished."""
         del pair
         if not len(operations):
             return
@@ -158,7 +159,9 @@ class JobProgress(Source):
         return process
 
     def _make_room(self) -> None:
-        """Drops a process of the owner with most processes: the oldest ended one or non-trainer, else the oldest."""
+        """Drops a process of the owner with the most processes: the oldest one that ended or is no trainer, else the
+        oldest.
+        """
         owner = crowding(process.owner for process in self._processes.values())
         keys = [key for key, process in self._processes.items() if process.owner == owner]
         useless = (key for key in keys if self._processes[key].ended_ns or not self._processes[key].trains)
@@ -179,7 +182,7 @@ class JobProgress(Source):
                 if event == "exit" and process is not None:
                     process.ended_ns, process.exit_code, process.signal = ts, code, number
 
-    def _rows_of(self, key: ProcessKey, pair: ClockPair) -> Iterator[dict[str, Any]]:
+    def _rows_of(self, key: ProcessKey, pair: ClockPair) -> Iterator[Row]:
         process = self._processes[key]
         who = process.who
         if who is None or not process.trains:
@@ -207,7 +210,7 @@ class JobProgress(Source):
             yield own | _described(name, communicator, pair)
 
 
-def _described(name: str | None, communicator: _Communicator, pair: ClockPair) -> dict[str, Any]:
+def _described(name: str | None, communicator: _Communicator, pair: ClockPair) -> Row:
     entity = communicator.entity
     return {
         "comm": name,
@@ -234,7 +237,7 @@ def _communicator(process: _Process, entity: Entity) -> _Communicator:
 
 
 def _by_entity(operations: Operations) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yields for each entity the calls, the last call, its op, the highest seq and the last end."""
+    """Yields for each entity: the number of calls, the last call, its op, the highest seq and the last end."""
     order = np.lexsort((operations.called, operations.entity_of))
     counts = np.bincount(operations.entity_of, minlength=len(operations.entities))
     ends = np.cumsum(counts)
@@ -267,14 +270,14 @@ def _count_gaps(operations: Operations, owners: list[_Process]) -> None:
     starts = np.flatnonzero(np.diff(which, prepend=-1))
     gaps = np.diff(called, prepend=called[:1])
     before = np.array([owners[number].last_call for number in which[starts].tolist()], np.int64)
-    # Operations are seen when they end: the first call of this batch may be older than the last of the batch before.
+    # Operations are seen when they end, so the first call of this batch may be older than the last batch.
     gaps[starts] = np.where(before < 0, 0, np.maximum(called[starts] - before, 0))
     longest = np.maximum.reduceat(gaps, starts).tolist()
     lasts = called[np.append(starts[1:], len(called)) - 1].tolist()
     counts = np.diff(np.append(starts, len(called))).tolist()
     for number, gap, last, calls in zip(which[starts].tolist(), longest, lasts, counts, strict=True):
         owner = owners[number]
-        # The pauses of a start, as for compilation, are not usual.
+        # Pauses during a start, for example for compilation, are not usual.
         if gap and owner.calls >= _LEAST_CALLS:
             owner.gaps.append(gap)
         owner.calls += calls

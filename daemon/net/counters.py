@@ -1,4 +1,4 @@
-"""Differences of counters between two readings, as arrays: a row for each port or interface."""
+"""Computes the growth of counters between two readings as arrays, with a row for each port or interface."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ import numpy.typing as npt
 
 __all__ = ("UNKNOWN", "Counters", "Differences", "per_second")
 
-# Stands for a counter that could not be read.
+# The value of a counter that could not be read.
 UNKNOWN = -1
 _Integers = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 
 
 class Differences(NamedTuple):
-    """``rise[row, counter]`` since the reading before, which is ``interval`` ns ago; no value where ``missing``."""
+    """The growth of counters, ``rise[row, counter]``, since the previous reading ``interval`` ns ago; not valid where
+    ``missing``.
+    """
 
     rise: _Integers
     missing: _Flags
     interval: _Integers
     new: _Flags
-    """Rows without a reading before, or whose counters began anew: a counter went back."""
+    """Rows without a reading before, or whose counters began again: a counter went back."""
 
 
 class Counters:
-    """The last reading of things that have names. Not safe for two threads at once."""
+    """Keeps the last reading of each named thing. Not safe for two threads."""
 
     def __init__(self) -> None:
         self._rows: dict[Hashable, int] = {}
@@ -35,7 +37,7 @@ class Counters:
         self._read_ns: _Integers = np.zeros(0, np.int64)
 
     def read(self, names: Sequence[Hashable], values: _Integers, mono_ns: int) -> Differences:
-        """Takes a reading of all things that there are now; returns its differences to the reading before.
+        """Stores a reading of all present things. Returns its differences to the previous reading.
 
         ``values[row, counter]`` is UNKNOWN where a counter could not be read. A row in which any counter went back has
         no differences: it may be another device of the same name.
@@ -58,5 +60,5 @@ class Counters:
 
 
 def per_second(rise: _Integers, interval: _Integers, factor: float = 1.0) -> npt.NDArray[np.float64]:
-    """Returns ``rise`` times ``factor`` a second; 0 where ``interval`` (ns) is none."""
+    """Returns ``rise`` times ``factor`` a second; 0 where ``interval`` (ns) is 0."""
     return rise * (factor * 1e9) / np.maximum(interval, 1)

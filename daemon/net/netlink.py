@@ -1,8 +1,8 @@
 """Asks the kernel for a list by netlink, and splits the answer into messages and attributes.
 
 Formats: netlink(7), include/uapi/linux/netlink.h; all numbers are in the byte order of the machine. pyroute2 0.9.7
-decodes every attribute of a message: 50 us for a TCP connection, and 250 ms for its import. 64 ranks have thousands
-of connections, which must not cost that each second.
+decodes every attribute of a message: this takes 50 us for a TCP connection, and its import takes 250 ms. 64 ranks have
+thousands of connections, which are read each second.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ HEADER = struct.Struct("=IHHII")
 ATTRIBUTE = struct.Struct("=HH")
 _REQUEST, _DUMP = 0x1, 0x300
 _NOOP, _ERROR, _DONE = 1, 2, 3
-# NLA_F_NESTED and NLA_F_NET_BYTEORDER are no part of the type.
+# The flags NLA_F_NESTED and NLA_F_NET_BYTEORDER are not part of the type.
 _TYPE_MASK = 0x3FFF
-# The kernel fills at most 32 KiB for one receive.
+# The kernel returns at most 32 KiB in one receive.
 _RECEIVE_BYTES = 1 << 16
 _sequence = itertools.count(1)
 
@@ -32,8 +32,8 @@ _sequence = itertools.count(1)
 def dump(sock: socket.socket, kind: int, body: bytes, *, most_bytes: int) -> list[bytes]:
     """Returns the kernel's answer to a request of type ``kind`` with NLM_F_DUMP, piece by piece as received.
 
-    The time-out of ``sock`` holds for each piece. Stops, without an error, at ``most_bytes``: the socket is of no more
-    use then. Raises TargetError where the kernel refuses, TargetTimeout.
+    The time-out of ``sock`` is for each piece. Stops, without an error, at ``most_bytes``: then the socket must not be
+    used again. Raises TargetError where the kernel refuses, TargetTimeout.
     """
     sequence = next(_sequence) & 0xFFFFFFFF
     try:
@@ -43,7 +43,7 @@ def dump(sock: socket.socket, kind: int, body: bytes, *, most_bytes: int) -> lis
         while size < most_bytes:
             piece = sock.recv(_RECEIVE_BYTES)
             if len(piece) < HEADER.size or HEADER.unpack_from(piece)[3] != sequence:
-                continue  # left over from a request that was given up
+                continue  # The message is left over from a request that was given up.
             pieces.append(piece)
             size += len(piece)
             if _ends(piece):
@@ -56,9 +56,9 @@ def dump(sock: socket.socket, kind: int, body: bytes, *, most_bytes: int) -> lis
 
 
 def messages(piece: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields (type, begin, end) of each message's body in a piece, without messages that only end or pad a list.
+    """Yields (type, begin, end) of each message's body in a piece, leaving out messages that only end or pad a list.
 
-    Raises CorruptTarget for a length that makes no sense, TargetError for the kernel's refusal.
+    Raises CorruptTarget for a length that is malformed, TargetError for the kernel's refusal.
     """
     at = 0
     while at + HEADER.size <= len(piece):
@@ -94,10 +94,10 @@ def text_of(value: bytes, limit: int = 64) -> str:
 
 
 def _ends(piece: bytes) -> bool:
-    """Whether the last message of the list is in this piece, or the kernel refused."""
+    """Returns whether this piece has the last message of the list, or the kernel's refusal."""
     length, kind = HEADER.unpack_from(piece)[:2]
     if length >= HEADER.size and len(piece) % length == 0 and kind > _DONE:
-        # Messages of one length, as lists mostly are, need no walk.
+        # Lists mostly have messages of one length, and need no walk then.
         last = HEADER.unpack_from(piece, len(piece) - length)
         if last[:2] == (length, kind):
             return False

@@ -1,4 +1,4 @@
-"""Where the network of the node can be read: a reader may be in a private network namespace."""
+"""Finds where the network of the node can be read, since a reader may be in a private network namespace."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ __all__ = ("node_processes", "node_sysfs")
 
 
 def node_processes() -> list[int]:
-    """Returns processes in whose network namespace the node's interfaces should be, the best first.
+    """Returns processes whose network namespace should be the node's, the likeliest first.
 
-    The node's first process is in the node's namespace where the daemon sees it, as it does under systemd and with the
-    PIDs of the host; this process is in the namespace in which the daemon was started.
+    The first process of the node is in that namespace, but the daemon sees it only under systemd or with the host's
+    pids. This process is in the namespace in which the daemon was started.
     """
     return [1, os.getpid()]
 
 
 def node_sysfs(name: str, processes: Iterable[int] = ()) -> Path:
-    """Returns /sys/class/NAME as the first of ``processes`` whose root may be read sees it, else as this process does.
+    """Returns /sys/class/NAME in the root of the first of ``processes`` whose root may be read, else in this process's
+    root.
 
     A sysfs shows the network namespace of the process that mounted it.
     """

@@ -1,1 +1,1 @@
-"""Finds the processes that train: discovery, identity, lifecycle, and the readers that read them."""
+"""Finds the processes that train: their discovery, identity and lifecycle, and the readers that read them."""

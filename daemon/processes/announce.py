@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.processes.registry import Process
 from probing.daemon.processes.rows import detail_of, event_row
-from probing.daemon.source import Identity, Sink
+from probing.daemon.source import Sink, Source
 
-__all__ = ("Announcer", "Listener")
-
-
-class Listener(Protocol):
-    """A source that follows processes. Its methods are called from the thread of discovery and must not block."""
-
-    def process_identified(self, who: Identity) -> None:
-        """Called when a process is new, or its identity changed."""
-
-    def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Called when a process called exec and runs another program now."""
-
-    def process_exited(self, who: Identity) -> None: ...
+__all__ = ("Announcer",)
 
 
 class Announcer:
-    """Puts rows of process.events into the sink, and calls ``listeners``."""
+    """Announces processes: puts rows of process.events into the sink, and calls ``listeners``."""
 
     def __init__(self, sink: Sink, clock: Clock, node: str) -> None:
         self._sink = sink
         self._clock = clock
         self._node = node
-        self.listeners: list[Listener] = []
+        self.listeners: list[Source] = []
 
     def identified(self, processes: Iterable[Process]) -> None:
-        """Publish start and identity of each process, as far as they are not published yet."""
+        """Publishes start and identity of each process, unless they were published already."""
         pair = self._clock.pair()
         identified = list(processes)
         rows = []
@@ -55,13 +42,15 @@ class Announcer:
                 listener.process_identified(process.identity)
 
     def out_of_memory(self, process: Process, mono_ns: int) -> None:
-        """Publish a kill for lack of memory; the exit follows."""
+        """Publishes that the kernel kills a process for lack of memory; the exit follows."""
         ts_ns = mono_ns + self._clock.pair().mono_to_utc_ns
         row = event_row(self._node, ts_ns, "oom_kill", process)
         self._sink.put("process.events", batch_of("process.events", [row]))
 
     def exited(self, process: Process, status: int | None, mono_ns: int | None) -> None:
-        """Publish an exit. ``status``: as waitpid(2) returns it, None: unknown; ``mono_ns`` None: now."""
+        """Publishes an exit. ``status``: the status that waitpid(2) returns, None if unknown. ``mono_ns``: the time of
+        the exit; None: now.
+        """
         pair = self._clock.pair()
         ts_ns = pair.real_ns if mono_ns is None else mono_ns + pair.mono_to_utc_ns
         signal = status & 0x7F if status is not None else None

@@ -1,46 +1,53 @@
-"""Finds the processes that train, and publishes the identity of each from its first instant to its last."""
+"""Finds the processes that train, and publishes the identity of each from its start to its exit."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping
+from typing import TypedDict
 
 import pyarrow as pa
 
 from probing.api.errors import ProbingError
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
-from probing.daemon.processes.announce import Announcer, Listener
+from probing.daemon.processes.announce import Announcer
 from probing.daemon.processes.identification import Identification
 from probing.daemon.processes.lineage import Lineage
 from probing.daemon.processes.ranking import Membership, ModuleState
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.processes.registry import Process, Registry
 from probing.daemon.processes.rows import RESTORED, env_rows, process_row, state_name, stored_processes
-from probing.daemon.source import Identity, ProcessKey, Sink
+from probing.daemon.source import Identity, ProcessKey, Sink, Source
 
 __all__ = ("RESTORED", "Discovery", "backends_of")
 
 TIMEOUT_S = 0.5
-# Threads that show which collectives a process uses (torch/csrc/distributed/c10d, gloo/transport/tcp).
+# Names of threads that show which collectives a process uses (torch/csrc/distributed/c10d, gloo/transport/tcp).
 _THREADS = (("pt_gloo", "gloo"), ("gloo_tcp", "gloo"), ("pt_nccl", "nccl"), ("pt_ucc", "ucc"), ("pt_mpi", "mpi"))
 _log = logging.getLogger(__name__)
 
 
-def _read_states(readers: Readers, processes: list[Process]) -> dict[ProcessKey, tuple[str | None, list[str]]]:
+class _State(TypedDict):
+    state: str
+    threads: list[str]
+
+
+def _read_states(readers: ReaderPool, processes: list[Process]) -> dict[ProcessKey, tuple[str | None, list[str]]]:
     """Returns state and thread names of each process, without the processes that could not be read in time."""
     if not processes:
         return {}
     targets = [list(process.key) for process in processes]
     try:
-        payload = readers.call("state", timeout=TIMEOUT_S, targets=targets, threads=True).payload
+        states = payload_of(
+            list[_State | None], readers.call("state", timeout=TIMEOUT_S, targets=targets, threads=True)
+        )
     except ProbingError as e:
-        _log.warning("the states of processes are not known: %s", e.message)
+        _log.warning("the states of processes cannot be read: %s", e.message)
         return {}
     found: dict[ProcessKey, tuple[str | None, list[str]]] = {}
-    for process, seen in zip(processes, json.loads(payload), strict=True):
+    for process, seen in zip(processes, states, strict=True):
         found[process.key] = (state_name(seen["state"]), seen["threads"]) if seen else ("exited", [])
     return found
 
@@ -71,20 +78,19 @@ def _no_backends(_pid: int, _start_ns: int) -> Iterable[str]:
 
 
 class Discovery:
-    """The source ``processes``, and the ``Processes`` of all others. Safe for any thread.
+    """The source ``processes``, and the ``Processes`` that all other sources use. Safe for any thread.
 
     ``python_version``, ``module_state``, ``backends`` (pid, start_ns), ``runs_python`` (pid, start_ns, tid) and
-    ``training_threads`` (of many) ask other sources and may raise ProbingError.
-    ``cgroup``: watch only processes of this control group; empty: all. ``own``: pids to ignore.
-    ``rescan_s``: how often all processes are listed, s; ``grace_s``: how long a process may be missing from the list
-    without an exit event, s.
+    ``training_threads`` (of many processes) ask other sources and may raise ProbingError. ``cgroup``: watch only
+    processes of this control group; empty: all. ``own``: pids to ignore. ``rescan_s``: how often all processes are
+    listed, s; ``grace_s``: how long a process may be missing from the list without an exit event, s.
     """
 
     name = "processes"
 
     def __init__(
         self,
-        readers: Readers,
+        readers: ReaderPool,
         sink: Sink,
         clock: Clock,
         node: str,
@@ -104,10 +110,10 @@ class Discovery:
         self._node = node
         self._backends = backends
         announcer = Announcer(sink, clock, node)
-        self.listeners: list[Listener] = announcer.listeners
+        self.listeners: list[Source] = announcer.listeners
         self._registry = Registry(node, clock.boot_id)
         self._lineage = Lineage(self._registry.newest)
-        # Held over the use of the registry, except for reads of one process.
+        # This lock is held for each use of the registry, except for reads of one process.
         self._known = threading.Lock()
         self._identification = Identification(
             readers,
@@ -130,17 +136,17 @@ class Discovery:
         )
 
     def start(self) -> None:
-        """Begin with a scan of all processes; ``scanned`` waits for its end."""
+        """Starts with a scan of all processes; ``scanned`` waits for its end."""
         self._identification.start()
 
     def stop(self) -> None:
         self._identification.stop()
 
     def scanned(self, timeout: float) -> bool:
-        """Wait until all processes that lived at the start were read; returns False after ``timeout`` seconds."""
+        """Waits until all processes that lived at the start were read. Returns False after ``timeout`` seconds."""
         return self._identification.scanned.wait(timeout)
 
-    # Events from the collector: they are queued. Times are CLOCK_MONOTONIC ns.
+    # The following methods queue events from the collector. Times are CLOCK_MONOTONIC ns.
 
     def on_exec(self, tgid: int, start_ns: int, ktime: int) -> None:
         self._lineage.replaced(tgid)
@@ -151,43 +157,52 @@ class Discovery:
         self._identification.post("fork", tgid, start_ns, ktime, ppid)
 
     def on_exit(self, tgid: int, start_ns: int, ktime: int, status: int | None = None) -> None:
-        """The process exited. ``status``: as waitpid(2) returns it; None when it is not known."""
+        """Queues that a process exited. ``status``: the status that waitpid(2) returns, None if unknown."""
         self._identification.post("exit", tgid, start_ns, ktime, status)
 
     def on_oom(self, tgid: int, start_ns: int, ktime: int) -> None:
-        """The kernel kills the process for lack of memory. ``start_ns`` is 0 if it is not known."""
+        """Queues that the kernel kills a process for lack of memory. ``start_ns`` is 0 if unknown."""
         self._identification.post("oom", tgid, start_ns, ktime)
 
     def on_mapping(self, pid: int) -> None:
-        """The process mapped a library of interest."""
+        """Queues that a process mapped a library of interest."""
         self._identification.post("mapping", pid)
 
     def on_communicator(self, pid: int, start_ns: int, membership: Membership) -> None:
-        """The process has a communicator. A communicator of the whole job gives a rank that the environment lacks."""
+        """Queues that a process has a communicator. A communicator of the whole job gives a rank that the environment
+        lacks.
+        """
         self._identification.post("membership", (pid, start_ns), membership)
 
     def on_issuer(self, pid: int, start_ns: int, tid: int) -> None:
-        """Most collectives of the process are issued by this thread. It trains if it runs Python."""
+        """Queues the fact that thread ``tid`` calls most collectives of a process; it trains if it runs Python."""
         self._identification.post("issuer", ProcessKey(pid, start_ns), tid)
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
-        """See ``source.Processes``. A process that ended before it was read has its parent's job and run. Lock-free."""
+        """Returns the identity of a process, as ``source.Processes`` says; takes no lock.
+
+        A process that ended before it was read has its parent's job and run.
+        """
         key = ProcessKey(pid, start_ns)
         process = self._registry.get(key)
         return process.identity if process is not None else self._lineage.inherited(key)
 
     def expected(self, pid: int, start_ns: int) -> bool:
-        """Returns whether the process may still be identified: it is not, nor is it known to have ended. Lock-free."""
+        """Returns whether the process may still be identified: it is neither identified nor known to have ended. Takes
+        no lock.
+        """
         key = ProcessKey(pid, start_ns)
         return self._registry.get(key) is None and not self._lineage.has_ended(key)
 
     def live(self) -> list[Identity]:
-        """Returns the identities of all watched processes that live, oldest first."""
+        """Returns the identities of all watched processes that live, the oldest first."""
         with self._known:
             return sorted((p.identity for p in self._registry.live()), key=lambda found: (found.start_ns, found.pid))
 
     def environ(self, pid: int, start_ns: int) -> Mapping[str, str]:
-        """Returns the allowed variables of a watched process (``processes.environment``), else none. Lock-free."""
+        """Returns the allowed variables (``processes.environment``) of a watched process, empty for another process.
+        Takes no lock.
+        """
         process = self._registry.get(ProcessKey(pid, start_ns))
         return process.facts.environ if process is not None else {}
 
@@ -213,7 +228,8 @@ class Discovery:
         return batch_of("process.envs", [row for p in live for row in env_rows(self._node, pair.real_ns, p)])
 
     def restore(self, rows: pa.Table) -> int:
-        """Take over the processes in stored rows of process.events of this boot, before ``start``; returns the count.
+        """Adds the processes in stored rows of process.events of this boot. Returns their number. Call it before
+        ``start``.
 
         ``rows`` has the columns RESTORED.
         """

@@ -1,8 +1,8 @@
-"""Environment variables of processes: the names that are read, and the reading from memory.
+"""Reads environment variables of processes from their memory, and lists the names that are read.
 
 /proc/PID/environ has the variables as they were at exec. A program that sets a variable, as Ray Train sets RANK,
 changes only the array that libc's ``environ`` points to. A program that sets its title (vLLM, SGLang and Ray, by
-setproctitle) overwrites that file's text, and has libc's array point to a copy. So that array is read as well.
+setproctitle) overwrites the text of that file, and makes libc's array point to a copy. So libc's array is read, too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from probing.daemon.processes.procfs import parse_environ
 
 __all__ = ("ALLOWED_NAMES", "read_environ")
 
-# Variables of an environment that are read; the rest of a longer environment is left out.
+# The most variables of an environment that are read; the rest is left out.
 MAX_VARIABLES = 16_384
-# Readings of an environment that changes while it is read.
+# How often an environment is read again if it changes meanwhile.
 ATTEMPTS = 3
-# Bytes read of each variable, enough for any name of ALLOWED_NAMES; then of each allowed variable.
+# The bytes that are read of each variable at first: enough for any name of ALLOWED_NAMES.
 _HEAD = 64
 _TEXT = 4 * 512 + _HEAD
 _SYMBOLS = ("environ", "__environ")
@@ -141,7 +141,7 @@ _LIBRARIES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
 )
-# Names, numbers, addresses and switches: none of them holds secrets.
+# Names, numbers, addresses and switches, none of which is secret.
 ALLOWED_NAMES = frozenset((*_SLURM, *_TORCH, *_MPI, *_OTHERS, *_LIBRARIES))
 
 
@@ -161,7 +161,7 @@ def read_environ(memory: Memory, maps: bytes, program: bytes, names: Collection[
 def _candidates(maps: bytes, program: bytes) -> list[int]:
     """Returns the addresses of the files that may define ``environ``: the program before libc.
 
-    A program that names the variable gets a copy from the linker, and libc uses the copy (R_*_COPY, System V gABI).
+    If a program refers to the variable, the linker gives it a copy, which libc uses, too (R_*_COPY, System V gABI).
     """
     begins: dict[bytes, int] = {}
     for match in _BEGIN.finditer(maps):
@@ -188,14 +188,16 @@ def _variables(memory: Memory, at: int, names: Collection[str]) -> dict[str, str
         if pointers is None:
             return None
         texts = list(_texts(memory, _allowed(memory, pointers, wanted)))
-        # The strings of an array that was replaced meanwhile may have been freed, and hold anything.
+        # If the array was replaced meanwhile, its strings may have been freed and contain anything.
         if _pointers(memory, at) == pointers:
             return parse_environ(b"\0".join(texts), names)
     return None
 
 
 def _pointers(memory: Memory, at: int) -> list[int] | None:
-    """Returns the addresses in the array that the word at ``at`` points to, up to its end; None without an array."""
+    """Returns the addresses in the array to which the word at ``at`` points, up to its end; None if there is
+    no array.
+    """
     array = _word(memory.read_many([(at, 8)])[0])
     found: list[int] = []
     while array and len(found) < MAX_VARIABLES:

@@ -1,4 +1,4 @@
-"""Facts about a process from a reader, checked and frozen. Identities are computed from them alone."""
+"""Facts about a process from a reader, checked and frozen. Identities are computed only from them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from probing.api.errors import InternalError
+from probing.api.typed import typed
 from probing.daemon.source import ProcessKey
 
 __all__ = ("Facts",)
 
 _FRAMEWORKS = frozenset({"torch", "nccl", "jax"})
 _PYTHON = re.compile(r"python[0-9.]*[a-z-]*$")
-# Threads that come with a process group (torch/csrc/distributed/c10d: ProcessGroupGloo, ProcessGroupNCCL; gloo).
+# Threads that come with a process group (torch/csrc/distributed/c10d: ProcessGroupGloo, -NCCL; gloo).
 _GROUP_THREADS = ("pt_gloo", "pt_nccl", "pt_ucc", "pt_mpi", "gloo_")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """``ancestors`` are (pid, start_ns, name of the program), the parent first. Texts are clean already.
+    """The facts about a process. ``ancestors``: (pid, start_ns, name of the program), the parent first. Texts are clean
+    already.
 
     ``environ``: the variables that the process has now or had at exec; ``current``: the names of the variables that it
     has now. ``uid``: the real uid. ``owner``: see ``owners.owner_of``. ``coordinator``: "HOST:PORT" where the ranks of
-    the job meet, if the process's Python modules say so.
+    the job meet, if the process's Python modules have it.
     """
 
     pid: int
@@ -66,10 +68,10 @@ class Facts:
         return any(name.startswith(_GROUP_THREADS) for name in self.threads)
 
     def after(self, before: Facts) -> Facts:
-        """Returns these facts with the facts that only an earlier reading of the same program has.
+        """Returns these facts, completed by facts that only an earlier reading of the same program has.
 
-        A variable of exec stays known when the title of the process is written over it, or when it was removed. The
-        ancestors stay the same when one of them ended and its child went to the first process.
+        A variable of exec stays when the title of the process was written over it, or when it was removed. The
+        ancestors stay when one of them ended and its child got the first process as parent.
         """
         now = {name: self.environ[name] for name in self.current}
         return replace(
@@ -85,21 +87,7 @@ class Facts:
         """Returns the facts in a reader's answer to ``identity``. Raises InternalError for anything else."""
         try:
             current = header["variables"] or {}
-            return cls(
-                pid=int(header["pid"]),
-                start_ns=int(header["start_ns"]),
-                ppid=int(header["ppid"]),
-                uid=int(header["uid"]),
-                owner=int(header["owner"]),
-                comm=str(header["comm"]),
-                exe=str(header["exe"]),
-                cmdline=tuple(map(str, header["cmdline"])),
-                environ={str(name): str(value) for name, value in (header["environ"] | current).items()},
-                current=frozenset(map(str, current)),
-                cgroup=tuple(map(str, header["cgroup"])),
-                libraries=frozenset(map(str, header["libraries"])),
-                threads=frozenset(map(str, header["threads"])),
-                ancestors=tuple((int(pid), int(start), str(name)) for pid, start, name in header["ancestors"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise InternalError("a reader answered no identity") from e
+            environ = {**header["environ"], **current}
+            return typed(cls, {**header, "environ": environ, "current": list(current)})
+        except (KeyError, TypeError, ValueError) as e:
+            raise InternalError("a reader's answer contains no identity") from e

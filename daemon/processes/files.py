@@ -11,10 +11,12 @@ import os
 import re
 import stat
 import struct
-from typing import Any
+from collections.abc import Collection
+from itertools import islice
 
 from probing.api.errors import PrivilegeError, ProcessGone, UnsupportedTarget, UsageError
 from probing.api.text import size
+from probing.daemon.ipc import Header
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_environ, parse_maps, parse_status
 from probing.daemon.processes.target import MAX_ENVIRON, Target
@@ -25,6 +27,7 @@ __all__ = (
     "handle_below",
     "open_file",
     "open_mapped",
+    "open_memory_files",
 )
 
 # include/uapi/linux/openat2.h; the number is the same on all architectures since 5.6.
@@ -37,8 +40,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def handle_below(root: int, path: bytes, *, links: bool = True) -> int:
-    """Returns an O_PATH descriptor of ``path``, with the directory ``root`` as /. Raises OSError; ELOOP if ``links`` is
-    false and ``path`` has a symbolic link."""
+    """Returns an O_PATH descriptor of ``path``, with the directory ``root`` as /. Raises OSError: ELOOP for a symbolic
+    link in ``path``, unless ``links``."""
     resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | (0 if links else _RESOLVE_NO_SYMLINKS)
     how = struct.pack("QQQ", O_PATH | os.O_CLOEXEC, 0, resolve)
     fd: int = _libc.syscall(_OPENAT2, root, ctypes.c_char_p(path), ctypes.c_char_p(how), ctypes.c_size_t(len(how)))
@@ -48,19 +51,24 @@ def handle_below(root: int, path: bytes, *, links: bool = True) -> int:
     return fd
 
 
-# include/uapi/linux/magic.h and struct statfs, whose first word it is in.
+# The number of FUSE in include/uapi/linux/magic.h, which is the first word of struct statfs.
 _FUSE_MAGIC = 0x65735546
+_TMPFS_MAGIC = 0x01021994
 _STATFS_BYTES = 256
 
 
+def _file_system(handle: int) -> int | None:
+    """Returns the magic number of the file system of a descriptor, None where it cannot be known."""
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    return None if _libc.fstatfs(handle, buffer) else int(struct.unpack_from("=l", buffer)[0])
+
+
 def _refuse_served(handle: int, name: str) -> None:
-    """Raise UnsupportedTarget when the file of the descriptor ``handle`` lies on FUSE, or that cannot be known.
+    """Raises UnsupportedTarget if the file of the descriptor ``handle`` is on FUSE, or if this cannot be found out.
 
     The call itself may wait for the program that serves the file: only a reader may make it.
     """
-    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
-    failed = _libc.fstatfs(handle, buffer)
-    if failed or struct.unpack_from("=l", buffer)[0] == _FUSE_MAGIC:
+    if _file_system(handle) in (None, _FUSE_MAGIC):
         raise UnsupportedTarget(
             f"{name} lies on a file system that a program serves (FUSE)",
             hint="probes.fuse = true allows it: while such a program keeps a probe waiting, no process forks",
@@ -68,20 +76,20 @@ def _refuse_served(handle: int, name: str) -> None:
 
 
 MAX_MAPS = 16 << 20
-# Leading bytes that are compared when device and inode cannot be: the ELF header and the build id.
+# How many leading bytes are compared when device and inode cannot be: the ELF header and the build id.
 _HEAD = 4096
 
 
-def open_mapped(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Open the file of the mapping at ``start``; returns the fields of the answer and a read-only descriptor.
+def open_mapped(target: Target, request: Header) -> tuple[Header, int]:
+    """Opens the file of the mapping at ``start``. Returns the fields of the answer and a read-only descriptor.
 
-    With ``served`` False files on FUSE are refused.
-    ``identity`` is ``exact`` when device and inode agree, ``content`` when they cannot be compared (overlayfs) and the
-    first page of memory and file are equal. Raises UnsupportedTarget when the path has another file.
+    With ``served`` False files on FUSE are refused. ``identity`` is ``exact`` when device and inode agree. It is
+    ``content`` when they cannot be compared (overlayfs), but the first page of memory and file are equal. Raises
+    UnsupportedTarget when the path names another file.
     """
     start = request.get("start")
     if not isinstance(start, int):
-        raise UsageError("open takes the start address of a mapping")
+        raise UsageError("open needs the start address of a mapping")
     served = bool(request.get("served", True))
     mappings = parse_maps(target.read("maps", MAX_MAPS))
     mapping = next((m for m in mappings if m.start == start), None)
@@ -137,7 +145,7 @@ def _from_path(target: Target, mapping: Mapping, served: bool) -> int:
 def _reopen(handle: int, target: Target, mapping: Mapping, served: bool) -> int:
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise UnsupportedTarget(f"{_name(mapping)} of process {target.pid} is no regular file")
+            raise UnsupportedTarget(f"{_name(mapping)} of process {target.pid} is not a regular file")
         if not served:
             _refuse_served(handle, _name(mapping))
         return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -165,6 +173,46 @@ def _name(mapping: Mapping) -> str:
     return clean_text(mapping.path, 256)
 
 
+# Descriptors of a process that are looked at; files of one answer.
+_MAX_DESCRIPTORS = 4_096
+_MAX_MEMORY_FILES = 16
+
+
+def open_memory_files(target: Target, link: bytes, known: Collection[int]) -> tuple[list[int], list[int]]:
+    """Opens the memory files (memfd) of a process whose link in /proc/PID/fd begins with ``link``, but not those with
+    an inode in ``known``. Returns their inodes and read-only descriptors, at most 16."""
+    inodes: list[int] = []
+    opened: list[int] = []
+    folder = target.open("fd")
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, _MAX_DESCRIPTORS)]
+        for name in names:
+            try:
+                if not os.readlink(os.fsencode(name), dir_fd=folder).startswith(link):
+                    continue
+                handle = os.open(name, O_PATH | os.O_CLOEXEC, dir_fd=folder)
+            except OSError:
+                continue
+            try:
+                inode = os.fstat(handle).st_ino
+                # Anybody can name a file so: only memory opens without waiting for a program.
+                if inode in known or inode in inodes or _file_system(handle) != _TMPFS_MAGIC:
+                    continue
+                if len(opened) < _MAX_MEMORY_FILES:
+                    opened.append(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+                    inodes.append(inode)
+            finally:
+                os.close(handle)
+    except BaseException:
+        for fd in opened:
+            os.close(fd)
+        raise
+    finally:
+        os.close(folder)
+    return inodes, opened
+
+
 MAX_PATHS = 16
 MAX_PATH = 4_096
 MAX_SIZE = 256 << 20
@@ -174,19 +222,19 @@ _VARIABLE = re.compile(r"\$([A-Z_]+)(?=/)")
 _STATUS_BYTES = 64 << 10
 
 
-def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
-    """Returns which of ``paths`` are regular files of the process's user, without opening any.
+def find_files(target: Target, request: Header) -> Header:
+    """Returns which of ``paths`` are regular files of the process's user, without opening them.
 
     ``files``: for each path ``{path, dev, inode, size, mtime_ns, uid}`` or None. A path is absolute, begins with
     ``$HOME/`` or ``$XDG_CACHE_HOME/`` as the process has them, or is relative to its working directory; ``paths``: the
-    resolved paths, None without such a variable. ``uid``: the process's. ``witness``: the pid of a process that sees
-    the same files under the same paths, also after the target ended: 1, or 0 for any reader; else None.
+    resolved paths, None without such a variable. ``uid``: of the process. ``witness``: the pid of a process that sees
+    the same files under the same paths, even after the target ended: 1, or 0 for any reader, or None.
     """
     paths = request.get("paths")
     if not isinstance(paths, list) or len(paths) > MAX_PATHS or not all(isinstance(path, str) for path in paths):
         raise UsageError(f"files takes {MAX_PATHS} paths at most")
     uid, variables = _owner(target), _variables(target, paths)
-    found: list[dict[str, Any] | None] = []
+    found: list[Header | None] = []
     places = [_resolved(path, variables) for path in paths]
     for resolved in places:
         handle = None if resolved is None else _handle(target, resolved)
@@ -201,15 +249,15 @@ def find_files(target: Target, request: dict[str, Any]) -> dict[str, Any]:
     return {"files": found, "paths": shown, "uid": uid, "witness": _witness(target)}
 
 
-def open_file(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Open ``path``, absolute or relative to the working directory; returns (entry as of ``find_files``, fd).
+def open_file(target: Target, request: Header) -> tuple[Header, int]:
+    """Opens ``path``, absolute or relative to the working directory. Returns (entry as in ``find_files``, descriptor).
 
-    ``uid``: the required owner, by default the process's user. Raises UnsupportedTarget when it is no regular file of
-    that user, does not exist, or is larger than 256 MiB.
+    ``uid``: the required owner, by default the process's user. Raises UnsupportedTarget if ``path`` is no regular file
+    of that user, does not exist, or is larger than 256 MiB.
     """
     path, uid = request.get("path"), request.get("uid")
     if not isinstance(path, str) or not path:
-        raise UsageError("file takes a path")
+        raise UsageError("file needs a path")
     if not isinstance(uid, int):
         uid = _owner(target)
     name = clean_text(path, 256)
@@ -219,7 +267,7 @@ def open_file(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], 
     try:
         described = _described(path, os.fstat(handle), uid)
         if described is None:
-            raise UnsupportedTarget(f"{name} of process {target.pid} is no regular file of its user")
+            raise UnsupportedTarget(f"{name} of process {target.pid} is not a regular file of its user")
         if described["size"] > MAX_SIZE:
             raise UnsupportedTarget(f"{name} of process {target.pid} is larger than {size(MAX_SIZE)}")
         return described, os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -232,7 +280,7 @@ def open_file(target: Target, request: dict[str, Any]) -> tuple[dict[str, Any], 
 
 
 def _handle(target: Target, path: str) -> int | None:
-    """Returns an O_PATH descriptor of the file at ``path``; None when the process reaches no file by the path."""
+    """Returns an O_PATH descriptor of the file at ``path``; None when the process cannot reach a file at this path."""
     encoded = os.fsencode(path)
     if not encoded or len(encoded) > MAX_PATH or b"\0" in encoded:
         return None
@@ -251,7 +299,7 @@ def _handle(target: Target, path: str) -> int | None:
         os.close(root)
 
 
-def _described(path: str, found: os.stat_result, uid: int) -> dict[str, Any] | None:
+def _described(path: str, found: os.stat_result, uid: int) -> Header | None:
     # A reader may read every file: a process must not make it read another user's.
     if not stat.S_ISREG(found.st_mode) or found.st_uid != uid:
         return None
@@ -266,7 +314,7 @@ def _described(path: str, found: os.stat_result, uid: int) -> dict[str, Any] | N
 
 
 def _owner(target: Target) -> int:
-    """Returns the file system uid of the process (the fourth number), which its files have."""
+    """Returns the file system uid of the process (the fourth number), which owns the files that it creates."""
     uids = parse_status(target.read("status", _STATUS_BYTES))["Uid"]
     return int(uids[-1])
 
@@ -292,7 +340,7 @@ def _witness(target: Target) -> int | None:
                 if all(_place(other, name) == _place(target, name) for name in ("root", "ns/mnt")):
                     return pid
         except (OSError, ProcessGone, PrivilegeError):
-            continue  # it may not be read
+            continue  # the file may not be read
     return None
 
 

@@ -1,13 +1,12 @@
 """The thread that identifies processes, from events and scans.
 
-Readers read several processes at once, each with a deadline; this thread alone decides. Changes that no event reports
-(a process that imports torch a second after its start, an event that was lost) are found by looking again, ever more
-rarely, and by listing all processes from time to time.
+Readers read several processes at once, each with a deadline; this thread alone decides. Some changes come without an
+event: a process imports torch a second after its start, or an event was lost. They show when a process is looked at
+again, more and more rarely, and when all processes are listed from time to time.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -23,39 +22,41 @@ from probing.daemon.processes.announce import Announcer
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.lineage import Lineage
 from probing.daemon.processes.ranking import ModuleState
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.processes.registry import Process, Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
 from probing.daemon.processes.schedule import AGAIN_S, Agenda, next_look_s
+from probing.daemon.processes.target import Summary
 from probing.daemon.source import Loss, ProcessKey, Sink
 
 __all__ = ("Identification",)
 
 MAX_QUEUE = 100_000
-# After exec or fork a process gets its program and first libraries: an immediate look would see nothing.
+# The pause after exec or fork, s, in which the process gets its program and first libraries.
 SETTLE_S = 0.03
-# Time for which the results of one batch are awaited, s, so that older processes are placed before younger ones.
+# How long the results of one batch are awaited, s, so that older processes are identified before younger ones.
 BATCH_S, SCAN_BATCH_S = 0.25, 0.6
 READ_TIMEOUT_S = 1.0
-# Looks at a process for its Python version alone, and for a rank that only its modules know.
+# The most looks at a process only for its Python version, and only for a rank that its modules have.
 MAX_LOOKS, MAX_MODULE_LOOKS = 10, 22
-# Reads of Pythons that wait, above which no modules are read: a later look asks again.
+# With more waiting reads of Pythons than this, no modules are read: a later look asks again.
 MAX_WAITING = 64
-# Pause before a process that could not be read is read again, s; reads of a process in quarantine are refused at once.
+# The pause before a process that could not be read is read again, s; a quarantine refuses it at once.
 RETRY_S, MAX_RETRY_S = 2.5, 300.0
 _log = logging.getLogger(__name__)
 
 
 class Identification:
-    """``post`` is for any thread, all else for this object's thread. ``known`` guards ``registry``.
+    """Identifies processes in a thread. ``post`` is for any thread, all else for this object's thread. ``known`` guards
+    ``registry``.
 
-    The pids in ``own`` are ignored: the daemon's processes. Each new one would keep the readers busy, and other readers
-    are started while readers do not answer in time.
+    The pids in ``own``, the daemon's processes, are ignored. Reading each new reader would keep the readers busy, and
+    more readers start while readers are slow.
     """
 
     def __init__(
         self,
-        readers: Readers,
+        readers: ReaderPool,
         sink: Sink,
         clock: Clock,
         announcer: Announcer,
@@ -101,17 +102,17 @@ class Identification:
         # The version and modules of a Python take several reads, which must not delay the other processes.
         self._pythons: ThreadPoolExecutor | None = None
         self._waiting: set[Future[None]] = set()
-        # The times of looks; the processes that are wanted whatever their program; the processes being read.
+        # The times of looks; the pids to be read whatever their program is; the processes that are being read.
         self._agenda = Agenda()
         self._wanted: set[int] = set()
         self._reading: dict[ProcessKey, Future[Facts]] = {}
-        # Processes that called exec while they were read: parts of the answer may be of the program before.
+        # Processes that called exec while they were read: parts of the answer may be from the earlier program.
         self._outdated: set[ProcessKey] = set()
         self._looks: dict[ProcessKey, int] = {}
         self._ignored: set[ProcessKey] = set()
         self._versioned: set[ProcessKey] = set()
         self._grouped: set[ProcessKey] = set()
-        # Trainers from before this daemon, whose stacks are to be read together.
+        # Trainers that started before this daemon, whose stacks are to be read together.
         self._late: set[ProcessKey] = set()
         self._early_exits: dict[ProcessKey, tuple[int | None, int | None]] = {}
         self._missing: dict[ProcessKey, float] = {}
@@ -133,7 +134,9 @@ class Identification:
                 executor.shutdown(wait=True, cancel_futures=True)
 
     def post(self, *event: Any) -> None:
-        """Queue an event: its kind and values. Beyond MAX_QUEUE it is dropped, and all processes are scanned."""
+        """Queues an event: its kind and values. Beyond MAX_QUEUE the event is dropped, and all processes are
+        scanned.
+        """
         if len(self._queue) >= MAX_QUEUE:
             self._overflow = True
         else:
@@ -154,14 +157,14 @@ class Identification:
                 self._look_at_late()
             except ProbingError as e:
                 _log.warning("processes cannot be looked at: %s", e.message)
-            except Exception:  # an error over one process must not end the watch of all others
+            except Exception:  # an error with one process must not end the watch of all others
                 _log.exception("looking at processes failed")
             if not self._queue:
                 self._wake.wait(max(0.0, self._agenda.next_at(next_scan) - time.monotonic()))
             self._wake.clear()
 
     def _scan(self) -> bool:
-        """List all processes, as events may have been lost. Returns False when they could not be listed."""
+        """Lists all processes, as events may have been lost. Returns False when they could not be listed."""
         try:
             found = self._list(None)
         except ProbingError as e:
@@ -179,14 +182,16 @@ class Identification:
         for key in [key for key in fresh if key.pid in self._own]:
             self._ignored.add(key)
             del fresh[key]
-        # Candidates come first: they must not wait for the many other processes.
+        # Processes that may train come first: they must not wait for the many others.
         self._read([key for key, exe in fresh.items() if _may_train(exe)], settle=SCAN_BATCH_S)
         self._read([key for key, exe in fresh.items() if not _may_train(exe)], settle=SCAN_BATCH_S)
         self.scanned.set()
         return True
 
     def _end_missing(self, alive: set[ProcessKey]) -> None:
-        """End processes that were missing for ``grace_s``: their exit events may be in flight until then."""
+        """Ends processes that were missing from the list for ``grace_s``: until then their exit events may be on the
+        way.
+        """
         now = time.monotonic()
         with self._known:
             missing = [key for key in self._registry.alive() if key not in alive]
@@ -205,7 +210,7 @@ class Identification:
         elif kind == "exec":
             self._replaced(values[0], values[1])
         elif kind == "fork":
-            # Only children of known processes matter; any other shows up with exec.
+            # Only children of watched processes matter; any other process shows when it calls exec.
             with self._known:
                 parents = {pid for pid, _ in self._registry.alive()}
             if values[3] in parents:
@@ -242,7 +247,7 @@ class Identification:
             else:
                 changed = self._registry.note_membership(key, *values)
         if kind in ("backends", "membership") and key in self._looks and key not in self._grouped:
-            # A process that has a group has set all variables that the group was made from.
+            # A process with a process group has set all variables from which the group was made.
             self._grouped.add(key)
             self._wanted.add(key[0])
             self._agenda.add(key[0], 0.0)
@@ -293,17 +298,16 @@ class Identification:
         try:
             found = self._training_threads(keys)
         except ProbingError as e:
-            _log.info("which threads train is not known: %s", e.message)
+            _log.info("cannot tell which threads train: %s", e.message)
             return
         for key, tid in found.items():
             self.post("thread", ProcessKey(*key), tid)
 
-    def _list(self, pids: list[int] | None) -> list[Any]:
-        answer = self._readers.call("list", timeout=READ_TIMEOUT_S * 5, pids=pids)
-        return list(json.loads(answer.payload))
+    def _list(self, pids: list[int] | None) -> list[Summary]:
+        return payload_of(list[Summary], self._readers.call("list", timeout=READ_TIMEOUT_S * 5, pids=pids))
 
     def _read(self, keys: Iterable[ProcessKey], settle: float = BATCH_S) -> None:
-        """Read processes, several at once; a read longer than ``settle`` seconds comes back as an event."""
+        """Reads processes, several at once. A read that takes longer than ``settle`` seconds comes back as an event."""
         assert self._executor is not None
         fresh = [key for key in keys if key not in self._reading]
         for key in fresh:
@@ -322,7 +326,7 @@ class Identification:
         return replace(facts, threads=facts.threads | used)
 
     def _take(self, keys: Iterable[ProcessKey]) -> None:
-        """Give the processes that were read to the registry, and publish what changed."""
+        """Passes the processes that were read to the registry, and publishes the changes."""
         found = [facts for key in keys if (facts := self._result(key))]
         with self._known:
             found = [facts for facts in found if not self._registry.over(facts.key)]
@@ -366,11 +370,11 @@ class Identification:
         return None
 
     def _within(self, facts: Facts) -> bool:
-        """Returns whether the process is in the control group that is watched."""
+        """Returns whether the process is in the watched control group."""
         return not self._cgroup or any(f"{path}/".startswith(f"{self._cgroup}/") for path in facts.cgroup)
 
     def _read_launchers(self, found: list[Facts]) -> None:
-        # Launchers must be known before their ranks: they name the run.
+        # Launchers are read before their ranks: they name the run.
         own = {facts.key for facts in found}
         with self._known:
             missing = {
@@ -385,7 +389,7 @@ class Identification:
             self._read(missing)
 
     def _follow(self, facts: Facts) -> None:
-        """Find the Python version of a process, and schedule the next look while its role may change."""
+        """Reads the Python version of a process, and schedules the next look while its role may change."""
         key = facts.key
         with self._known:
             process = self._registry.get(key)
@@ -409,7 +413,7 @@ class Identification:
         waiting.add_done_callback(self._waiting.discard)
 
     def _check_thread(self, key: ProcessKey, tid: int) -> None:
-        # Autograd and Horovod issue collectives in threads of C++, for a thread that trains.
+        # Autograd and Horovod issue collectives in C++ threads, on behalf of the thread that trains.
         try:
             trains = tid == key.pid or self._runs_python(*key, tid)
         except ProbingError as e:
@@ -432,7 +436,7 @@ class Identification:
         try:
             version = self._python_version(*key)
         except ProbingError as e:
-            _log.info("the Python of process %d is not known: %s", key[0], e.message)
+            _log.info("cannot find the Python of process %d: %s", key[0], e.message)
         self.post("python", key, version)
 
     def _ended(self, key: ProcessKey, status: int | None, mono_ns: int | None) -> None:
@@ -460,6 +464,6 @@ def _only_modules_know(facts: Facts, process: Process) -> bool:
 
 
 def _may_train(program: str) -> bool:
-    """Returns whether a program of this name or path may be a Python or start the ranks of a job."""
+    """Returns whether a program of this name or path may be a Python, or may start the ranks of a job."""
     name = program.rpartition("/")[2]
     return name.startswith("python") or name in NATIVE_LAUNCHERS or not name

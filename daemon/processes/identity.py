@@ -1,7 +1,7 @@
-"""Job and rank of a process, from the environment variables of its launcher.
+"""Derives job and rank of a process from the environment variables of its launcher.
 
-Sources of the names: torch/distributed/run.py ("Environment Variables"), srun(1) "OUTPUT ENVIRONMENT VARIABLES",
-Open MPI's FAQ on running jobs, Hydra's wiki (PMI_*), Intel MPI (MPI_LOCALRANKID), MVAPICH's user guide (MV2_*).
+Sources of the names: torch/distributed/run.py ("Environment Variables"), srun(1) "OUTPUT ENVIRONMENT VARIABLES", Open
+MPI's FAQ on running jobs, Hydra's wiki (PMI_*), Intel MPI (MPI_LOCALRANKID), MVAPICH's user guide (MV2_*).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ("Job", "Ranks", "job_of", "meeting_place", "on_one_node", "ranks_of",
 MAX_WORLD = 1 << 24
 MAX_NAME = 200
 Environ = Mapping[str, str]
-# A group may be shown from within another group: /../../system.slice/...
+# A group may be shown from within another group, as /../../system.slice/...
 _SLURM_GROUP = re.compile(
     r"(?:/\.\.)*/(?:slurm(?:_[^/]+)?/uid_[0-9]+|system\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_([0-9]{1,10})(?=/|$)"
 )
@@ -26,7 +26,8 @@ _POD_INDEX = re.compile(r"(.+)-(?:master|worker|launcher|chief|trainer|node|head
 
 
 class Ranks(NamedTuple):
-    """``certain``: only ranks have these variables; the variables of a scheduler are inherited by any helper.
+    """The ranks of a process. ``certain``: only ranks have these variables; helpers inherit the variables of a
+    scheduler, too.
 
     ``source``: see ``ranking``.
     """
@@ -39,15 +40,15 @@ class Ranks(NamedTuple):
     source: str = ""
 
     def same(self, other: Ranks | None) -> bool:
-        """Returns whether ``other`` is the same rank of as many ranks."""
+        """Returns whether ``other`` has the same rank and world size."""
         return other is not None and self[:2] == other[:2]
 
 
 class Job(NamedTuple):
-    """``source`` is slurm, kubernetes, torchelastic, ray, master or pid.
+    """A job. ``source``: slurm, kubernetes, torchelastic, ray, master or pid.
 
-    ``unique``: the count of restarts alone names a run of the job. ``proven``: the process is in a control group that
-    only the scheduler makes, of this Slurm job or of a pod.
+    ``unique``: the count of restarts is enough to name a run of the job. ``proven``: the process is in a control group
+    that only the scheduler makes, of this Slurm job or of a pod.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Job(NamedTuple):
     proven: bool = False
 
 
-# rank, world size, local rank, node rank; the first complete set counts.
+# Variables of rank, world size, local rank and node rank; the first complete set counts.
 _RANK_NAMES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", ("GROUP_RANK", "NODE_RANK"), True),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ("SLURM_NODEID",), False),
@@ -65,7 +66,7 @@ _RANK_NAMES = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", (), False),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", (), False),
 )
-# Ranks of this node, ranks of the job.
+# Variables of the number of ranks on this node, and of the number of ranks of the job.
 _SIZES = (
     ("LOCAL_WORLD_SIZE", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
@@ -76,7 +77,7 @@ _SIZES = (
 def ranks_of(environ: Environ, current: Collection[str] = ()) -> Ranks | None:
     """Returns the ranks by torchrun, Slurm, Open MPI, MVAPICH or MPICH, in this order; None without a valid set.
 
-    ``current``: the names of variables that the process has now, not only at exec.
+    ``current``: the names of variables that the process has now; the others it had only at exec.
     """
     for rank_name, size_name, local_name, node_names, certain in _RANK_NAMES:
         rank, size = _number(environ, rank_name), _number(environ, size_name)
@@ -107,7 +108,7 @@ def job_of(
     if (elastic := environ.get("TORCHELASTIC_RUN_ID", "")) and elastic != "none":
         return Job(_cut(elastic), "torchelastic")
     if ray := environ.get("RAY_JOB_ID", ""):
-        # Each Ray cluster counts its own jobs, but nothing else is equal on all nodes.
+        # Each Ray cluster counts its own jobs, but no other value is equal on all nodes.
         return Job(_cut(ray), "ray", unique=True)
     if place := meeting_place(environ, coordinator):
         return Job(_cut(f"{node}/{place}" if _local(_host(place)) else place), "master")
@@ -123,7 +124,7 @@ def slurm_job(cgroup: Iterable[str]) -> str:
 
 
 def meeting_place(environ: Environ, coordinator: str = "") -> str:
-    """Returns the "HOST:PORT" where the ranks of a job meet, of torch or of JAX; empty if it is not known."""
+    """Returns the "HOST:PORT" where the ranks of a torch or JAX job meet; empty if unknown."""
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     return f"{address}:{port}" if address and port else environ.get("JAX_COORDINATOR_ADDRESS", "") or coordinator
 
@@ -137,7 +138,7 @@ def restarts_of(environ: Environ) -> str:
 def on_one_node(environ: Environ, job: Job, coordinator: str = "") -> bool:
     """Returns whether all ranks of the job run on this node, so that local facts can name the run.
 
-    Without variables that show it a job counts as spanning nodes, unless its master is local.
+    Without variables that show this, a job counts as spanning nodes, unless its master is local.
     """
     if job.source == "pid" or _local(environ.get("MASTER_ADDR", "") or _host(meeting_place(environ, coordinator))):
         return True
@@ -154,7 +155,7 @@ def _kubernetes_job(environ: Environ) -> str | None:
             return environ[name]
     pod = environ.get("POD_NAME") or environ.get("HOSTNAME", "")
     if index := _digits(environ, "JOB_COMPLETION_INDEX"):
-        # Indexed jobs: the host is JOB-INDEX, the pod JOB-INDEX-RANDOM (kubernetes.io, "Indexed Job").
+        # In an indexed job the host is called JOB-INDEX, the pod JOB-INDEX-RANDOM (kubernetes.io, "Indexed Job").
         match = re.fullmatch(rf"(.+)-{index}(?:-[a-z0-9]{{5}})?", pod)
         return match[1] if match else None
     if index := _digits(environ, "VC_TASK_INDEX"):

@@ -1,4 +1,4 @@
-"""Identifies a process that ended before it could be read: it inherits the job of the process that forked it."""
+"""Identifies processes that ended before they could be read: each inherits the job of the process that forked it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from probing.daemon.source import Identity, ProcessKey
 
 __all__ = ("Lineage",)
 
-# Records of a process arrive within seconds of its fork. An entry takes some 200 bytes.
+# The most records that are kept, of some 200 bytes each; the records of a process arrive within seconds of its fork.
 MAX_FORKS = MAX_ENDED = 8192
-# A daemon forks twice.
+# How many forks are followed back: a process that becomes a daemon forks twice.
 _MAX_DEPTH = 4
 
 
 class Lineage:
-    """Recent forks, and recent ends of processes that were never identified. Any thread may read; takes no lock.
+    """Recent forks, and recent ends of processes that were never identified. Any thread may read, without a lock.
 
     ``newest`` returns the watched process that had a pid last.
     """
@@ -32,18 +32,20 @@ class Lineage:
         _keep(self._forks, pid, (start_ns, ppid), MAX_FORKS)
 
     def replaced(self, pid: int) -> None:
-        """The process called exec: its environment may differ from its parent's."""
+        """Notes that a process called exec: its environment may differ from its parent's."""
         self._forks.pop(pid, None)
 
     def ended(self, key: ProcessKey) -> None:
-        """The process ended without being identified."""
+        """Notes that a process ended without being identified."""
         _keep(self._ended, key, None, MAX_ENDED)
 
     def has_ended(self, key: ProcessKey) -> bool:
         return key in self._ended
 
     def inherited(self, key: ProcessKey) -> Identity | None:
-        """Returns job and run of the watched process that forked ``key``, without a rank; None when none did."""
+        """Returns job and run of the watched process that forked ``key``, without a rank; None if no watched process
+        forked it.
+        """
         fork = self._forks.get(key[0])
         if fork is None or fork[0] != key[1]:
             return None

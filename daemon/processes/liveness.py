@@ -33,7 +33,7 @@ class ProcessNow(NamedTuple):
 
 
 def process_now(pid: int) -> ProcessNow | None:
-    """Returns the process that has this pid; None for no process or a kernel thread."""
+    """Returns the process with this pid; None for no process or a kernel thread."""
     try:
         stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
     except (OSError, ProbingError):
@@ -76,7 +76,7 @@ def _runs(pid: int, tid: int) -> bool:
 
 
 def real_user(pid: int) -> int | None:
-    """Returns the real user of a process. The owner of its files in /proc is not safe: a process chooses it."""
+    """Returns the real user of a process. The owner of its files in /proc is not reliable: a process can choose it."""
     try:
         with Path(f"/proc/{pid}/status").open("rb") as file:
             return parse_status(file.read(_STATUS_BYTES))["Uid"][0]
@@ -89,10 +89,10 @@ _MAX_BYTES = 64 << 10
 
 
 class OwnProcesses:
-    """The pids of the daemon's own processes. ``users``: the uids of these processes; empty: no process is its own.
+    """The pids of the daemon's own processes. ``users``: the uids of these processes; if empty, no process counts.
 
-    A uid is not enough: in a container the daemon's users may have the numbers of other users of the host. So its
-    processes are also in the control group of this process, or with it in probingd.slice.
+    A uid is not enough: in a container the daemon's users may have the numbers of other users of the host. So a process
+    must also be in the control group of this process, or in probingd.slice like this process.
     """
 
     def __init__(self, users: frozenset[int]) -> None:

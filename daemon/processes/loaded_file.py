@@ -1,8 +1,8 @@
-"""Reads a loaded ELF file from memory alone, for files that are deleted or have no section headers.
+"""Reads a loaded ELF file only from memory, for files that are deleted or have no section headers.
 
 The dynamic linker needs no section headers: it finds symbols by PT_DYNAMIC and DT_GNU_HASH. Format: the System V gABI,
-chapters 4 and 5; for the hash table ``elf/dl-lookup.c`` of glibc 2.36. The target controls all of it: every count has a
-bound.
+chapters 4 and 5; for the hash table ``elf/dl-lookup.c`` of glibc 2.36. The target controls this memory, so every count
+is limited.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class Loaded:
-    """A file mapped from ``start`` on; ``bias`` is added to its addresses."""
+    """A file mapped from ``start`` on. ``bias`` is added to the addresses in the file."""
 
     first_address: int
     relocated: bool
@@ -117,7 +117,7 @@ class Loaded:
         for tag, value in struct.iter_unpack("<QQ", table):
             if tag == 0:
                 break
-            # glibc writes the addresses in the process, musl leaves the addresses in the file.
+            # glibc writes addresses in the process here, musl leaves the addresses of the file.
             self._tags.setdefault(tag, value if value >= self.bias else value + self.bias)
 
 

@@ -1,7 +1,7 @@
 """Reads another process's memory in batches, without stopping it.
 
-``process_vm_readv`` takes up to 1024 remote ranges in one call. It stops at the first range that faults; that range is
-answered with None, and the call goes on behind it.
+``process_vm_readv`` takes up to 1024 remote ranges in one call. It stops at the first range that faults: this range is
+returned as None, and another call continues after it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Range = tuple[int, int]
 
 
 class Memory(Protocol):
-    """``calls`` and ``bytes_read`` count all reads so far."""
+    """Reads memory of a process. ``calls`` and ``bytes_read`` count all reads so far."""
 
     calls: int
     bytes_read: int
@@ -43,7 +43,9 @@ class Memory(Protocol):
 
 
 class ProcessMemory:
-    """The memory of ``pid``, which runs on meanwhile. ``max_calls`` and ``max_bytes`` bound the whole object."""
+    """The memory of ``pid``, which keeps running. ``max_calls`` and ``max_bytes`` limit all reads of this object
+    together.
+    """
 
     def __init__(self, pid: int, *, max_calls: int = 10_000, max_bytes: int = 64 << 20) -> None:
         self.pid = pid
@@ -64,7 +66,9 @@ class ProcessMemory:
         return result
 
     def _read_all(self, flat: array[int]) -> list[bytes | None]:
-        """Returns as ``read_many``. ``flat``: address, size, address, size, and so on; each of them plausible."""
+        """Returns the same as ``read_many``. ``flat``: address, size, address, size, and so on, each of them
+        plausible.
+        """
         total = sum(flat[1::2])
         if self.bytes_read + total > self._max_bytes:
             raise CorruptTarget(f"process {self.pid}: a walk would read more than {self._max_bytes} bytes")
@@ -89,7 +93,7 @@ class ProcessMemory:
         return found if whole == len(ends) else [*found, None]
 
     def _copy(self, local: array[int], remote: array[int], ranges: int) -> int:
-        """Returns the number of bytes before the first fault."""
+        """Copies ``ranges`` and returns the number of bytes before the first fault."""
         while True:
             count: int = _readv(self._tid, local.buffer_info()[0], 1, remote.buffer_info()[0], ranges, 0)
             if count >= 0:

@@ -1,4 +1,4 @@
-"""Network namespaces: our own, and sockets in the namespaces of processes."""
+"""Finds our network namespace, and makes sockets in the namespaces of processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def own_namespace() -> tuple[int, int]:
 
 
 def socket_in(namespace: int, family: int, kind: int, protocol: int = 0) -> socket.socket:
-    """Returns a socket in the network namespace whose descriptor ``namespace`` is.
+    """Returns a socket in the network namespace with the descriptor ``namespace``.
 
     A thread enters the namespace, makes the socket, and ends: a socket keeps the namespace of its creator. Raises
     PrivilegeError for lack of CAP_SYS_ADMIN, UnsupportedTarget for a namespace that cannot be entered.

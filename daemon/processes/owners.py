@@ -1,9 +1,9 @@
-"""Finds the owner of a job: the user whom the kernel names for its processes. One name is one user's job.
+"""Finds the owner of a job: the user to whom its processes belong, by the kernel. A job name belongs to one user.
 
 Environment variables name a job, and any user can set them. So another user's job of the same name is another job,
 ``NAME (uid N)``, and its processes are never joined with, counted among or diagnosed with the first job's.
 
-Finds container and pod in the paths of control groups.
+``container_of`` finds container and pod in the paths of control groups.
 
 Shapes: docker, containerd, CRI-O and podman with the cgroupfs and the systemd driver, Kubernetes' quality-of-service
 slices, nested nodes (kind), LXC, systemd-nspawn, BuildKit, Amazon ECS. The innermost container counts.
@@ -28,11 +28,11 @@ __all__ = ("MAX_NAMES", "JobNames", "container_of", "owner_of")
 _ID = r"[0-9a-f]{64}"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}"
 _CONTAINERS = (
-    # docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope, libpod-ID.scope, and ...slice:cri-containerd:ID
+    # Names such as docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope, ...slice:cri-containerd:ID.
     re.compile(
         rf"(?:^|[/:])(?:docker|cri-containerd|containerd|crio|libpod|cri-dockerd|nerdctl)[-:]({_ID})(?:\.scope)?(?=/|$)"
     ),
-    # /docker/ID, /kubepods/.../podUID/ID, /buildkit/ID, /ecs/TASK/ID, /libpod_parent/..., /default/ID of containerd
+    # Paths such as /docker/ID, /kubepods/.../podUID/ID, /buildkit/ID, /ecs/TASK/ID, /default/ID (containerd).
     re.compile(rf"/({_ID})(?=/|$)"),
     # BuildKit names its containers in base 36.
     re.compile(r"/buildkit/([0-9a-z]{20,32})(?=/|$)"),
@@ -75,9 +75,9 @@ def owner_of(open_file: Callable[[str], int], uid: int, cgroup: Iterable[str]) -
     """Returns the uid, on this host, of the user who owns a process.
 
     ``open_file`` returns a descriptor of a file of /proc/PID; ``uid``: the real uid of the process on this host. In a
-    user namespace the owner is the creator of the outermost one: a rootless container has many uids, and all are one
-    user's. If root created it, the owner is ``uid``; in a pod, whose uids on the host no other pod has, it is the uid
-    inside the pod. Raises OSError and ProbingError.
+    user namespace the owner is the creator of the outermost namespace: a rootless container has many uids, all of one
+    user. If root created it, the owner is ``uid``; but in a pod, whose uids no other pod has on the host, the owner is
+    the uid inside the pod. Raises OSError and ProbingError.
     """
     try:
         namespace = open_file("ns/user")
@@ -92,7 +92,7 @@ def owner_of(open_file: Callable[[str], int], uid: int, cgroup: Iterable[str]) -
 
 
 def _creator(namespace: int) -> int | None:
-    """Returns the uid of the user who made the outermost user namespace around ``namespace``, None for our own.
+    """Returns the uid of the user who made the outermost user namespace around ``namespace``; None for our namespace.
 
     Closes ``namespace``.
     """
@@ -128,17 +128,17 @@ def _inside(uid_map: int, uid: int) -> int:
 
 
 class _Holder(NamedTuple):
-    """``proven``: a control group of the scheduler shows that the job belongs to ``owner``."""
+    """The owner of a job name. ``proven``: a control group of the scheduler shows that the job belongs to ``owner``."""
 
     owner: int
     proven: bool
 
 
 class JobNames:
-    """Names the jobs of a node, so that no two owners have jobs of one name.
+    """Names the jobs of a node so that two owners never share a name.
 
     A name belongs to its first owner, or to the owner whose processes are in the control group of the scheduler's job.
-    If a scheduler has control groups, a process outside of them does not get a new name of that scheduler.
+    If a scheduler uses control groups, a process outside of them gets no new name from that scheduler.
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class JobNames:
         return job.name
 
     def restore(self, name: str, owner: int) -> None:
-        """Gives a name to the owner that it had when an earlier daemon stored it."""
+        """Gives a name to its earlier owner, as stored by an earlier daemon."""
         if not names_owner(name) and name not in self._holders:
             self._hold(name, _Holder(owner, proven=False))
 
@@ -176,7 +176,7 @@ class JobNames:
         if (before := self._holders.pop(name, None)) is not None:
             self._names_of[before.owner] -= 1
         elif len(self._holders) >= MAX_NAMES:
-            # The user with the most names loses the oldest of them; other users lose none.
+            # The user with the most names loses its oldest name; other users lose none.
             most = self._names_of.most_common(1)[0][0]
             oldest = next(name for name, holder in self._holders.items() if holder.owner == most)
             del self._holders[oldest]

@@ -1,32 +1,35 @@
-"""Requests to parser processes, with a deadline each; the parsers of a collector by what they parse.
+"""Sends requests to parser processes, each with a deadline. A collector has a pool of parsers for each kind of file.
 
-Symbols of a file are parsed once.
+The symbols of a file are parsed once.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import select
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
-from probing.daemon.elf.symbols import Symbol, SymbolFinder
-from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
+from probing.api.typed import typed, typed_json
+from probing.daemon.elf.symbols import FileSymbols, Symbol, SymbolFinder
+from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Header, Message
 from probing.daemon.pool import TRANSFER_S, Policy, Pool, Process
-from probing.daemon.processes.readers import Parsers
 
-__all__ = ("ParserPool", "ParserPools", "symbols_by")
+__all__ = ("ParserPool", "ParserPools", "answer_of", "symbols_by")
 
 PARSERS = Policy("parser")
 FILES_IDLE_S = 30.0
 PARSE_TIMEOUT_S = 5.0
 MAX_CACHED_FILES, MAX_CACHED_SYMBOLS = 256, 8_192
+_T = TypeVar("_T")
+
+
+class _Symbols(TypedDict):
+    found: FileSymbols
 
 
 class ParserPool:
@@ -35,16 +38,16 @@ class ParserPool:
     def __init__(self, socket_path: str, policy: Policy = PARSERS) -> None:
         self._pool = Pool(socket_path, policy)
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[Any, ...], dict[str, Any] | UnsupportedTarget] = OrderedDict()
+        self._known: OrderedDict[tuple[Any, ...], FileSymbols | UnsupportedTarget] = OrderedDict()
 
     def close(self) -> None:
         self._pool.close()
 
-    def symbols(self, fd: int, patterns: Sequence[str], timeout: float = 10.0) -> dict[str, Any]:
-        """Returns the symbols of the ELF file ``fd`` whose names match ``patterns``; keys: ``confined/parser.py``.
+    def symbols(self, fd: int, patterns: Sequence[str], timeout: float = 10.0) -> FileSymbols:
+        """Returns the symbols of the ELF file ``fd`` whose names match ``patterns``.
 
-        ``fd`` stays the caller's. Answers, refusals too, are kept by (device, inode, size, mtime). Raises
-        UnsupportedTarget for a file that makes no sense or asks for too much, TargetTimeout for no answer in time.
+        The caller keeps ``fd``. Answers and refusals are cached by (device, inode, size, mtime). Raises
+        UnsupportedTarget for a file that is malformed or asks for too much, TargetTimeout for no answer in time.
         """
         found = os.fstat(fd)
         key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, tuple(patterns))
@@ -60,10 +63,11 @@ class ParserPool:
 
     def _parsed(
         self, key: tuple[Any, ...], fd: int, patterns: Sequence[str], timeout: float
-    ) -> dict[str, Any] | UnsupportedTarget:
-        answer: dict[str, Any] | UnsupportedTarget
+    ) -> FileSymbols | UnsupportedTarget:
+        answer: FileSymbols | UnsupportedTarget
         try:
-            answer = self.call("symbols", fds=[fd], timeout=timeout, patterns=list(patterns))
+            header = self.call("symbols", fds=[fd], timeout=timeout, patterns=list(patterns))
+            answer = answer_of(_Symbols, header)["found"]
         except UnsupportedTarget as e:
             answer = e
         with self._lock:
@@ -73,14 +77,14 @@ class ParserPool:
         return answer
 
     def _symbols(self) -> int:
-        return sum(len(known["symbols"]) for known in self._known.values() if isinstance(known, dict))
+        return sum(len(known.symbols) for known in self._known.values() if isinstance(known, FileSymbols))
 
     def call(
         self, op: str, payload: bytes = b"", *, fds: Sequence[int] = (), timeout: float = 10.0, **args: Any
-    ) -> dict[str, Any]:
+    ) -> Header:
         """Sends a request to a parser (``confined/parser.py`` lists the ops) and returns the JSON object of its answer.
 
-        ``timeout`` in seconds includes the wait for a free parser; ``fds`` stay the caller's. Raises TargetTimeout when
+        ``timeout`` in seconds includes the wait for a free parser; the caller keeps ``fds``. Raises TargetTimeout when
         the parser does not answer in time or ends, UnsupportedTarget or CorruptTarget for a file that cannot be parsed.
         """
         deadline = time.monotonic() + timeout
@@ -88,21 +92,20 @@ class ParserPool:
         try:
             answer = self._ask(header, payload, fds, deadline)
         except ChannelClosed:
-            # A parser can be killed at any time, even while idle. A file that ends two parsers is the reason itself.
+            # A parser can be killed at any time, even while idle. If a file ends two parsers, the file is the reason.
             try:
                 answer = self._ask(header, payload, fds, deadline)
             except ChannelClosed as e:
                 raise TargetTimeout(
-                    "the parser ended over a file", hint="the file asks for more than a parser may use"
+                    "the parser process ended while it read a file", hint="the file asks for more than a parser may use"
                 ) from e
         answer.close_fds()
-        with contextlib.suppress(ValueError):
-            parsed = json.loads(answer.payload)
-            if isinstance(parsed, dict):
-                return parsed
-        raise InternalError("a parser answered no object")
+        try:
+            return typed_json(Header, answer.payload)
+        except ValueError as e:
+            raise InternalError("a parser's answer is not a JSON object") from e
 
-    def _ask(self, header: dict[str, Any], payload: bytes, fds: Sequence[int], deadline: float) -> Message:
+    def _ask(self, header: Header, payload: bytes, fds: Sequence[int], deadline: float) -> Message:
         parser = self._pool.acquire(deadline)
         channel = parser.channel
         done: Callable[[Process], None] = self._pool.discard
@@ -128,10 +131,10 @@ class ParserPool:
 
 
 class ParserPools:
-    """Parsers at ``socket_path``, in three pools: a file that keeps a parser busy delays its own kind only.
+    """The parsers at ``socket_path``, in three pools: a file that keeps a parser busy delays only files of its kind.
 
-    ``libraries`` parse files that get probes, ``stacks`` files of a process that somebody asks for, ``files`` what a
-    job writes and what takes long: dumps, reports and debugging information.
+    ``libraries``: files that get probes. ``stacks``: files of a process whose stack was requested. ``files``: dumps and
+    reports that a job writes, and debugging information, which takes long.
     """
 
     def __init__(self, socket_path: str) -> None:
@@ -144,14 +147,18 @@ class ParserPools:
             pool.close()
 
 
-def symbols_by(parsers: Parsers) -> SymbolFinder:
+def symbols_by(parsers: ParserPool) -> SymbolFinder:
     """Returns a function that finds the symbols of the ELF file at a descriptor whose names match patterns."""
 
-    def find(fd: int, patterns: Sequence[str]) -> list[Symbol]:
-        answer = parsers.symbols(fd, patterns, PARSE_TIMEOUT_S)
-        return [
-            Symbol(s["name"], s["address"], s["file_offset"], s["size"], bytes.fromhex(s["head"]))
-            for s in answer["symbols"]
-        ]
+    def find(fd: int, patterns: Sequence[str]) -> Sequence[Symbol]:
+        return parsers.symbols(fd, patterns, PARSE_TIMEOUT_S).symbols
 
     return find
+
+
+def answer_of(kind: type[_T], answer: Header) -> _T:
+    """Returns the answer of a parser, which has read what a job wrote, as a ``kind``. Raises InternalError."""
+    try:
+        return typed(kind, answer)
+    except ValueError as e:
+        raise InternalError(f"a parser's answer makes no sense: {e}") from e

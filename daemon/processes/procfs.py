@@ -1,7 +1,7 @@
-"""Parses files of /proc/PID: bytes in, plain values out.
+"""Parses files of /proc/PID into plain values.
 
-A process controls most of this text: its name, command line, environment, and the paths it maps. So every parser is
-pure, bounded, and raises only CorruptTarget. Formats: proc(5).
+A process controls most of this text: its name, command line, environment, and the paths that it maps. So every parser
+is a pure function with limits, and raises only CorruptTarget. Formats: proc(5).
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ _MEMORY_NAMES = {
 
 
 class Stat(NamedTuple):
-    """``state`` is the kernel's letter (R, S, D, T, t, Z, X, I); ``start_ns`` is ns since boot in steps of a tick."""
+    """The values of a stat file. ``state``: the kernel's letter (R, S, D, T, t, Z, X, I). ``start_ns``: ns since boot
+    in steps of a tick.
+    """
 
     pid: int
     comm: bytes
@@ -87,7 +89,7 @@ class Mapping(NamedTuple):
 
 
 def parse_stat(data: bytes) -> Stat:
-    """Parses /proc/PID/stat. The name may hold blanks and brackets: it ends at the last bracket."""
+    """Parses /proc/PID/stat. The name may contain blanks and brackets: it ends at the last bracket."""
     head, bracket, rest = data.rpartition(b")")
     pid, opening, comm = head.partition(b" (")
     fields = rest.split()
@@ -104,7 +106,7 @@ def parse_stat(data: bytes) -> Stat:
             start_ns=_number(fields[19]) * TICK_NS,
         )
     except ValueError as e:
-        raise CorruptTarget("stat of a process holds no numbers") from e
+        raise CorruptTarget("/proc/PID/stat of a process contains no numbers") from e
 
 
 def parse_status(data: bytes) -> dict[str, list[int]]:
@@ -121,7 +123,7 @@ def parse_status(data: bytes) -> dict[str, list[int]]:
             except ValueError as e:
                 raise CorruptTarget("status of a process holds no numbers") from e
     if not found.get("Uid"):
-        raise CorruptTarget("status of a process has no Uid")
+        raise CorruptTarget("/proc/PID/status of a process has no line Uid")
     return found
 
 
@@ -169,7 +171,7 @@ def _mapping(match: re.Match[bytes]) -> Mapping:
 
 
 def parse_cgroup(data: bytes) -> list[bytes]:
-    """Returns the paths of /proc/PID/cgroup (``hierarchy:controllers:path``), each once, in the file's order."""
+    """Returns the distinct paths of /proc/PID/cgroup (``hierarchy:controllers:path``), in the file's order."""
     paths: dict[bytes, None] = {}
     for line in data[: 64 * 1024].split(b"\n")[:MAX_CGROUPS]:
         parts = line.split(b":", 2)
@@ -179,7 +181,9 @@ def parse_cgroup(data: bytes) -> list[bytes]:
 
 
 def parse_environ(data: bytes, names: Collection[str], limit: int = 512) -> dict[str, str]:
-    """Returns the variables in ``names``, values cut at ``limit``; the first of a name counts, as with getenv."""
+    """Returns the variables in ``names``, values cut at ``limit``; of a repeated name the first counts, as
+    with getenv.
+    """
     wanted = {name.encode() for name in names}
     found: dict[str, str] = {}
     for entry in data.split(b"\0"):
@@ -196,7 +200,7 @@ def parse_cmdline(data: bytes, limit: int = MAX_ARGUMENTS) -> list[bytes]:
 
 
 def clean_text(data: bytes | str, limit: int = MAX_TEXT) -> str:
-    """Returns ``escape`` of a text of a target: one line, at most ``limit`` characters."""
+    """Returns the text of a target as ``escape`` writes it: one line, at most ``limit`` characters."""
     return escape(data, limit)
 
 

@@ -1,4 +1,4 @@
-"""Targets that are not read for a while, because a read of them did not end."""
+"""Keeps the targets that are not read for a while, because a read of them did not end."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from probing.api.errors import TargetTimeout
 
 __all__ = ("Quarantine", "Quarantines")
 
-# Longest quarantine; the time doubles with each quarantine of a process in a row.
+# The longest quarantine, s; the time doubles with each quarantine of a process in a row.
 MAX_QUARANTINE_S = 480.0
 MAX_QUARANTINED = 4_096
 _log = logging.getLogger(__name__)
 
 
 class Quarantine(NamedTuple):
-    """One process in quarantine. ``since`` and ``until`` are CLOCK_MONOTONIC s; ``times``: quarantines in a row."""
+    """A process in quarantine. ``since`` and ``until``: CLOCK_MONOTONIC s; ``times``: the number of quarantines in a
+    row.
+    """
 
     pid: int
     start_ns: int
@@ -30,21 +32,21 @@ class Quarantine(NamedTuple):
 
 
 class Quarantines:
-    """Safe for any thread. At most 4,096 processes; the oldest are dropped."""
+    """The quarantined processes, at most 4,096; the oldest are dropped. Safe for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: OrderedDict[tuple[int, int], Quarantine] = OrderedDict()
 
     def refuse(self, pid: int, start_ns: int) -> None:
-        """Raises TargetTimeout while the process is in quarantine; ``pid`` 0 never is."""
+        """Raises TargetTimeout while the process is in quarantine. ``pid`` 0 is never in quarantine."""
         with self._lock:
             held = self._held.get((pid, start_ns)) if pid else None
         if held is not None and held.until > time.monotonic():
-            raise TargetTimeout(f"process {pid} is left alone since a read of it did not end ({held.op})")
+            raise TargetTimeout(f"process {pid} is not read for a while because a read of it did not end ({held.op})")
 
     def add(self, pid: int, start_ns: int, op: str, first_s: float) -> None:
-        """Start or prolong a quarantine; the first one of a process takes ``first_s`` seconds."""
+        """Starts or prolongs a quarantine; the first quarantine of a process takes ``first_s`` seconds."""
         now = time.monotonic()
         with self._lock:
             before = self._held.pop((pid, start_ns), None)
@@ -53,7 +55,7 @@ class Quarantines:
             self._held[pid, start_ns] = Quarantine(pid, start_ns, op, now, now + span, times)
             while len(self._held) > MAX_QUARANTINED:
                 self._held.popitem(last=False)
-        _log.warning("process %d does not let itself be read (%s): left alone for %g s", pid, op, span)
+        _log.warning("process %d cannot be read, a read did not end (%s): left alone for %g s", pid, op, span)
 
     def end(self, pid: int, start_ns: int) -> None:
         """Ends the quarantine of a process that answered or exited."""
@@ -62,7 +64,7 @@ class Quarantines:
                 self._held.pop((pid, start_ns), None)
 
     def current(self) -> list[Quarantine]:
-        """Returns the quarantines that last."""
+        """Returns the quarantines that have not ended."""
         now = time.monotonic()
         with self._lock:
             return [q for q in self._held.values() if q.until > now]

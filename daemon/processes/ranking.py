@@ -1,11 +1,11 @@
 """Decides the rank of a trainer, from all evidence about the trainer and the other trainers of its run.
 
-The order of the evidence, the first that names a rank counts: RANK and WORLD_SIZE as libc's ``environ`` has them now
-(``environment``), or as they were at exec (``exec``); the communicator that spans the job (``communicator``); variables
-of Slurm and MPI (``scheduler``), if they differ for all trainers, as any spawned process inherits them; the process's
-title (``title``) and its arguments (``arguments``); the state of Python modules (``module``).
+The evidence is tried in this order, and the first that names a rank counts: RANK and WORLD_SIZE in libc's ``environ``
+now (``environment``), or at exec (``exec``); the communicator that spans the job (``communicator``); variables of Slurm
+and MPI (``scheduler``), if they differ between all trainers, since spawned processes inherit them; the process's title
+(``title``) and its arguments (``arguments``); the state of Python modules (``module``).
 
-Processes without RANK in their environment have their ranks in the communicator that spans the job.
+Processes without RANK in their environment get their rank from the communicator that spans the job.
 
 torch calls the group of the whole job ``default_pg``. NCCL's pairs for send and receive have that name as well, so the
 largest group counts. A communicator of another name counts if its ranks are exactly the trainers of a run on one node.
@@ -29,8 +29,8 @@ _MAX_OF_A_PROCESS = 64
 
 
 class Membership(NamedTuple):
-    """A process is ``rank`` of a communicator of ``size`` ranks. ``comm``, ``name``, ``backend``: values of the columns
-    of these names."""
+    """The place of a process in a communicator of ``size`` ranks: its ``rank``. ``comm``, ``name``, ``backend``: values
+    of the columns of these names."""
 
     comm: str
     name: str | None
@@ -40,12 +40,12 @@ class Membership(NamedTuple):
 
 
 class SpanningCommunicators:
-    """Registers the communicators of processes. Not safe for two threads at once."""
+    """Registers the communicators of processes. Not safe for two threads."""
 
     def __init__(self) -> None:
         self._of: dict[ProcessKey, dict[str, Membership]] = {}
         self._members: dict[str, dict[ProcessKey, Membership]] = defaultdict(dict)
-        # Communicators in which a process has several ranks.
+        # Communicators in which one process has several ranks.
         self._several: dict[ProcessKey, set[str]] = {}
 
     def note(self, key: ProcessKey, membership: Membership) -> bool:
@@ -59,7 +59,7 @@ class SpanningCommunicators:
         if membership.comm in self._several.get(key, ()):
             return False
         if membership.comm in known and known[membership.comm].rank != membership.rank:
-            # A process of JAX has a rank for each of its devices: none of them is its own.
+            # A JAX process has a rank for each of its devices: none of them is the rank of the process.
             self._several.setdefault(key, set()).add(membership.comm)
             del known[membership.comm], self._members[membership.comm][key]
             return True
@@ -76,23 +76,26 @@ class SpanningCommunicators:
                 del self._members[comm]
 
     def __bool__(self) -> bool:
-        """Whether any membership is registered."""
+        """Returns whether a membership is registered."""
         return bool(self._of)
 
     def ranks_of(self, key: ProcessKey, trainers: Collection[ProcessKey], *, one_node: bool) -> Ranks | None:
         """Returns rank and size of a process in its largest communicator that spans the job; None without one.
 
-        ``trainers``: all of its run on this node, also dead ones. ``one_node``: the job has no trainers elsewhere.
+        ``trainers``: all trainers of its run on this node, including dead ones. ``one_node``: the job has no trainers
+        elsewhere.
         """
         spanning = [own for own in self._of.get(key, {}).values() if self._spans(own, trainers, one_node)]
-        # Of communicators of equal size the first counts.
+        # Of communicators with equal size the first counts.
         best = max(spanning, key=lambda own: own.size, default=None)
         if best is not None:
             return Ranks(best.rank, best.size)
         return self._left_over(key, trainers) if one_node else None
 
     def _left_over(self, key: ProcessKey, trainers: Collection[ProcessKey]) -> Ranks | None:
-        """Returns the only free rank of a communicator that has all trainers but ``key``; None without one."""
+        """Returns the only free rank of a communicator that has all trainers except ``key``; None if there is no such
+        communicator.
+        """
         for comm in {comm for other in trainers for comm in self._of.get(other, {})}:
             members = {other: own for other, own in self._members[comm].items() if other in trainers}
             taken, sizes = {own.rank for own in members.values()}, {own.size for own in members.values()}
@@ -116,39 +119,41 @@ SOURCES = ("environment", "exec", "communicator", "scheduler", "title", "argumen
 
 
 class ModuleState(NamedTuple):
-    """The rank by Python modules of a process. ``coordinator``: "HOST:PORT" where the job's ranks meet, or empty."""
+    """The rank that the Python modules of a process have. ``coordinator``: "HOST:PORT" where the job's ranks meet, or
+    empty.
+    """
 
     ranks: Ranks
     coordinator: str = ""
 
 
 class Ranking:
-    """Not safe for two threads at once."""
+    """The evidence for the ranks of processes. Not safe for two threads."""
 
     def __init__(self) -> None:
         self._communicators = SpanningCommunicators()
         self._modules: dict[ProcessKey, ModuleState] = {}
 
     def note_membership(self, key: ProcessKey, membership: Membership) -> bool:
-        """Registers a communicator of a process; returns whether it is new."""
+        """Registers a communicator of a process. Returns whether it is new."""
         return self._communicators.note(key, membership)
 
     def note_module(self, key: ProcessKey, state: ModuleState) -> bool:
-        """Registers the state of a process's modules; returns whether it is new."""
+        """Registers the state of a process's modules. Returns whether it is new."""
         changed = self._modules.get(key) != state
         self._modules[key] = state
         return changed
 
     def forget(self, key: ProcessKey) -> None:
-        """Drops a process, or the program that it ran."""
+        """Drops the evidence about a process that ended or called exec."""
         self._communicators.forget(key)
         self._modules.pop(key, None)
 
     def ranks(self, facts: Facts, peers: Mapping[ProcessKey, Facts], *, one_node: bool) -> Ranks | None:
-        """Returns the ranks of a trainer with their source; None: no evidence names them.
+        """Returns the ranks of a trainer with their source; None if no evidence names them.
 
-        ``peers``: the trainers of its run on this node, itself and dead trainers included; empty while the run is not
-        known. ``one_node``: the job has no trainers elsewhere.
+        ``peers``: the trainers of its run on this node, including itself and dead trainers; empty while the run is
+        unknown. ``one_node``: the job has no trainers elsewhere.
         """
         named = ranks_of(facts.environ, facts.current)
         if named is not None and named.certain:
@@ -156,7 +161,7 @@ class Ranking:
         seen = self._communicators.ranks_of(facts.key, peers, one_node=one_node)
         if named is not None and not _distinct(peers):
             named = None
-        # In a step with several trainings each training has communicators of its own.
+        # If a Slurm step has several trainings, each training has communicators of its own.
         if seen is not None and (named is None or seen.world_size >= named.world_size):
             return seen._replace(source="communicator")
         if named is None and (place := _by_place(facts, peers, one_node)) is not None:
@@ -166,7 +171,9 @@ class Ranking:
 
 
 def _distinct(peers: Mapping[ProcessKey, Facts]) -> bool:
-    """Returns whether a scheduler named each trainer apart: equal ranks are inherited from the process it started."""
+    """Returns whether the scheduler's ranks of all trainers differ: equal ranks are inherited from the process that it
+    started.
+    """
     ranks = [named.rank for facts in peers.values() if (named := ranks_of(facts.environ)) is not None]
     return len(ranks) == len(set(ranks)) == len(peers)
 

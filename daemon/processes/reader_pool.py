@@ -1,8 +1,8 @@
-"""Requests to reader processes, with a deadline each. A target whose read did not end is not read for a while.
+"""Sends requests to reader processes, each with a deadline. A target whose read did not end is not read for a while.
 
-Many processes are read at once from a single thread, as long as a reader is free, so that a read that fails or is slow
-delays no other: a thread for each process would wait longer for its turn than the readers read. ``ask_each`` is for
-processes that take several requests each; it needs threads.
+``call_each`` reads many processes at once from a single thread, so that a slow or failed read delays no other: a thread
+for each process would wait longer for its turn than the readers need. ``ask_each`` uses threads, for processes that
+need several requests each.
 """
 
 from __future__ import annotations
@@ -18,37 +18,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from probing.api.errors import CorruptTarget, ProbingError, TargetTimeout
-from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
+from probing.api.errors import CorruptTarget, InternalError, ProbingError, TargetTimeout
+from probing.api.typed import typed_json
+from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Header, Message
 from probing.daemon.pool import TRANSFER_S, Policy, Pool, Process
 from probing.daemon.processes.procfs import parse_stat
 from probing.daemon.processes.quarantine import Quarantine, Quarantines
 
-__all__ = ("GRACE_S", "PATIENCE_S", "Failure", "ReaderPool", "ask_each", "seconds_left")
+__all__ = ("GRACE_S", "PATIENCE_S", "Failure", "ReaderPool", "ask_each", "payload_of", "seconds_left")
 
 QUARANTINE_S = 30.0
-# The first quarantine of a target, s, if its caller has a ``patience``, since the target may only have been swapped
-# out, or its reader is slow, since the machine may be busy.
+# The first quarantine of a target, s, if its caller has a ``patience``: the target may only have been swapped out, or
+# the reader may only be slow on a busy machine.
 SHORT_QUARANTINE_S = 2.0
-# Pause between two looks at a reader that has not answered in time, s.
+# The pause between two looks at a reader that has not answered in time, s.
 _LOOK_S = 0.1
-# A reader that runs, or waits for a CPU, gets _EXTRA times the timeout more: a new reader would take longer to start.
+# A reader that runs, or waits for a CPU, gets this many timeouts more: a new reader would take longer to start.
 _EXTRA = 2
 _MAX_STAT = 4096
-# The transfer of a reader's answer may take so long, beyond the time that it spends on a process.
+# The time for the transfer of a reader's answer, in addition to the time that it spends on a process, s.
 _MARGIN_S = 0.05
-# A reader takes about a millisecond for a process; a reader blocked for longer than this must not delay the others.
+# A reader takes about 1 ms for a process; one that is blocked for longer, s, must not delay the others.
 PATIENCE_S = 0.04
-# A reader keeps the deadline itself. A stuck reader is given up this much later, and its target is left alone.
+# A reader keeps the deadline itself. If it does not, it is given up this much later, s, and its target is left alone.
 GRACE_S = 1.0
 _HINT = "ask for fewer processes, or wait longer"
 _Key = tuple[int, int]
 _Row = TypeVar("_Row")
-_Ask = Callable[[], dict[str, Any]]
+_T = TypeVar("_T")
+_Ask = Callable[[], Header]
 
 
 class _Blocked(ChannelTimeout):
-    """A reader neither runs nor waits for a CPU. ``patient``: its caller waited for no longer than a ``patience``."""
+    """Raised when a reader neither runs nor waits for a CPU. ``patient``: it was given up after the caller's
+    ``patience``.
+    """
 
     def __init__(self, *, patient: bool) -> None:
         super().__init__("a reader is blocked")
@@ -80,9 +84,9 @@ class ReaderPool:
         """Sends a request to a reader (``confined/reader.py`` lists the ops). The caller owns the answer's descriptors.
 
         ``timeout`` in seconds includes the wait for a free reader. A reader that is blocked, not only slow, is given up
-        after ``patience`` seconds; without it a slow reader has three times as long. ``pid`` 0 is for requests about
-        many processes. Raises ProcessGone, TargetTimeout (at once while the target is in quarantine), another
-        TargetError, PrivilegeError, or InternalError when there are no readers.
+        after ``patience`` seconds. Without a patience a slow reader gets three times the timeout. ``pid`` 0 is for
+        requests about many processes. Raises ProcessGone, TargetTimeout (at once while the target is in quarantine),
+        another TargetError, PrivilegeError, or InternalError if no reader can be started.
         """
         ((_, answer),) = self._round(op, {(pid, start_ns): lambda: args}, timeout, patience)
         if isinstance(answer, ProbingError):
@@ -104,7 +108,7 @@ class ReaderPool:
         return self._quarantines.current()
 
     def forget(self, pid: int, start_ns: int) -> None:
-        """The process ended: drop its quarantine."""
+        """Drops the quarantine of a process that ended."""
         self._quarantines.end(pid, start_ns)
 
     def _round(
@@ -142,7 +146,9 @@ class ReaderPool:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request that a reader has: the time of the next look, and when it is given up though the reader runs."""
+    """A request that a reader works on: the time of the next look, and when it is given up even though the
+    reader runs.
+    """
 
     key: _Key
     reader: Process
@@ -153,10 +159,10 @@ class _Asked:
 
 
 class _Round:
-    """Yields each process once with its answer or error, in the order of arrival.
+    """One call of ``call_each``: yields each process once with its answer or error, in the order of arrival.
 
-    ``deadline`` is on time.monotonic(). A reader that is blocked for ``patience`` seconds gives _Blocked; without a
-    patience, a reader that is blocked at the deadline.
+    ``deadline`` is on time.monotonic(). _Blocked is the error if a reader is blocked for ``patience`` seconds, or
+    without a patience at the deadline.
     """
 
     def __init__(self, pool: Pool, op: str, asks: Mapping[_Key, _Ask], deadline: float, patience: float | None) -> None:
@@ -166,7 +172,7 @@ class _Round:
         self._waiting = deque((key, False) for key in asks)
         self._deadline = deadline
         self._patient = patience is not None
-        # Two looks within the patience, so that the second is over when the patience is.
+        # There are two looks within the patience, so that the second is over when the patience ends.
         self._look_s = _LOOK_S if patience is None else patience / 2
         self._busy: dict[int, _Asked] = {}
         self._readable = select.poll()
@@ -251,7 +257,7 @@ class _Round:
 
 
 class _Progress:
-    """Watches ``pid``, one of our readers, while it answers."""
+    """Watches whether ``pid``, one of our readers, makes progress while it answers."""
 
     def __init__(self, pid: int) -> None:
         self._path = Path(f"/proc/{pid}/stat")
@@ -277,7 +283,7 @@ class _Progress:
         return switches if stat.state in "DS" else None
 
     def _switches(self) -> int:
-        # The count of times it was scheduled is finer than its CPU time, which counts in ticks.
+        # The number of times it was scheduled is finer than its CPU time, which is in ticks.
         return int(self._path.with_name("schedstat").read_text().split()[2])
 
 
@@ -292,7 +298,8 @@ class Failure(NamedTuple):
 def ask_each(
     pool: Executor, targets: Iterable[_Key], ask: Callable[[int, int], list[_Row]], deadline: float, what: str
 ) -> tuple[list[_Row], list[Failure]]:
-    """Calls ``ask(pid, start_ns)`` in the threads of ``pool``; returns the rows of all, and the targets that failed.
+    """Calls ``ask(pid, start_ns)`` for each target in the threads of ``pool``. Returns all rows, and the targets that
+    failed.
 
     ``deadline`` is on time.monotonic(); ``what`` names the rows in the message of a timeout.
     """
@@ -324,3 +331,11 @@ def _outcome(target: _Key, future: Future[list[_Row]], deadline: float, what: st
     except FutureTimeout:
         future.cancel()
         return Failure(*target, TargetTimeout(f"the {what} could not be read in time", hint=_HINT))
+
+
+def payload_of(kind: type[_T], answer: Message) -> _T:
+    """Returns the JSON in the payload of a reader's answer as a ``kind``. Raises InternalError for anything else."""
+    try:
+        return typed_json(kind, answer.payload)
+    except ValueError as e:
+        raise InternalError(f"a reader's answer makes no sense: {e}") from e

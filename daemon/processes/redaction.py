@@ -14,10 +14,10 @@ from probing.daemon.processes.procfs import clean_text
 __all__ = ("command_text", "names_secret", "redacted", "takes_secret")
 
 MAX_COMMAND = 1_024
-# Characters of one argument that are read; the rest is never shown.
+# The characters of one argument that are read; the rest is never shown.
 MAX_ARGUMENT = 2 * MAX_COMMAND
 HIDDEN = "***"
-# Words that also count at the end of a longer word: dbpassword, hftoken, myapikey.
+# Words that also count at the end of a longer word, as in dbpassword, hftoken, myapikey.
 _GLUED = (
     r"passwords?|passwd|passphrase|passcode|secrets?|credentials?|(?:api|access|private|secret)keys?"
     r"|(?:auth|access|hf|api)tokens?"
@@ -26,31 +26,31 @@ _WORDS = (
     r"pwd|pw|psk|token|creds?|auth(?:orization)?|bearer|(?:set.)?cookies?|signature|sas"
     r"|(?:api|access|private|secret|encryption|account|license|ssh|signing|master)[-_. ]?keys?(?:[-_.]?id)?"
 )
-# A name that ends in KEY, such as WANDB_KEY, is secret unless one of these prefixes stands before KEY (sort_key).
+# A name that ends in KEY, such as WANDB_KEY, is secret, unless one of these prefixes comes before KEY (sort_key).
 _KEY_OF = (
     r"(?<![a-z0-9])(?!(?:sort|primary|foreign|cache|partition|dict|data|dataset|group|image|text|label|input|output"
     r"|metric|monitor|best|state|index|map|shard|column|feature|target|join|row|batch|loss|score|object|bucket|lookup"
     r"|hash|module|param|layer|query|value|public|host|hot|dim|config|order|id|by|per|rng|prng|random|dropout|init|attn"
     r"|attention|kv|past)[-_. ])[a-z0-9]+[-_. ]key"
 )
-# What may follow such a word: API_KEY_2, token_value; but not --max-tokens, --tokenizer, --keyboard.
+# What may follow such a word, as in API_KEY_2 and token_value; --max-tokens, --tokenizer and --keyboard do not match.
 _AFTER = r"(?:[-_. ]?\d+|[-_. ](?:value|string|str|text|b64|base64))?"
 _NAME = re.compile(rf"(?:(?:{_GLUED})|^-*pass|(?:^|[^a-z0-9])(?:{_WORDS})|{_KEY_OF}){_AFTER}[\])]*$", re.IGNORECASE)
-# Tokens of a text, not of an account.
+# Names such as pad_token mean pieces of text, which are not secret.
 _OF_TEXT = re.compile(
     r"(?:^|[-_.])(?:bos|cls|eos|eot|image|mask|next|pad|prev|sep|special|start|stop|unk)[-_.]token$", re.IGNORECASE
 )
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEPARATOR = re.compile(r"=>|[=:]")
 _QUOTE = re.compile(r"\s{0,8}(\\*)([\"'])")
-# A value without quotes: in brackets, to the end; or up to a blank.
+# A value without quotes ends at a blank; in brackets it extends to the end.
 _BARE = re.compile(r"\s{0,8}(?:[\[{(].*|[^\s&\"']+)", re.DOTALL)
 _ENDS_NAME = frozenset("=:&?,;\"'{}\\\t\n")
 MAX_NAME = 64
-# Names whose values contain blanks and punctuation, and end with the line.
+# Names whose values contain blanks and punctuation, and extend to the end of the line.
 _TO_THE_END = re.compile(r"(?:authorization|cookies?)$", re.IGNORECASE)
 _OPTION = re.compile(r"(?<!\S)(--?[A-Za-z][\w.-]{0,127})(\s+)(?!-)(?:\"[^\"]*\"?|'[^']*'?|\S+)")
-# -p of a client of a database; of ssh, docker and kin it is a port.
+# Numbers after -p are no password: -p is a password for database clients, but a port for ssh, docker and others.
 _NUMBERS = re.compile(r"[\d:.,/-]*")
 _ATTACHED = re.compile(r"(?<!\S)-p(?=[a-z-]*[^a-z\s-])(?!\d[\d:./-]*(?!\S))\S+")
 _IN_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{1,20}://)[^\s/]+@")
@@ -63,7 +63,9 @@ _TOKEN = re.compile(
 
 
 def command_text(cmdline: Sequence[str]) -> str:
-    """Returns the arguments joined by blanks, values of secret-looking names as ``***``, at most 1024 characters."""
+    """Returns the arguments joined by blanks, with ``***`` for values of secret-looking names, at most 1024
+    characters.
+    """
     shown: list[str] = []
     option, size = "", 0
     for argument in cmdline:
@@ -80,7 +82,7 @@ def command_text(cmdline: Sequence[str]) -> str:
 
 
 def redacted(text: str) -> str:
-    """Returns a line of any text with the values of secret-looking names, options and tokens as ``***``."""
+    """Returns a line of any text with ``***`` for values of secret-looking names and options, and for tokens."""
 
     def option(match: re.Match[str]) -> str:
         hide = takes_secret(match[1], match[0][len(match[1]) + len(match[2]) :])
@@ -90,13 +92,15 @@ def redacted(text: str) -> str:
 
 
 def names_secret(name: str) -> bool:
-    """Returns whether a variable, option, key or header ``name`` likely holds a secret: api_key, hfToken, --pw."""
+    """Returns whether the value of a variable, option, key or header ``name`` is likely a secret: api_key, hfToken,
+    --pw.
+    """
     plain = _CAMEL.sub("_", name[-128:]).strip("_ ")
     return _NAME.search(plain) is not None and _OF_TEXT.search(plain) is None
 
 
 def takes_secret(option: str, value: str) -> bool:
-    """Returns whether ``value``, the argument behind ``option``, is a secret by the option's name."""
+    """Returns whether ``value``, the argument after ``option``, is a secret according to the option's name."""
     if not option.startswith("-") or "=" in option or value.startswith("--"):
         return False
     if option == "-p":

@@ -1,4 +1,4 @@
-"""Assigns identities to processes from their facts. Pure: no reads, no threads, no clock."""
+"""Assigns identities to processes from their facts. It reads nothing, and uses no thread and no clock."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from probing.daemon.source import Identity, ProcessKey
 __all__ = ("MAX_DEAD", "Process", "Registry", "settled")
 
 MAX_DEAD = 4_096
-# Sources of ranks that are decided anew at each look: their evidence is kept with the facts.
+# Sources of ranks that are evaluated again at each look: their evidence is kept with the facts.
 _FROM_ENVIRON = ("environment", "exec", "scheduler", "")
 _VERSION = re.compile(r"python([23]\.[0-9]{1,2})")
 
 
 @dataclass(slots=True)
 class Process:
-    """A watched process. ``started``, ``published``: the rows of its start and its identity were written."""
+    """A watched process. ``started``, ``published``: whether the rows of its start and its identity were written."""
 
     facts: Facts
     identity: Identity
@@ -50,21 +50,23 @@ class Process:
 
 
 class Registry:
-    """Not safe for two threads at once, except ``get`` and ``newest``. Start times count from the boot ``boot_id``."""
+    """The processes of the node. Not safe for two threads, except ``get`` and ``newest``. Start times count from the
+    boot ``boot_id``.
+    """
 
     def __init__(self, node: str, boot_id: str) -> None:
         self._node = node
         self._boot_id = boot_id
         self._runs = Runs(boot_id)
         self._names = JobNames()
-        # Facts of Python processes, launchers, and dead processes from which a live process descends.
+        # Facts of Python processes, of launchers, and of dead processes that have a live descendant.
         self._facts: dict[ProcessKey, Facts] = {}
         self._watched: dict[ProcessKey, Process] = {}
         self._dead: OrderedDict[ProcessKey, Process] = OrderedDict()
         self._newest: dict[int, Process] = {}
         self._restored: dict[ProcessKey, Mapping[str, Any]] = {}
         self._ranking = Ranking()
-        # Processes that called exec, and were not read since.
+        # Processes that called exec and were not read since.
         self._replaced: set[ProcessKey] = set()
         self._pythons: dict[ProcessKey, str] = {}
         self._train_tids: dict[ProcessKey, int] = {}
@@ -73,7 +75,9 @@ class Registry:
         return key in self._facts and not self._gone(key)
 
     def live(self) -> list[Process]:
-        """Returns the live processes, one of each owner in turn: reading only the first of them is fair to owners."""
+        """Returns the live processes, with the owners taking turns: reading only the first of them is fair to
+        owners.
+        """
         live = [process for process in self._watched.values() if not process.ended]
         return in_turn(live, lambda process: process.identity.owner)
 
@@ -84,7 +88,9 @@ class Registry:
         return [*self.live(), *lost]
 
     def get(self, key: ProcessKey) -> Process | None:
-        """For any thread: a process is in one of the two maps at any time, and at most returns to the first."""
+        """Returns a watched process, or None. For any thread: a process is always in one of two maps, and moves back at
+        most to the first.
+        """
         return self._watched.get(key) or self._dead.get(key) or self._watched.get(key)
 
     def newest(self, pid: int) -> Process | None:
@@ -99,11 +105,11 @@ class Registry:
         return self._gone(key) or (key in self._dead and key not in self._restored)
 
     def alive(self) -> list[ProcessKey]:
-        """Returns all live processes, watched or not, and restored processes that were not found again yet."""
+        """Returns all live processes, watched or not, and restored processes that were not listed again yet."""
         return [key for key in self._facts if not self._gone(key)] + list(self._restored.keys() - self._facts.keys())
 
     def update(self, found: Iterable[Facts]) -> list[Process]:
-        """Add facts of processes to what is known of them. Returns those with a new identity, oldest first."""
+        """Adds facts of processes. Returns the processes with a new identity, the oldest first."""
         for facts in found:
             self._facts[facts.key] = self._with_earlier(facts)
         return self._assign()
@@ -123,7 +129,7 @@ class Registry:
         return facts.after(before) if before is not None else facts
 
     def _owner_changed(self, key: ProcessKey, before: int) -> None:
-        """Gives the name of the job away that a process had before it gave up root's rights, unless others have it."""
+        """Releases the job name that a process had before it gave up root's rights, unless other processes have it."""
         self._runs.ended(key)
         process = self._watched.get(key)
         if process is None:
@@ -140,7 +146,7 @@ class Registry:
         return Facts(*facts.key, environ={name: str(environ[name]) for name in ALLOWED_NAMES & environ.keys()})
 
     def note_backends(self, key: ProcessKey, backends: Iterable[str]) -> list[Process]:
-        """Add collective backends that the process uses: they prove that it is in a process group."""
+        """Adds collective backends that the process uses: they prove that it is in a process group."""
         facts = self._facts.get(key)
         names = frozenset(f"pt_{name}" for name in backends)
         if facts is None or names <= facts.threads:
@@ -152,11 +158,11 @@ class Registry:
         return self._assign()
 
     def note_membership(self, key: ProcessKey, membership: Membership) -> list[Process]:
-        """Note a communicator of a process. If it spans the job, it gives a rank that the environment lacks."""
+        """Adds a communicator of a process. If it spans the job, it gives a rank that the environment lacks."""
         return self._assign() if self._ranking.note_membership(key, membership) else []
 
     def note_module(self, key: ProcessKey, state: ModuleState) -> list[Process]:
-        """Note the rank and the coordinator of the job that the Python modules of a process have."""
+        """Adds the rank, and the coordinator of the job, from the Python modules of a process."""
         facts = self._facts.get(key)
         if facts is None or not self._ranking.note_module(key, state):
             return []
@@ -164,7 +170,7 @@ class Registry:
         return self._assign()
 
     def note_thread(self, key: ProcessKey, tid: int) -> list[Process]:
-        """Note which thread of a process trains."""
+        """Sets the thread of a process that trains."""
         if self._train_tids.get(key) == tid or key not in self._watched:
             return []
         self._train_tids[key] = tid
@@ -177,7 +183,7 @@ class Registry:
         return None if tid == key.pid else tid
 
     def note_python(self, key: ProcessKey, version: str | None) -> list[Process]:
-        """Set the CPython version of a watched process."""
+        """Sets the CPython version of a watched process."""
         process = self._watched.get(key)
         if process is None or not version:
             return []
@@ -188,7 +194,7 @@ class Registry:
         return [process]
 
     def end(self, key: ProcessKey) -> Process | None:
-        """The process ended; returns it if it was watched and alive."""
+        """Marks a process as ended. Returns it if it was watched and alive."""
         self._runs.ended(key)
         self._pythons.pop(key, None)
         self._train_tids.pop(key, None)
@@ -197,7 +203,7 @@ class Registry:
         if process is None:
             self._facts.pop(key, None)
             self._ranking.forget(key)
-            # An earlier daemon knew the process, which ended before this daemon looked.
+            # An earlier daemon watched the process, which ended before this daemon looked.
             return self._dead.get(key) if self._restored.pop(key, None) else None
         self._restored.pop(key, None)
         if process.ended:
@@ -207,7 +213,7 @@ class Registry:
         return process
 
     def restore(self, detail: Mapping[str, Any], process: Process, *, ended: bool) -> None:
-        """Add a process of an earlier daemon of this boot; it counts as dead until it is found again."""
+        """Adds a process of an earlier daemon of this boot; it counts as dead until it is listed again."""
         if not ended:
             self._restored[process.key] = detail
         process.started = process.published = process.ended = True
@@ -216,7 +222,7 @@ class Registry:
         self._bury(process)
 
     def replaced(self, key: ProcessKey) -> None:
-        """The process called exec: drop the facts of its program."""
+        """Drops the facts of a process's earlier program, since it called exec."""
         self._pythons.pop(key, None)
         self._train_tids.pop(key, None)
         if key in self._facts:
@@ -227,7 +233,7 @@ class Registry:
         return process is not None and process.ended
 
     def _bury(self, process: Process) -> None:
-        # Thousands of dead processes are kept, so only their identities.
+        # Thousands of dead processes are kept, so only their identities are.
         facts = process.facts
         process.facts = Facts(facts.pid, facts.start_ns, facts.ppid, facts.uid, facts.owner)
         self._dead[process.key] = process
@@ -238,7 +244,7 @@ class Registry:
                 del self._newest[key[0]]
 
     def _forget_unrelated(self) -> None:
-        """Bury dead processes that no live role depends on and no table shows."""
+        """Drops dead processes that no live role depends on and no table shows."""
         alive = [facts for key, facts in self._facts.items() if not self._gone(key)]
         needed = {(pid, start) for facts in alive for pid, start, _ in facts.ancestors}
         needed |= {process.key for process in self.shown()}
@@ -256,10 +262,10 @@ class Registry:
                 assigned[key] = "launcher"
         order = sorted(assigned, key=lambda key: (key[1], len(self._facts[key].ancestors), key[0]))
         changed = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
-        # The ranks follow from all trainers of a run together, once their runs are known.
+        # The ranks follow from all trainers of a run together, so they are computed once the runs are known.
         ranked = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
         changed = [p for p in changed if p.key not in {p.key for p in ranked}] + ranked
-        # A launcher takes the job of its newest trainer; helpers take the job of the process above them.
+        # A launcher gets the job of its newest trainer; helpers get the job of the process above them.
         changed += [p for key in order if assigned[key] == "launcher" and (p := self._place(key, assigned))]
         changed += [
             p for key in order if assigned[key] not in ("trainer", "launcher") and (p := self._place(key, assigned))
@@ -267,7 +273,7 @@ class Registry:
         return sorted(changed, key=lambda process: process.key[::-1])
 
     def _place(self, key: ProcessKey, assigned: Mapping[ProcessKey, str]) -> Process | None:
-        """Assign a process its identity; returns the process if the identity changed."""
+        """Assigns a process its identity. Returns the process if the identity changed."""
         before = self._watched.get(key)
         if before is not None and before.ended:
             return None
@@ -301,7 +307,7 @@ class Registry:
         return process
 
     def _ranks(self, facts: Facts) -> Ranks | None:
-        """Returns the ranks of a trainer by its best evidence, now or earlier."""
+        """Returns the ranks of a trainer by its best evidence, from now or earlier."""
         process, one_node = self._watched.get(facts.key), False
         peers: dict[ProcessKey, Facts] = {}
         if process is not None:
@@ -325,7 +331,7 @@ class Registry:
         container: str | None,
         pod: str | None,
     ) -> tuple[Job, str, int]:
-        """Returns job, run and owner of the job."""
+        """Returns the job, the run, and the uid of the job's owner."""
         before = self._watched.get(facts.key)
         launcher = self._launcher_above(facts, assigned)
         if role != "trainer" and (leader := self._leader(facts, role, assigned)):
@@ -363,7 +369,9 @@ class Registry:
         return f"{restarts_of(facts.environ)}-{anchor_of(self._boot_id, f'{facts.pid}:{facts.start_ns}')}"
 
     def _run_above(self, facts: Facts, job: Job) -> str | None:
-        """Returns the run of the rank that started a process, as Lightning's rank 0 does; None without such a rank."""
+        """Returns the run of the rank that started a process, as Lightning's rank 0 does; None if no rank
+        started it.
+        """
         for pid, start, _ in facts.ancestors:
             above = self._watched.get(ProcessKey(pid, start))
             if above is not None and (above.identity.role, above.identity.job) == ("trainer", job.name):
@@ -371,7 +379,9 @@ class Registry:
         return None
 
     def _leader(self, facts: Facts, role: str, assigned: Mapping[ProcessKey, str]) -> Process | None:
-        """Returns the process whose job a process takes: a launcher's newest trainer, the trainer above a helper."""
+        """Returns the process whose job a process shares: for a launcher its newest trainer, for a helper the trainer
+        above it.
+        """
         if role == "launcher":
             below = [
                 process
@@ -408,10 +418,10 @@ def _run_of(process: Process) -> tuple[str, str]:
 
 
 def settled(facts: Facts, process: Process | None) -> bool:
-    """Returns whether the identity of a process is final, so that the process need not be read again.
+    """Returns whether the identity of a process is final: then the process is not read again.
 
-    Ranks of a scheduler may belong to the process that it started. A new group of the process has the process read
-    again.
+    It is not final with ranks of a scheduler, which may belong to the process that it started. When a process gets a
+    new process group, it is read again.
     """
     if process is None:
         return not facts.python

@@ -1,7 +1,7 @@
-"""Assigns roles to processes: trainer, launcher, data_loader or other; the others are not watched.
+"""Assigns roles to the processes to watch: trainer, launcher, data_loader or other.
 
-Roles follow from facts alone, so two daemons on a node agree, and a process that imports its framework late gets its
-role with its new facts.
+Roles follow only from facts, so two daemons on a node agree, and a process that imports its framework late gets its
+role from its new facts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LAUNCH_MODULES = re.compile(
 _ACCELERATE = re.compile(r"accelerate(?:[./]commands[./]accelerate_cli(?:\.py)?)?$")
 _HELPER_CODE = re.compile(r"from multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver) import")
 _HELPER_MODULES = re.compile(r"torch[./]_inductor[./]compile_worker|torch[./]_inductor[./].*subproc")
-# The dynamic loader may be the program that runs: it has the real one, and its own options, among its arguments.
+# The program may be the dynamic loader: then the real program, and the loader's options, are among its arguments.
 _LOADER = re.compile(r"(?:.*/)?ld(?:-[\w.-]+)?\.so(?:\.[0-9]+)*$")
 _LOADER_OPTIONS = ("--argv0", "--audit", "--glibc-hwcaps-mask", "--glibc-hwcaps-prepend", "--library-path", "--preload")
 _ELASTIC_THREAD = "pt_elastic"
@@ -54,7 +54,7 @@ def interpreter_target(cmdline: tuple[str, ...]) -> tuple[str, str, tuple[str, .
 
 
 def _of_interpreter(words: list[str]) -> list[str]:
-    """Returns the command line from the name of the interpreter on."""
+    """Returns the command line from the name of the Python interpreter on."""
     if words and _LOADER.match(words[0]):
         del words[:1]
         while words and words[0].startswith("--"):
@@ -80,8 +80,8 @@ def launches(facts: Facts) -> bool:
 def roles(processes: Iterable[Facts]) -> dict[ProcessKey, str]:
     """Returns the role of each watched process; other processes are left out.
 
-    Watched are Pythons that map torch, NCCL or jaxlib or have the variables of a rank, their helpers, and launchers.
-    A launcher that is no Python is watched only when a watched process descends from it.
+    A process is watched if it is a Python that maps torch, NCCL or jaxlib or has the variables of a rank, a helper of
+    such a Python, or a launcher. A launcher that is no Python is watched only when a watched process descends from it.
     """
     known = {facts.key: facts for facts in processes}
     assigned = _Assignment(known)
@@ -131,7 +131,7 @@ class _Assignment:
         return "trainer" if facts.framework or (ranks is not None and ranks.certain) else "other"
 
     def _trainer_above(self, facts: Facts) -> Facts | None:
-        # A launcher between the two has ranks of its own.
+        # If a launcher is between the two, it has ranks of its own.
         for above in self.ancestors(facts):
             role = self.role.get(above.key)
             if role in ("trainer", "launcher"):
@@ -139,8 +139,10 @@ class _Assignment:
         return None
 
     def _below(self, facts: Facts, above: Facts, ranks: Ranks | None) -> str:
-        """Returns the role of a process under a trainer: the real trainer under a wrapper, a loader, another helper."""
-        # Lightning's rank 0 runs the same command for each other rank. What it forks has no threads of a group.
+        """Returns the role of a process below a trainer: the real trainer below a wrapper, a data loader, or another
+        helper.
+        """
+        # Lightning's rank 0 runs the same command for each other rank; a forked process has no group's threads.
         again = _runs(facts) == _runs(above) and not (ranks and ranks.same(self.ranks[above.key]))
         if facts.in_group and (again or not above.in_group):
             return "trainer"
@@ -153,9 +155,10 @@ class _Assignment:
         return "other"
 
     def promote_parents(self) -> None:
-        """Turn a parent of trainers that does not train itself into a launcher: of ``mp.spawn``, or a wrapper.
+        """Makes a parent of trainers that does not train itself a launcher: the caller of ``mp.spawn``, or a wrapper.
 
-        A Python without a framework becomes a launcher if it started trainers by multiprocessing, as a server's engine.
+        A Python without a framework becomes a launcher if it started trainers by multiprocessing, like the engine of a
+        server.
         """
         for key in [key for key, role in self.role.items() if role == "trainer"]:
             for above in self.ancestors(self.known[key]):
@@ -171,7 +174,7 @@ class _Assignment:
         return next((self.known.get(ProcessKey(pid, start)) for pid, start, _ in facts.ancestors[:1]), None)
 
     def _started(self, key: ProcessKey, parent: Facts) -> bool:
-        """Returns whether multiprocessing started a trainer. A title hides its arguments, but then implies that."""
+        """Returns whether multiprocessing started a trainer; a title, which hides the arguments, implies it."""
         facts = self.known[key]
         return _forked(facts, parent) or _spawned(facts) or self.titles[key] == "trainer"
 

@@ -1,5 +1,5 @@
-"""Builds rows of process.events, process.processes and process.envs, and processes of this boot from the rows that an
-earlier daemon stored.
+"""Builds rows of process.events, process.processes and process.envs; and restores processes of this boot from rows that
+an earlier daemon stored.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from probing.api.tables.schema import Row
 from probing.daemon.arrow_to_numpy import integers, texts_and_indices
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Ranks
@@ -39,12 +40,12 @@ def state_name(letter: str) -> str:
     return _STATES.get(letter, "running")
 
 
-def event_row(node: str, ts_ns: int, event: str, process: Process, **values: Any) -> dict[str, Any]:
-    """Returns a row of process.events at ``ts_ns`` UTC."""
+def event_row(node: str, ts_ns: int, event: str, process: Process, **values: Any) -> Row:
+    """Returns a row of process.events. ``ts_ns``: UTC."""
     return {**_identity(node, ts_ns, process), "event": event, "role": process.identity.role, **values}
 
 
-def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> dict[str, Any]:
+def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> Row:
     """Returns a row of process.processes; ``state`` is None when it could not be read."""
     who = process.identity
     return {
@@ -68,7 +69,7 @@ def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> d
     }
 
 
-def env_rows(node: str, ts_ns: int, process: Process) -> list[dict[str, Any]]:
+def env_rows(node: str, ts_ns: int, process: Process) -> list[Row]:
     """Returns rows of process.envs, one for each variable."""
     identity = _identity(node, ts_ns, process)
     return [{**identity, "name": name, "value": value} for name, value in sorted(_shown(process.facts.environ))]
@@ -109,7 +110,7 @@ def detail_of(process: Process, boot_id: str) -> str:
 
 
 def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tuple[Mapping[str, Any], Process] | None:
-    """Returns the detail that ``detail_of`` wrote, and its process; None if it is of another boot or makes no sense."""
+    """Returns the detail that ``detail_of`` wrote, and its process; None if it is of another boot or is malformed."""
     try:
         detail = json.loads(text) if len(text) <= MAX_DETAIL else None
     except ValueError:
@@ -134,7 +135,7 @@ def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tup
     return detail, Process(facts, identity, source, ranks, container, pod, str(detail.get("command", "")), python)
 
 
-def _identity(node: str, ts_ns: int, process: Process) -> dict[str, Any]:
+def _identity(node: str, ts_ns: int, process: Process) -> Row:
     who = process.identity
     return {
         "node": node,
@@ -152,13 +153,13 @@ RESTORED = ("pid", "start_ns", "event", "detail", "ts")
 
 
 def stored_processes(rows: pa.Table, boot_id: str) -> Iterator[tuple[Mapping[str, Any], Process, bool]]:
-    """Yields detail of each process of boot ``boot_id``, the process, and whether it has ended; at most MAX_DEAD.
+    """Yields for each process of boot ``boot_id`` its detail, the process, and whether it has ended; at most MAX_DEAD.
 
     ``rows`` has the columns RESTORED, in their physical types.
     """
     identified, ended = _newest(rows)
     details: dict[ProcessKey, str] = {}
-    # Rows of one process can lie in several segments: the newest of each counts.
+    # Rows of one process can be in several segments: the newest row of each process counts.
     for key, detail in identified:
         if detail:
             details.pop(key, None)
@@ -169,10 +170,11 @@ def stored_processes(rows: pa.Table, boot_id: str) -> Iterator[tuple[Mapping[str
 
 
 def _newest(rows: pa.Table) -> tuple[list[tuple[ProcessKey, str | None]], set[ProcessKey]]:
-    """Returns key and detail of the newest identifying rows of process.events, by time, and the processes that ended.
+    """Returns key and detail of the newest rows of process.events with an identity, by time, and the processes that
+    ended.
 
-    There can be very many rows: no Python object is made for most rows. Like ``integers``, does without
-    pyarrow.compute.
+    There can be very many rows, so no Python object is made for most of them. pyarrow.compute is not used, as in
+    ``integers``.
     """
     texts, codes = texts_and_indices(rows.column("event").unify_dictionaries().combine_chunks())
     number = {text: code for code, text in enumerate(texts)}

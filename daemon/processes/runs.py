@@ -1,10 +1,10 @@
 """Names the runs of a job: ``0-1a2b3c`` is the count of restarts and a suffix that keeps equal jobs apart.
 
 A job whose name is never reused (a Slurm step) needs only the count. A job on one node gets the suffix from its
-launcher (the nearest ancestor that is one), or else from its oldest process: a process joins the run with live members,
-unless its rank is taken there. A job that spans nodes needs the same name on all of them, where only the address of its
-master is equal: torchrun draws that port for each start (c10d rendezvous); with a fixed port, equal jobs in sequence
-share a run.
+launcher (the nearest ancestor with that role), or else from its oldest process: a process joins the run that has live
+members, unless its rank is taken there. A job that spans nodes needs the same name on all of them, where only the
+address of its master is equal: torchrun draws that port for each start (c10d rendezvous); with a fixed port, equal jobs
+in sequence share a run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LETTERS = 6
 
 @dataclass(slots=True)
 class _Run:
-    """``taken``: the ranks of all processes of the run so far; ``live``: its live processes."""
+    """A run of a job. ``taken``: the ranks of all processes of the run so far; ``live``: its live processes."""
 
     name: str
     taken: set[int] = field(default_factory=set)
@@ -38,7 +38,7 @@ class Runs:
         self._of_job: dict[tuple[str, str, str], list[_Run]] = {}
 
     def name(self, facts: Facts, job: Job, launcher: ProcessKey | None, rank: int | None, container: str | None) -> str:
-        """Returns the run of a trainer. To be called once for a process, for older processes first."""
+        """Returns the run of a trainer. Call it once for each process, for older processes first."""
         restarts = restarts_of(facts.environ)
         if job.unique:
             return restarts
@@ -50,7 +50,7 @@ class Runs:
         return self._join(facts, (job.name, restarts, container or ""), rank)
 
     def restore(self, facts: Facts, job: Job, rank: int | None, container: str | None, name: str) -> None:
-        """Add a live process whose run an earlier daemon named."""
+        """Adds a live process whose run an earlier daemon named."""
         runs = self._of_job.setdefault((job.name, restarts_of(facts.environ), container or ""), [])
         run = next((run for run in runs if run.name == name), None)
         if run is None:
@@ -59,7 +59,7 @@ class Runs:
         self._enter(run, facts.key, rank)
 
     def ended(self, key: ProcessKey) -> None:
-        """The process ended; a run without live processes can no longer be joined."""
+        """Notes that a process ended; nothing can join a run without live processes."""
         for place, runs in list(self._of_job.items()):
             for run in runs:
                 run.live.discard(key)

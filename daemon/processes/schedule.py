@@ -1,4 +1,4 @@
-"""The times at which each process is looked at."""
+"""Plans when each process is looked at."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 
 __all__ = ("AGAIN_S", "Agenda", "next_look_s")
 
-# Time to the next look at a Python that may still become a trainer, s after the look before.
+# The time from one look to the next at a Python that may still become a trainer, s.
 AGAIN_S = (0.2, 0.3, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 8.0, 15.0)
 RARELY_S, MAX_RARELY_S = 30.0, 120.0
-# Time to the next look at a process that is watched or has a framework, s, while it is young and later.
+# The time to the next look at a process that is watched or has a framework, s: while it is young, and later.
 NEAR_S, NEAR_LATER_S = 5.0, 15.0
 
 
 class Agenda:
-    """Pids by the time at which they are due; a pid is in it once, with its earliest time."""
+    """The pids to look at, by time; each pid is in it once, with its earliest time."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
@@ -29,7 +29,7 @@ class Agenda:
             heapq.heappush(self._heap, (at, pid))
 
     def due(self) -> list[int]:
-        """Remove and return the pids that are due now."""
+        """Removes and returns the pids that are due now."""
         now = time.monotonic()
         pids = []
         while self._heap and self._heap[0][0] <= now:

@@ -1,4 +1,4 @@
-"""Reads one process from /proc. Only a reader does this, because any of these reads can block for ever.
+"""Reads one process from /proc. Only a reader does this, because each of these reads can block forever.
 
 All reads go through a descriptor of ``/proc/PID``, which stays bound to that process: a reused pid cannot return
 another process's data. The process must be the same before and after each request.
@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from probing.api.errors import PrivilegeError, ProbingError, ProcessGone, TargetError
+from probing.daemon.ipc import Header
 from probing.daemon.processes.environment import ALLOWED_NAMES, read_environ
 from probing.daemon.processes.liveness import running_thread
 from probing.daemon.processes.memory import ProcessMemory
@@ -29,7 +30,7 @@ from probing.daemon.processes.procfs import (
     parse_status,
 )
 
-__all__ = ("Target", "identity", "list_processes", "states")
+__all__ = ("Summary", "Target", "identity", "list_processes", "states")
 
 MAX_ENVIRON = 4 << 20
 MAX_CMDLINE = 16 << 10
@@ -40,7 +41,7 @@ MAX_PIDS = 65_536
 MAX_THREADS = 1_024
 MAX_ANCESTORS = 32
 MAX_TARGETS = 4_096
-# Reads of memory for an environment: some 130 for MAX_VARIABLES.
+# The limit of memory reads for an environment: MAX_VARIABLES take some 130 reads.
 MAX_READS, MAX_READ_BYTES = 1_024, 8 << 20
 _CHUNK = 64 << 10
 _LIBRARY = re.compile(
@@ -103,7 +104,7 @@ class Target:
             os.close(fd)
 
     def open(self, name: str) -> int:
-        """Returns a read-only descriptor of ``/proc/PID/name``. Raises like ``read``."""
+        """Returns a read-only descriptor of ``/proc/PID/name``. Raises the errors of ``read``."""
         with self._errors():
             return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd)
 
@@ -112,7 +113,7 @@ class Target:
             return os.readlink(name.encode(), dir_fd=self.dir_fd)
 
     def owner(self, uid: int, cgroup: list[str]) -> int:
-        """Returns ``owners.owner_of`` of the process. Raises like ``read``."""
+        """Returns ``owners.owner_of`` of the process. Raises the errors of ``read``."""
         with self._errors():
             return owner_of(lambda name: os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd), uid, cgroup)
 
@@ -151,11 +152,11 @@ class Target:
             raise TargetError(f"process {self.pid} cannot be read: {e.strerror}") from e
 
 
-def identity(target: Target) -> dict[str, Any]:
+def identity(target: Target) -> Header:
     """Returns the facts for ``facts.Facts.from_reader``: clean texts, and only allowed variables of the environment.
 
-    ``environ``: the variables as they were at exec, unless the process has written its title over them; ``variables``:
-    as getenv(3) finds them now, or None.
+    ``environ``: the variables at exec, unless the process has written its title over them; ``variables``: the variables
+    that getenv(3) would return now, or None.
     """
     status = parse_status(target.read("status", _CHUNK))
     arguments, cut = [], MAX_COMMAND
@@ -187,9 +188,11 @@ def identity(target: Target) -> dict[str, Any]:
     }
 
 
-def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[dict[str, Any] | None]:
-    """Returns state, thread names and memory of processes [pid, start_ns]; None for an ended or forbidden process."""
-    found: list[dict[str, Any] | None] = []
+def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[Header | None]:
+    """Returns state, thread names and memory of the processes [pid, start_ns]; None for a process that ended or may not
+    be read.
+    """
+    found: list[Header | None] = []
     for pid, start_ns in wanted[:MAX_TARGETS]:
         try:
             with Target(int(pid), int(start_ns)) as target:
@@ -202,8 +205,19 @@ def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[dict[
     return found
 
 
-def list_processes(pids: list[int] | None) -> list[list[Any]]:
-    """Returns [pid, start_ns, ppid, state, comm, exe] of all processes, or of ``pids``, without kernel threads."""
+class Summary(NamedTuple):
+    """What a list of processes has of each; ``state`` is the kernel's letter."""
+
+    pid: int
+    start_ns: int
+    ppid: int
+    state: str
+    comm: str
+    exe: str
+
+
+def list_processes(pids: list[int] | None) -> list[Summary]:
+    """Returns all processes, or those of ``pids``, without kernel threads."""
     if pids is None:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     found = []
@@ -213,17 +227,17 @@ def list_processes(pids: list[int] | None) -> list[list[Any]]:
                 if not target.stat.kernel_thread:
                     found.append(_summary(target))
         except TargetError:
-            continue  # it ended between the listing and the read
+            continue  # the process ended between the listing and the read
     return found
 
 
-def _summary(target: Target) -> list[Any]:
+def _summary(target: Target) -> Summary:
     seen = target.stat
     try:
         exe = clean_text(target.link("exe"), MAX_ARGUMENT)
     except (ProcessGone, PrivilegeError):
         exe = ""
-    return [seen.pid, seen.start_ns, seen.ppid, seen.state, clean_text(seen.comm, 64), exe]
+    return Summary(seen.pid, seen.start_ns, seen.ppid, seen.state, clean_text(seen.comm, 64), exe)
 
 
 def _ancestors(pid: int) -> list[list[Any]]:
@@ -232,11 +246,11 @@ def _ancestors(pid: int) -> list[list[Any]]:
     while pid > 1 and len(found) < MAX_ANCESTORS:
         try:
             with Target(pid) as target:
-                _, start_ns, parent, _, _, exe = _summary(target)
+                seen = _summary(target)
         except TargetError:
             break
-        found.append([pid, start_ns, exe.removesuffix(" (deleted)").rpartition("/")[2]])
-        pid = parent
+        found.append([pid, seen.start_ns, seen.exe.removesuffix(" (deleted)").rpartition("/")[2]])
+        pid = seen.ppid
     return found
 
 
@@ -247,7 +261,7 @@ def _variables(pid: int, maps: bytes, program: bytes) -> dict[str, str] | None:
     except ProcessGone:
         raise
     except ProbingError:
-        return None  # the rest of its identity is still worth knowing
+        return None  # the rest of its identity is still useful
 
 
 def _main_thread_ended(stat: Stat) -> bool:

@@ -1,7 +1,8 @@
 """Reads the place of a process in its job from the title or the arguments that its framework gave it.
 
-Titles, as of vLLM 0.32 (vllm/v1/executor/multiproc_executor.py), SGLang 0.5 (sglang/srt/managers/scheduler.py) and Ray
-2.60 (the name of the actor's class). Arguments: DeepSpeed's launcher and torch.distributed.launch pass --local_rank.
+The titles are those of vLLM 0.32 (vllm/v1/executor/multiproc_executor.py), SGLang 0.5
+(sglang/srt/managers/scheduler.py) and Ray 2.60 (the name of the actor's class). Arguments: DeepSpeed's launcher and
+torch.distributed.launch pass --local_rank.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ __all__ = ("Place", "place_in_arguments", "place_in_title", "rank_in_grid", "rol
 
 
 class Place(NamedTuple):
-    """``coordinates`` of a process in the grid of its job, the slowest first. ``kind``: equal for equal grids.
+    """The place of a process in the grid of its job: ``coordinates``, the slowest first. ``kind``: equal for equal
+    grids.
 
     ``size``: the number of ranks if the title names it; then there is one coordinate, the rank.
     """
@@ -28,7 +30,9 @@ class Place(NamedTuple):
 
 
 class _Pattern(NamedTuple):
-    """``role`` of the processes with this title, empty if the title names none. ``parts``: names of coordinates."""
+    """A pattern of titles. ``role`` of the processes with this title, empty if the title does not tell. ``parts``:
+    names of coordinates.
+    """
 
     title: re.Pattern[str]
     role: str
@@ -37,7 +41,7 @@ class _Pattern(NamedTuple):
 
 _PARTS = r"((?:_[A-Z]+(?:_[A-Z]+)?[0-9]{1,6})*)"
 _PART = re.compile(r"_([A-Z]+(?:_[A-Z]+)?)([0-9]{1,6})")
-# VLLM_PROCESS_NAME_PREFIX replaces VLLM. DCP and EP of vLLM, and EP of SGLang, divide the ranks of TP once more.
+# VLLM_PROCESS_NAME_PREFIX replaces VLLM. DCP and EP of vLLM, and EP of SGLang, divide the ranks of TP further.
 _PATTERNS = (
     _Pattern(re.compile(rf"[\w.-]{{1,64}}::Worker{_PARTS}"), "trainer", ("DP", "PP", "PCP", "TP")),
     _Pattern(re.compile(r"[\w.-]{1,64}::EngineCore(?:_DP[0-9]+)?"), "engine"),
@@ -52,13 +56,15 @@ _ARGUMENTS = (("rank", "world_size"), ("process_id", "num_processes"), ("local_r
 
 
 def role_in_title(cmdline: tuple[str, ...]) -> str:
-    """Returns trainer, launcher, other, or engine (it starts trainers, or trains itself); empty: unknown title."""
+    """Returns trainer, launcher, other, or engine (which starts trainers, or trains itself); empty for an unknown
+    title.
+    """
     pattern, _ = _pattern(cmdline)
     return pattern.role if pattern else ""
 
 
 def place_in_title(cmdline: tuple[str, ...]) -> Place | None:
-    """Returns the place that the title of a process names: ``VLLM::Worker_PP1_TP3``, or any title with ``rank 3/8``."""
+    """Returns the place in the title of a process: ``VLLM::Worker_PP1_TP3``, or any title with ``rank 3/8``."""
     pattern, match = _pattern(cmdline)
     if pattern is not None and match is not None:
         if not pattern.parts:
@@ -71,7 +77,7 @@ def place_in_title(cmdline: tuple[str, ...]) -> Place | None:
 
 
 def place_in_arguments(cmdline: tuple[str, ...]) -> Place | None:
-    """Returns the place that the arguments name: ``--rank 3 --world-size 8``, or ``--local_rank=3``."""
+    """Returns the place in the arguments of a process: ``--rank 3 --world-size 8``, or ``--local_rank=3``."""
     values = dict(_options(cmdline))
     for rank_name, size_name in _ARGUMENTS:
         rank, size = values.get(rank_name), values.get(size_name)
@@ -81,12 +87,12 @@ def place_in_arguments(cmdline: tuple[str, ...]) -> Place | None:
 
 
 def rank_in_grid(place: Place, places: Collection[Place]) -> Ranks | None:
-    """Returns the rank of ``place``; None if ``places``, of all processes of the job, are no whole grid."""
+    """Returns the rank of ``place``; None if ``places``, those of all processes of the job, are not a complete grid."""
     if place.size is not None:
         return Ranks(place.coordinates[0], place.size)
     taken = {other.coordinates for other in places}
     lengths = [max(numbers) + 1 for numbers in zip(*taken, strict=True)] if _alike(place, places) else []
-    # A single process may be the only process seen so far of a larger job.
+    # A single process may be the only process of a larger job that was seen so far.
     if len(taken) < max(2, len(places)) or prod(lengths) != len(taken) or place.coordinates not in taken:
         return None
     rank = 0
@@ -100,7 +106,7 @@ def _alike(place: Place, places: Collection[Place]) -> bool:
 
 
 def _pattern(cmdline: tuple[str, ...]) -> tuple[_Pattern, re.Match[str]] | tuple[None, None]:
-    # A title takes the place of all arguments.
+    # A title replaces all arguments.
     if len(cmdline) == 1:
         for pattern in _PATTERNS:
             if match := pattern.title.fullmatch(cmdline[0].rstrip()):

@@ -19,12 +19,12 @@ from probing.daemon.python_stack.native.requests import NativeStacks
 from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.values.requests import Values
 from probing.daemon.source import Identity, ProcessKey
-from probing.daemon.stack_wire import ProcessStacks, Thread
+from probing.daemon.stack_wire import ProcessStacks, ReadFailure, Thread, VariablesRead
 
 __all__ = ("StackAnswers",)
 
 TIMEOUT_S = 1.0
-# Time for native stacks, s, longer than for Python: the first request of a process reads the tables of its libraries.
+# The time for native stacks, s: the first request for a process reads the tables of its libraries.
 NATIVE_TIMEOUT_S = 5.0
 NATIVE_PARALLEL = 2
 _Threads = list[Thread]
@@ -44,10 +44,10 @@ class StackAnswers:
 
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
-    ) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
+    ) -> tuple[list[ProcessStacks], list[ReadFailure]]:
         """Returns the packed stacks of each process by job, run and rank, and the failures for StacksReply.
 
-        ``timeout`` in seconds, for each process. Raises NotFound for an unknown job or pid.
+        ``timeout``: seconds for each process. Raises NotFound for an unknown job or pid.
         """
         by_key = {i.key: i for i in self.chosen(pids, job)}
         if native:
@@ -63,7 +63,7 @@ class StackAnswers:
         processes.sort(key=lambda p: (p.job, p.run, p.rank is None, p.rank, p.pid))
         return processes, [_failure(by_key[ProcessKey(f.pid, f.start_ns)], f) for f in failures]
 
-    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> dict[str, Any]:
+    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> VariablesRead:
         """Returns ``values`` and ``failures`` as in VarsReply. Raises NotFound for an unknown job or pid."""
         by_key = {i.key: i for i in self.chosen(pids, job)}
         values, failures = self._values.values(by_key, names, timeout)
@@ -90,7 +90,8 @@ class StackAnswers:
         return batch_of("python.backtrace", rows)
 
     def chosen(self, pids: Sequence[int], job: str) -> list[Identity]:
-        """Returns the processes ``pids``, without pids all trainers. ``job``: the job that they must be of; empty: any.
+        """Returns the processes ``pids``; if these are empty, all trainers. ``job``: the job to which they must belong;
+        empty: any.
 
         Raises NotFound.
         """
@@ -117,7 +118,9 @@ class StackAnswers:
         return threads, failures
 
     def _add_native(self, threads: _Threads, deadline: float) -> None:
-        """Adds native frames. A process whose native frames cannot be read keeps its Python frames, with the reason."""
+        """Adds native frames. A process whose native frames cannot be read keeps its Python frames, and gets the
+        reason.
+        """
         by_process = _by_process(threads)
 
         def add(key: ProcessKey) -> None:
@@ -136,7 +139,7 @@ class StackAnswers:
         known = next((i for i in self._known.live() if i.pid == pid), None)
         if known is not None:
             return known
-        # Any process may be requested, also one that trains nothing.
+        # Any process may be requested, even if it trains nothing.
         found = process_now(pid)
         if found is None:
             raise NotFound(f"there is no process {pid}", hint="`probingctl ps` lists the processes that run now")
@@ -150,9 +153,9 @@ def _by_process(threads: _Threads) -> dict[ProcessKey, _Threads]:
     return found
 
 
-def _with_job(identity: Identity, what: Mapping[str, Any]) -> dict[str, Any]:
+def _with_job(identity: Identity, what: Mapping[str, Any]) -> Any:
     return {"job": identity.job, "run": identity.run, "rank": identity.rank, **what}
 
 
-def _failure(identity: Identity, failure: Failure) -> dict[str, Any]:
+def _failure(identity: Identity, failure: Failure) -> ReadFailure:
     return {"pid": failure.pid, "rank": identity.rank, "job": identity.job, "error": failure.error.to_dict()}

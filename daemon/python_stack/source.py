@@ -11,7 +11,7 @@ from probing.daemon.context import Context
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.parsers import ParserPools
 from probing.daemon.processes.ranking import ModuleState
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.answers import StackAnswers
 from probing.daemon.python_stack.native.requests import NativeStacks
 from probing.daemon.python_stack.stacks.requests import PythonStacks
@@ -25,11 +25,11 @@ __all__ = ("StacksOnDemand",)
 
 
 class StacksOnDemand(Source):
-    """Safe for any thread."""
+    """The source of stacks and variables on demand. Safe for any thread."""
 
     name = "python_stack"
 
-    def __init__(self, readers: Readers, parsers: ParserPools, processes: Discovery, node: str) -> None:
+    def __init__(self, readers: ReaderPool, parsers: ParserPools, processes: Discovery, node: str) -> None:
         self.stacks = PythonStacks(readers, parsers.stacks)
         self.values = Values(readers, self.stacks.prepare)
         native = NativeStacks(readers, parsers.stacks, self.stacks.prepare)
@@ -38,7 +38,7 @@ class StacksOnDemand(Source):
     @classmethod
     def make(cls, context: Context) -> StacksOnDemand:
         made = cls(context.readers, context.parsers, context.processes, context.node)
-        # The other sources of this package read processes by these stacks.
+        # The other sources of this package read processes through these stacks.
         context.share(made.stacks)
         context.share(made.values)
         return made
@@ -48,7 +48,9 @@ class StacksOnDemand(Source):
         return {"python.backtrace": lambda pair: self.answers.backtrace(pair.real_ns)}
 
     def module_state(self, pid: int, start_ns: int) -> ModuleState | None:
-        """Returns the rank in the state of a process's Python modules, see ``values.modules``."""
+        """Returns the rank from the state of a process's Python modules (``values.modules``); None if they do not show
+        it.
+        """
         return module_state(self.values, pid, start_ns)
 
     def runs_python(self, pid: int, start_ns: int, tid: int) -> bool:

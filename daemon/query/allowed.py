@@ -1,12 +1,13 @@
 """Allowlists of the gate: node classes of sqlglot, and functions of DuckDB.
 
-Allowlists only, no denylists: DuckDB 2.0 has 1,702 scalar functions, of which some read files, settings and secrets or
-sleep, and each version adds more. Names are those of sqlglot 30.30.
+There are allow-lists and no deny-lists: DuckDB 2.0 has 1,702 scalar functions, of which some read files, settings and
+secrets or sleep, and each version adds more. The names are those of sqlglot 30.30.
 
-Bounds the size of the values that a short expression can produce, and checks functions that are named by a string.
+``check_sizes`` limits the size of values that a short expression can produce, and checks functions that are named by a
+string.
 
-DuckDB checks deadlines and memory between vectors, so one huge scalar call escapes both: ``repeat('x', 4000000000)``
-under a memory limit of 200 MB took 7.7 GiB and 32 s (DuckDB 2.0.0). Such calls must have literal sizes.
+DuckDB checks deadlines and memory between vectors, so a huge scalar call is stopped by neither: ``repeat('x',
+4000000000)`` under a memory limit of 200 MB took 7.7 GiB and 32 s (DuckDB 2.0.0). Such calls must have literal sizes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ NODE_CLASSES = _words(
     """
 )
 
-# Functions with their own class in sqlglot.
+# Functions for which sqlglot has a class.
 FUNCTION_CLASSES = _words(
     """
     Abs Acos AnyValue ApproxDistinct ApproxQuantile ApproxTopK ArgMax ArgMin Array ArrayAgg ArrayAppend ArrayConcat
@@ -64,7 +65,7 @@ FUNCTION_CLASSES = _words(
     """
 )
 
-# Functions that sqlglot knows only by name.
+# Functions that sqlglot parses only by name.
 FUNCTION_NAMES = _words(
     """
     add age arbitrary arg_max_null arg_min_null array_has_any array_sort base64 bin bit_count cardinality century
@@ -103,14 +104,16 @@ TYPE_NAMES = _words(
 
 MAX_STRING = 100_000
 MAX_SERIES = 1_000_000
-# Widths such as %9999d or {:>9999}. A star or a nested brace takes the width from an argument.
+# Widths such as %9999d or {:>9999}. A star or a nested brace reads the width from an argument.
 _WIDE = re.compile(r"\d{4,}|\*|\{[^}]*\{")
 _BY_NAME = frozenset(("list_aggr", "list_aggregate"))
 _TIME_STEPS = frozenset(("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"))
 
 
 def check_sizes(root: exp.Expr) -> None:
-    """Raises QueryRejected for a size that is too large or not a literal, and for a name of no allowed function."""
+    """Raises QueryRejected for a size that is too large or not a literal, and for a name of a function that is not
+    allowed.
+    """
     for node in root.find_all(exp.Repeat, exp.Pad, exp.GenerateSeries, exp.Format, exp.Anonymous, exp.DataTypeParam):
         if isinstance(node, exp.Repeat):
             _check_repeat(node)
@@ -131,7 +134,7 @@ def check_sizes(root: exp.Expr) -> None:
 def _check_repeat(node: exp.Repeat) -> None:
     times = _integer(node.args.get("times"), "the count given to repeat")
     if not (isinstance(node.this, exp.Literal) and node.this.is_string):
-        raise QueryRejected("repeat takes a literal text", hint="write the text itself, as in repeat('#', 10)")
+        raise QueryRejected("repeat needs a literal text", hint="write the text itself, as in repeat('#', 10)")
     if max(times, 0) * len(node.this.name) > MAX_STRING:
         raise _too_large("repeat", MAX_STRING)
 
@@ -149,27 +152,29 @@ def _check_series(node: exp.GenerateSeries) -> None:
 
 
 def _check_time_series(node: exp.GenerateSeries, step: exp.Interval) -> None:
-    """Accepts a series of times in FROM, where DuckDB streams it and a deadline stops it, in steps of 1 s or more."""
+    """Accepts a series of times only in FROM, where DuckDB streams it and a deadline stops it, in steps of at least 1
+    s.
+    """
     if not isinstance(node.parent, exp.Table):
-        raise QueryRejected("a series of times belongs in FROM")
+        raise QueryRejected("use a series of times only in FROM")
     if not isinstance(step.this, exp.Literal) or not step.this.name.isdigit():
-        raise QueryRejected("the step of a series of times is a literal", hint="write it as in INTERVAL 1 MINUTE")
+        raise QueryRejected("the step of a series of times must be a literal", hint="write it as in INTERVAL 1 MINUTE")
     if step.text("unit").upper().rstrip("S") not in _TIME_STEPS or int(step.this.name) < 1:
-        raise QueryRejected("the step of a series of times is a second at least")
+        raise QueryRejected("the step of a series of times must be at least a second")
 
 
 def _check_template(template: exp.Expr | None) -> None:
     if not (isinstance(template, exp.Literal) and template.is_string):
-        raise QueryRejected("format and printf take a literal format")
+        raise QueryRejected("format and printf need a literal format")
     if _WIDE.search(template.name):
-        raise QueryRejected("a width in the format is too large or is no literal", hint="use at most three digits")
+        raise QueryRejected("a width in the format is too large, or not a literal", hint="use at most three digits")
 
 
 def _check_aggregate(node: exp.Anonymous) -> None:
     name = node.expressions[1] if len(node.expressions) > 1 else None
     if not (isinstance(name, exp.Literal) and name.is_string and name.name.lower() in _AGGREGATES):
         hint = f"write one of {', '.join(sorted(_AGGREGATES))}"
-        raise QueryRejected(f"{node.name.lower()} takes the name of an aggregate", hint=hint)
+        raise QueryRejected(f"{node.name.lower()} needs the name of an aggregate", hint=hint)
 
 
 def _integer(node: exp.Expr | None, what: str) -> int:
@@ -177,7 +182,7 @@ def _integer(node: exp.Expr | None, what: str) -> int:
     literal = node.this if isinstance(node, exp.Neg) else node
     if isinstance(literal, exp.Literal) and not literal.is_string and literal.name.isdigit() and len(literal.name) < 19:
         return -int(literal.name) if negative else int(literal.name)
-    raise QueryRejected(f"{what} is a literal integer", hint="write the number itself")
+    raise QueryRejected(f"{what} must be a literal integer", hint="write the number itself")
 
 
 def _too_large(what: str, limit: int) -> QueryRejected:

@@ -1,5 +1,5 @@
-"""Identifies the caller of a request, a local user or an address, and waits on its behalf: it has a deadline and may go
-away.
+"""Identifies the caller of a request, a local user or an address, and waits on its behalf: each caller has a deadline
+and may go away.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ("GLANCE_S", "NOBODY", "Caller", "Scope", "stop_if", "wait_readable")
 
 
 class Scope(Enum):
-    """A right of a caller: to read rows and stacks, to change what is collected, to change what is kept and start
-    processes, to act as another node."""
+    """A right of a caller: to read rows and stacks; to change what is collected; to change what is kept, and start
+    processes; to act as another node."""
 
     READ = "read"
     PROBE = "probe"
@@ -27,10 +27,11 @@ class Scope(Enum):
 
 @dataclass(frozen=True)
 class Caller:
-    """``listener``: ``unix`` or ``tcp``. ``who``: uid or ``peer_name`` of the other end. ``pid`` 0: unknown.
-    ``reserved``: it has threads and slots reserved for it, as root and the daemon itself have. ``name``: of its token
-    or certificate. ``scopes``: its rights, once it is identified. ``jobs``: the jobs whose rows it may see; None: all.
-    ``nodes``: names of nodes, in lower case; the connection proves that the caller is one of these nodes."""
+    """The caller of a request. ``listener``: ``unix`` or ``tcp``. ``who``: uid or ``peer_name`` of the other end.
+    ``pid`` 0: unknown. ``reserved``: threads and slots are reserved for it, which is so for root and the daemon itself.
+    ``name``: the name in its token or certificate. ``scopes``: its rights, once it is identified. ``jobs``: the jobs
+    whose rows it may see; None: all. ``nodes``: names of nodes, in lower case; the connection proves that the caller is
+    one of these nodes."""
 
     listener: str
     who: str
@@ -48,12 +49,12 @@ class Caller:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The key by which calls are counted: all processes of a user with the same token are one caller."""
+        """The key under which calls are counted: all processes of a user with the same token count as one caller."""
         return self.listener, self.who, self.name
 
     @property
     def holder(self) -> str:
-        """The token or certificate by which the caller is counted over all its addresses, else ``who``."""
+        """The token or certificate under which the caller is counted over all its addresses, else ``who``."""
         return self.name or self.who
 
     def __str__(self) -> str:
@@ -65,7 +66,7 @@ class Caller:
 NOBODY = Caller("", "")
 
 
-# Time until a caller that went away is noticed, s.
+# The time after which a caller that went away is noticed, s.
 GLANCE_S = 0.05
 
 

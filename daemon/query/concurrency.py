@@ -1,7 +1,7 @@
 """Limits the queries that run in SQL workers at the same time, so that short queries need not wait for long ones.
 
-A query that finds no free slot waits here until its deadline. Whether a call may wait at all is decided before that, by
-``service/answering.py``: it bounds the calls and threads of each caller, and refuses calls above the bounds at once.
+If no slot is free, a query waits here until its deadline. Before that ``service/answering.py`` decides whether a call
+may wait at all: it limits the calls and threads of each caller, and refuses further calls at once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from probing.daemon.query.caller import GLANCE_S, NOBODY, Caller, stop_if
 
 __all__ = ("QuerySlot", "QuerySlots")
 
-# A query whose caller does not read its answer keeps its slot for this time after its deadline, s.
+# A query whose caller does not read its answer keeps its slot for this long after its deadline, s.
 GRACE_S = 1.0
-# A query that has run for longer is a slow query, s.
+# A query that has run for longer than this is slow, s.
 SLOW_S = 3.0
 # Slots reserved for root's queries.
 ROOTS = 2
@@ -27,7 +27,7 @@ ROOTS = 2
 
 @dataclass(eq=False, slots=True)
 class QuerySlot:
-    """One query's slot. ``deadline`` is on time.monotonic(); ``cancelled`` returns whether the caller went away,
+    """The slot of a query. ``deadline`` is on time.monotonic(); ``cancelled`` returns whether the caller went away,
     ``resting`` whether the query only waits for its caller to read. ``since``: when it got the slot."""
 
     deadline: float
@@ -41,9 +41,9 @@ class QuerySlot:
 class QuerySlots:
     """Lets ``most`` queries run at the same time; at most all but one of them may be large. Safe for many threads.
 
-    Of the waiting queries the first that fits runs next. ``most`` further slots are for callers whose running queries
-    are all slow, so that their other queries need not wait for these; one caller gets at most three quarters of all
-    slots, and ROOTS more are root's. A resting query does not count.
+    The first waiting query that fits runs next. ``most`` further slots are for callers whose running queries are all
+    slow, so that their other queries need not wait for these. A caller gets at most three quarters of all slots; ROOTS
+    further slots are root's. A resting query does not count.
     """
 
     def __init__(self, most: int) -> None:
@@ -55,12 +55,12 @@ class QuerySlots:
 
     @property
     def held(self) -> int:
-        """Number of slots in use."""
+        """Returns the number of slots in use."""
         return len(self._held)
 
     @property
     def waiting(self) -> int:
-        """Number of queries that wait for a slot."""
+        """Returns the number of queries that wait for a slot."""
         return len(self._waiting)
 
     @contextmanager
@@ -71,7 +71,7 @@ class QuerySlots:
         caller: Caller = NOBODY,
         resting: Callable[[], bool] = lambda: False,
     ) -> Iterator[QuerySlot]:
-        """Waits for a slot, for a small query at first. Raises QueryTimeout, or QueryError when the caller went
+        """Waits for a slot for a small query, and yields it. Raises QueryTimeout, or QueryError when the caller went
         away."""
         slot = QuerySlot(deadline, cancelled, caller, resting)
         self._wait(slot)

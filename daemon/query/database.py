@@ -1,4 +1,6 @@
-"""The DuckDB of a worker, kept from one request to the next; views of our tables, and the conversion of its errors."""
+"""A worker's DuckDB, which is kept from one request to the next; the views of our tables, and the conversion of
+DuckDB's errors.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ __all__ = (
 
 
 class Views:
-    """Creates views on ``connection`` before its configuration is locked. ``known``: all tables by name."""
+    """Creates views on ``connection`` before its configuration is locked. ``known``: all tables, by name."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, known: Mapping[str, Table] = TABLES) -> None:
         self._connection = connection
@@ -42,7 +44,7 @@ class Views:
         hidden = self._register(name, rows)
         sources = []
         if segments:
-            # Given the columns, DuckDB opens no file before the query runs.
+            # If the columns are given, DuckDB opens no file before the query runs.
             sources.append(f"SELECT * FROM read_parquet({_quoted_list(segments)}, schema = {self._columns(hidden)})")
         if rows.num_rows or not segments:
             sources.append(f'SELECT * FROM "{hidden}"')
@@ -57,7 +59,7 @@ class Views:
         self._view(table, f'SELECT * FROM "{self._register(name, rows)}"')
 
     def _columns(self, hidden: str) -> str:
-        """Returns the schema for read_parquet: columns are matched by name, and NULL if a file lacks the column."""
+        """Returns the schema for read_parquet: columns are matched by name; a column that a file lacks is NULL."""
         rows = self._connection.table(f'"{hidden}"')
         columns = zip(map(sql_text, rows.columns), map(str, rows.types), strict=True)
         fields = (f"{name}: {{name: {name}, type: {sql_text(kind)}, default_value: NULL}}" for name, kind in columns)
@@ -85,9 +87,9 @@ def _quoted_list(values: Sequence[str]) -> str:
 
 
 class Instance:
-    """Gives each request a connection without tables. For one request at a time.
+    """The DuckDB of a worker, which gives each request a connection without tables. For one request at a time.
 
-    A locked connection sets nothing, and opens files only in folders that a request had until then.
+    A locked connection cannot change settings, and opens files only in folders of this or an earlier request.
     """
 
     def __init__(self, memory_bytes: int, threads: int) -> None:
@@ -97,7 +99,7 @@ class Instance:
         self._kept: duckdb.DuckDBPyConnection | None = None
 
     def prepare(self) -> duckdb.DuckDBPyConnection:
-        """Returns the kept DuckDB, or makes a DuckDB to keep: ahead of a request, so that no request waits for it."""
+        """Returns the kept DuckDB; makes one ahead of a request if there is none, so that no request waits for it."""
         if self._kept is None:
             made = self.unlocked()
             self.lock(made, self._folders)
@@ -105,14 +107,14 @@ class Instance:
         return self._kept
 
     def connect(self, folders: Collection[str]) -> duckdb.DuckDBPyConnection:
-        """Returns a locked connection to the kept DuckDB, which may open files in ``folders``."""
+        """Returns a locked connection to the kept DuckDB that may open files in ``folders``."""
         if not self._folders.issuperset(folders):
             self._folders |= frozenset(folders)
             self.discard()
         return self.prepare().cursor()
 
     def unlocked(self) -> duckdb.DuckDBPyConnection:
-        """Returns the only connection to a DuckDB of its own, which loads no extension and sees no Python variable."""
+        """Returns the only connection to a new DuckDB, which loads no extension and sees no Python variable."""
         connection = duckdb.connect(
             ":memory:",
             config={
@@ -123,7 +125,7 @@ class Instance:
                 "autoinstall_known_extensions": "false",
                 "autoload_known_extensions": "false",
                 "python_enable_replacements": "false",
-                # The memory of the cache would be held from one request to the next.
+                # The cache would keep its memory from one request to the next.
                 "enable_external_file_cache": "false",
             },
         )
@@ -131,14 +133,14 @@ class Instance:
         return connection
 
     def lock(self, connection: duckdb.DuckDBPyConnection, folders: Collection[str]) -> None:
-        """Locks ``connection``: from now on it opens files in ``folders`` alone, and sets nothing."""
+        """Locks ``connection``: from now on it opens files only in ``folders``, and cannot change settings."""
         if folders:
             connection.execute(f"SET allowed_directories = {_quoted_list(sorted(folders))}")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
 
     def release(self, connection: duckdb.DuckDBPyConnection, schemas: Collection[str]) -> None:
-        """Closes ``connection``, after it dropped ``schemas``; after an error the next request gets a new DuckDB."""
+        """Drops ``schemas`` and closes ``connection``; after an error the next request gets a new DuckDB."""
         try:
             for schema in schemas:
                 connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
@@ -161,7 +163,7 @@ _ZONE_HINT = "ts and t_* are UTC without a zone: write ts > TIMESTAMP '2026-01-3
 
 
 def explain(error: BaseException) -> ProbingError:
-    """Returns the error for the user of an error of DuckDB or Arrow that was raised while a query ran."""
+    """Returns the error to show for an error of DuckDB or Arrow in a running query."""
     text = str(error)
     match = _KIND.match(text)
     kind = match[1] if match else ""

@@ -1,7 +1,7 @@
-"""Answers queries: the gate, live rows, a snapshot of the store, a worker.
+"""Answers queries by the gate, live rows, a snapshot of the store, and a worker.
 
-A request has one or several SELECTs. All of them share one visit to the gate, one filling of each live table, one
-snapshot of the store and one worker, so they see the same rows, and ``now()`` is the same time in all.
+A request has one or several SELECTs. They share one check by the gate, one reading of each live table, one snapshot of
+the store and one worker. So they see the same rows, and ``now()`` is the same time in all.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import TypedDict
 
-from probing.api.errors import ProbingError, QueryError, QueryRejected, QueryTimeout
+from probing.api.errors import InternalError, ProbingError, QueryError, QueryRejected, QueryTimeout
 from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
+from probing.api.typed import typed
 from probing.api.wire import MAX_STATEMENTS
-from probing.daemon.ipc import error_of
-from probing.daemon.query.answer import Checked, End, Item, QueryProgress, StatementEnd, end_of, statement_end
+from probing.daemon.ipc import Message, error_of
+from probing.daemon.query.answer import Checked, End, Item, QueryProgress, StatementEnd
 from probing.daemon.query.caller import NOBODY, Caller, stop_if
 from probing.daemon.query.concurrency import QuerySlots
 from probing.daemon.query.gatekeeper import Gatekeeper
@@ -31,15 +32,16 @@ from probing.daemon.store.needs import Need
 __all__ = ("Engine",)
 
 MAX_LIVE_BYTES = 256 << 20
-# A request whose statements scan more rows in sum is a large request. LARGE_ROWS take about a second.
+# A request is large if its statements together scan more rows than this, which takes about a second.
 LARGE_ROWS = 8_000_000
-# Time to report damaged segments to the store at the end of a query, s.
+# The time for reporting damaged segments to the store at the end of a query, s.
 REPORT_S = 0.5
 _Cancelled = Callable[[], bool]
 
 
-class _Request(NamedTuple):
-    """``limited``: the caller sees rows of some jobs alone, and no count with rows of other jobs."""
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request. ``limited``: the caller sees only rows of some jobs, and no count that includes rows of other jobs."""
 
     statements: list[Checked | ProbingError]
     started: float
@@ -52,7 +54,7 @@ class _Request(NamedTuple):
 
     @property
     def left(self) -> float:
-        """Returns the seconds to the deadline."""
+        """Returns the seconds until the deadline."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise QueryTimeout("the query did not end in time")
@@ -64,17 +66,17 @@ class _Request(NamedTuple):
         return [one for one in self.statements if isinstance(one, Checked)]
 
     def without(self, failed: Mapping[str, ProbingError]) -> _Request:
-        """Returns the request in which the statements that name a table in ``failed`` have failed."""
+        """Returns the request with the error of each statement that names a table in ``failed``."""
 
         def outcome(one: Checked | ProbingError) -> Checked | ProbingError:
             if isinstance(one, ProbingError):
                 return one
             return next((failed[name] for name in one.tables if name in failed), one)
 
-        return self._replace(statements=[outcome(one) for one in self.statements])
+        return replace(self, statements=[outcome(one) for one in self.statements])
 
     def rows_to_scan(self, segments: Segments) -> int:
-        """Returns the number of rows in the segments of each statement's tables, in sum."""
+        """Returns the number of rows in the segments that all statements together read."""
         return sum(_rows(segments.get(name, ())) for one in self.runnable for name in one.tables)
 
 
@@ -92,8 +94,8 @@ class Engine:
         now_ns: Callable[[], int] = time.time_ns,
         views: Callable[[], Mapping[str, View]] = dict,
     ) -> None:
-        """``gate``: workers that check. ``live`` makes the rows of live tables that do not come from ``store``;
-        ``views`` returns the views of the schema ``view``."""
+        """Makes the engine. ``gate``: the workers that check statements. ``live`` makes the rows of live tables that do
+        not come from ``store``; ``views`` returns the views of the schema ``view``."""
         self._store = store
         self._pool = pool
         self._gate = Gatekeeper(gate)
@@ -105,12 +107,12 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Requests that have a slot now."""
+        """Returns the number of requests that have a slot now."""
         return self._slots.held
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot."""
+        """Returns the number of requests that wait for a slot."""
         return self._slots.waiting
 
     def run(
@@ -162,13 +164,13 @@ class Engine:
         """Yields for each statement in turn the pieces of an Arrow IPC stream and a StatementEnd, then an End; with
         ``progress`` a QueryProgress now and then before the first piece of a statement.
 
-        ``rows_only``: each statement returns no row if its tables have no rows, and nobody wants to know its columns
-        then: a statement without any row to read is not run and has no pieces.
+        ``rows_only``: each statement would return no row if its tables have none, and the caller does not need its
+        columns then. A statement without any row to read is not run and has no pieces.
 
-        ``timeout`` in seconds covers the request, also the time in which the caller takes the pieces. ``max_bytes``
-        bounds all pieces together; 0: no bound. While ``resting`` returns True, because the caller takes nothing, the
-        request keeps no other waiting. Raises QueryRejected for more than MAX_STATEMENTS, QueryError and its subclasses
-        where all statements fail together, and PeerError when the collector does not answer.
+        ``timeout`` in seconds covers the request, including the time in which the caller reads the pieces.
+        ``max_bytes`` limits all pieces together; 0: no limit. While ``resting`` returns True, because the caller reads
+        nothing, other requests do not wait for this one. Raises QueryRejected for more than MAX_STATEMENTS, QueryError
+        and its subclasses where all statements fail together, and PeerError when the collector does not answer.
         """
         if len(statements) > MAX_STATEMENTS:
             raise QueryRejected(f"more than {MAX_STATEMENTS} statements in one request", hint="send several requests")
@@ -204,7 +206,9 @@ class Engine:
                 yield from self._ask(request, snapshot, live)
 
     def _live_rows(self, request: _Request) -> tuple[dict[str, bytes], dict[str, ProbingError]]:
-        """Returns the rows of the live tables that the statements name, and the error of each table without rows."""
+        """Returns the rows of the live tables that the statements name, and the error of each table that could not be
+        read.
+        """
         names = sorted({name for one in request.runnable for name in one.tables if name in TABLES})
         rows: dict[str, bytes] = {}
         failed: dict[str, ProbingError] = {}
@@ -232,31 +236,71 @@ class Engine:
         to_scan = 0 if request.limited else request.rows_to_scan(segments)
         yield from _failed_first(waiting)
         for message in self._pool.run(header, payload, deadline=request.deadline, cancelled=request.cancelled):
-            if "part" in message.header:
+            answer = _answer_of(message)
+            if "part" in answer:
                 yield message.payload
-            elif "progress" in message.header:
+            elif "progress" in answer:
                 elapsed_ms = int((time.monotonic() - request.started) * 1000)
-                yield QueryProgress(float(message.header["progress"]), to_scan, elapsed_ms)
-            elif "statement" in message.header and waiting:
-                statement = statement_end(message.header["statement"], *waiting.popleft())
+                yield QueryProgress(answer["progress"], to_scan, elapsed_ms)
+            elif "statement" in answer and waiting:
+                statement = _statement_end(answer["statement"], *waiting.popleft())
                 rows += statement.rows
                 yield statement
                 yield from _failed_first(waiting)
-            elif error := message.header.get("error"):
-                raise error_of(error)
-            else:
-                end_of_job = message.header.get("end") or {}
-                if paths := self._damaged.add(end_of_job.get("damaged", ())):
+            elif "error" in answer:
+                raise error_of(answer["error"])
+            elif "end" in answer:
+                if paths := self._damaged.add(answer["end"]["damaged"]):
                     self._store.damaged(paths, REPORT_S)
-                scanned = sum(map(_rows, segments.values()))
-                end = end_of(end_of_job, rows, scanned, [*snapshot.missing, *left_out], complete=not waiting)
-                yield replace(end, rows_scanned=end.rows) if request.limited else end
+                if waiting:
+                    raise InternalError("a worker did not answer every statement")
+                scanned = rows if request.limited else answer["end"]["tail_rows"] + sum(map(_rows, segments.values()))
+                yield End(rows, scanned, [*snapshot.missing, *left_out, *answer["end"]["warnings"]])
+            else:
+                raise InternalError("a worker answers something else")
+
+
+class _StatementAnswer(TypedDict, total=False):
+    rows: int
+    error: dict[str, str]
+
+
+class _JobEnd(TypedDict):
+    tail_rows: int
+    warnings: list[str]
+    damaged: list[str]
+
+
+class _WorkerAnswer(TypedDict, total=False):
+    """A message of a worker, which has one of these fields."""
+
+    part: str
+    progress: float
+    statement: _StatementAnswer
+    error: dict[str, str]
+    end: _JobEnd
+
+
+def _answer_of(message: Message) -> _WorkerAnswer:
+    try:
+        return typed(_WorkerAnswer, message.header)
+    except ValueError as e:
+        raise InternalError(f"a worker's answer makes no sense: {e}") from e
+
+
+def _statement_end(answer: _StatementAnswer, index: int, statement: Checked | ProbingError) -> StatementEnd:
+    warnings = statement.warnings if isinstance(statement, Checked) else ()
+    if "error" in answer:
+        return StatementEnd(index, 0, warnings, error_of(answer["error"]))
+    if "rows" in answer:
+        return StatementEnd(index, answer["rows"], warnings)
+    raise InternalError("a worker answered a statement with nothing")
 
 
 def _job(
     request: _Request, segments: Segments, parts: list[tuple[str, int]], live: Mapping[str, bytes]
 ) -> tuple[dict[str, object], bytes]:
-    """Returns the message for a worker, header and payload; ``query/job.py`` reads it."""
+    """Returns the message for a worker, header and payload, which ``query/job.py`` reads."""
     users = {name: table for one in request.runnable for name, table in one.users.items()}
     whole = any(one.columns is None for one in request.runnable)
     spec = {
@@ -275,7 +319,7 @@ def _job(
 
 
 def _needs(statements: Iterable[Checked], live: Mapping[str, bytes]) -> dict[str, Need]:
-    """Returns the rows of each stored table that the statements need together."""
+    """Returns the rows of each stored table that the statements together need."""
     needs: dict[str, Need] = {}
     for one in statements:
         for name, need in one.needs.items():
@@ -290,7 +334,7 @@ def _all_failed(request: _Request) -> Iterator[StatementEnd | End]:
 
 
 def _failed_first(waiting: deque[tuple[int, Checked | ProbingError]]) -> Iterator[StatementEnd]:
-    """Takes the failed statements from the front of ``waiting``, and yields their ends."""
+    """Removes the failed statements from the front of ``waiting``, and yields their ends."""
     while waiting and isinstance(error := waiting[0][1], ProbingError):
         yield StatementEnd(waiting.popleft()[0], error=error)
 

@@ -1,10 +1,10 @@
 """The gate: parses a query, checks it and prints it again. DuckDB gets only the printed text.
 
-Accepts exactly one SELECT (or UNION, EXCEPT, INTERSECT, or WITH of them) over the tables of ``probing.api.tables``,
+Accepts exactly one SELECT (or a UNION, EXCEPT, INTERSECT or WITH of SELECTs) over the tables of ``probing.api.tables``,
 made of allowed nodes and functions, with bounded sizes. The gate is the first of two defences: the second is the
 worker's process.
 
-A query is parsed four times on a node, on purpose, since each parser sees what the next one will run:
+A node parses a query four times on purpose, as each parser checks the text that the next will run:
 
 1. ``check`` parses the caller's text with sqlglot, checks the tree, expands views and prints it;
 2. ``_check_printed`` parses the printed text, which must be allowed and must print the same again: a part that prints
@@ -29,6 +29,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES, Table
 from probing.api.tables.schema import View
+from probing.api.tables.user import JOB_SCHEMA
 from probing.api.tables.user import SCHEMA as USER
 from probing.api.tables.views import VIEWS
 from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES, check_sizes
@@ -45,14 +46,14 @@ from probing.federation.sql.views import expand, known_columns
 
 __all__ = ("check",)
 
-# Tables that say nothing about any job.
+# Tables whose rows tell nothing about jobs.
 _OPEN = frozenset(("cluster.members", "probing.column_docs", "probing.table_docs"))
-# DuckDB moves no condition of the caller behind a LIMIT: a failing condition would show a value of another job's row.
+# DuckDB moves no condition below this LIMIT: a failing one could show a value of another job's row.
 _ALL_ROWS = (1 << 62) - 1
 _KEPT_PARTS = ("joins", "laterals", "sample")
 
 MAX_NODES = 10_000
-# DuckDB plans queries recursively.
+# The most SELECTs of a query: DuckDB plans queries recursively.
 MAX_QUERIES = 200
 # Views may make a query this many times larger.
 MAX_GROWTH = 4
@@ -73,7 +74,7 @@ _HINTS: dict[type[exp.Expr], str] = {
 _ONE_NODE = "global. names the rows of all nodes, and this node was asked for its own: ask with --all-nodes"
 
 _WORDS = {"describe": _SHOW_TABLES, "show": _SHOW_TABLES, "pivot": _PIVOT, "unpivot": _PIVOT}
-# Texts to write instead of functions that are not allowed or that DuckDB does not have.
+# Texts that replace functions that are not allowed or that DuckDB lacks.
 _ELEMENTS = """unnest(from_json(culprits, '[{"rank": "INT", "node": "VARCHAR"}]')) makes a row of each element"""
 _INSTEAD = {
     "timezone": "write ts AT TIME ZONE 'Asia/Shanghai'",
@@ -82,7 +83,7 @@ _INSTEAD = {
     "bar": "show the number, or draw what -f csv writes",
 }
 
-# sqlglot's messages about a query are in the error already.
+# The error of a query already contains sqlglot's messages about it.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
 
@@ -93,12 +94,12 @@ def check(
     views: Callable[[], Mapping[str, View]] = dict,
     jobs: Collection[str] | None = None,
 ) -> Checked:
-    """Checks ``sql``, in which ``now()`` and the like become ``now_ns`` (UTC ns). ``jobs``: the caller may see the rows
-    of these jobs alone.
+    """Returns ``sql`` checked, with ``now_ns`` (UTC ns) in place of ``now()`` and the like. ``jobs``: the caller may
+    see only the rows of these jobs.
 
-    ``users`` returns the tables of the schema ``user``, ``views`` the views of the schema ``view``; each is called only
-    if the query names one. Raises QueryRejected, which names the refused part, and the errors of ``users`` and
-    ``views``.
+    ``users`` returns the tables of users' probes and of jobs, ``views`` the views of the schema ``view``; each is
+    called only if the query names one. Raises QueryRejected, which names the refused part, and the errors of ``users``
+    and ``views``.
     """
     users, views = cache(users), cache(views)
     try:
@@ -109,7 +110,7 @@ def check(
         warnings = _expand(root, users, views)
         for node in _check_count(root, MAX_GROWTH):
             _check_node(node)
-        # The result is a list of pairs, not a dict: to sqlglot nodes of equal text are equal.
+        # The result is a list of pairs, not a dict, as nodes of equal text are equal to sqlglot.
         tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users, views))]
         check_sizes(root)
         root = fix_times(root, now_ns)
@@ -131,10 +132,13 @@ def check(
 def _expand(
     root: exp.Query, users: Callable[[], Mapping[str, Table]], views: Callable[[], Mapping[str, View]]
 ) -> tuple[str, ...]:
-    """Expands the views in ``root``. Returns a warning if ``root`` names tables of all nodes: this is one node."""
-    named = [(table.catalog.lower(), table.db.lower()) for table in root.find_all(exp.Table)]
+    """Expands the views in ``root``. Returns a warning if ``root`` names tables of all nodes, since only this node
+    answers.
+    """
+    tables = list(root.find_all(exp.Table))
+    named = [(table.catalog.lower(), table.db.lower()) for table in tables]
     own = views() if any(schema == USER_VIEWS for _, schema in named) else {}
-    more = users() if any(place == (GLOBAL, USER) for place in named) else {}
+    more = users() if any(table.catalog.lower() == GLOBAL and _is_run_time(table) for table in tables) else {}
     known = {**VIEWS, **own}
     expand(root, known, known_columns(known, {name: [c.name for c in table.columns] for name, table in more.items()}))
     return (_ONE_NODE,) if any(catalog == GLOBAL for catalog, _ in named) else ()
@@ -153,7 +157,7 @@ def _print(root: exp.Expr) -> str:
 
 
 def _check_printed(printed: str) -> None:
-    """Raises QueryRejected unless ``printed`` parses to an allowed tree that prints to the same text."""
+    """Raises QueryRejected unless ``printed`` parses to an allowed tree that prints as the same text."""
     again = _parse(printed, MAX_GROWTH)
     for node in _check_count(again, MAX_GROWTH):
         _check_node(node)
@@ -163,7 +167,9 @@ def _check_printed(printed: str) -> None:
 
 
 def _parse(sql: str, times: int = 1) -> exp.Query:
-    """Returns the tree of ``sql``. Raises QueryRejected unless it is one SELECT of at most ``times`` usual length."""
+    """Returns the tree of ``sql``. Raises QueryRejected unless it is one SELECT of at most ``times`` the usual
+    length.
+    """
     if any(c < " " and c not in "\t\n\r" for c in sql):
         raise QueryRejected("the query has control characters")
     try:
@@ -216,7 +222,7 @@ def _function_refused(name: str) -> QueryRejected:
 def _resolve(
     table: exp.Table, users: Callable[[], Mapping[str, Table]], views: Callable[[], Mapping[str, View]]
 ) -> str | None:
-    """Returns the name of our table, or None for a CTE or an allowed table function."""
+    """Returns the name of our table; None for a CTE or an allowed table function."""
     if isinstance(table.this, _TABLE_FUNCTIONS):
         return None
     if not isinstance(table.this, exp.Identifier):
@@ -230,10 +236,16 @@ def _resolve(
             return None
         raise _unknown_table(table.name, [*TABLES, *VIEWS])
     name = f"{table.db}.{table.name}".lower()
-    known = {**TABLES, **users()} if table.db.lower() == USER else TABLES
+    known = {**TABLES, **users()} if _is_run_time(table) else TABLES
     if name not in known:
         raise _unknown_table(name, [*known, *VIEWS, *(views() if table.db.lower() == USER_VIEWS else ())])
     return name
+
+
+def _is_run_time(table: exp.Table) -> bool:
+    """Returns whether ``table`` can be a table of a user's probe or of a job, which the gate has to ask for."""
+    schema, name = table.db.lower(), f"{table.db}.{table.name}".lower()
+    return schema == USER or (schema == JOB_SCHEMA and name not in TABLES and name not in VIEWS)
 
 
 def _unknown_table(name: str, known: Iterable[str]) -> QueryRejected:
@@ -278,9 +290,9 @@ def _words(name: str) -> str:
 
 
 def _limit_to_jobs(tables: Iterable[tuple[exp.Table, str]], known: Mapping[str, Table], jobs: Collection[str]) -> None:
-    """Limits a query to the rows of ``jobs``. ``tables``: all places where it names a table, with the table's name.
+    """Limits a query to the rows of ``jobs``. ``tables``: all places in it that name a table, with the table's name.
 
-    Raises QueryRejected for a table whose rows do not say to which job they belong.
+    Raises QueryRejected for a table whose rows do not name their job.
     """
     for node, name in tables:
         if name in _OPEN:

@@ -1,15 +1,16 @@
-"""Has statements checked in worker processes of the role ``gate``, which are killed at the deadline."""
+"""Sends statements to worker processes of the role ``gate``, which check them and are killed at the deadline."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 from probing.api.errors import InternalError, ProbingError
 from probing.api.tables import Table
 from probing.api.tables.schema import View
 from probing.api.tables.user import user_table_to
+from probing.api.typed import typed
 from probing.daemon.ipc import error_of
 from probing.daemon.query.answer import Checked
 from probing.daemon.query.caller import Caller
@@ -19,7 +20,7 @@ from probing.daemon.store.needs import Need
 
 __all__ = ("Gatekeeper",)
 
-# Checks that run at the same time. A check takes a millisecond or two.
+# The most checks at the same time. A check takes a millisecond or two.
 CONCURRENT = 2
 
 
@@ -27,7 +28,7 @@ class Gatekeeper:
     """Runs ``gate.check`` in workers; safe for many threads."""
 
     def __init__(self, pool: WorkerPool) -> None:
-        """``pool``: workers of the role ``gate``."""
+        """Makes the gatekeeper. ``pool``: workers of the role ``gate``."""
         self._pool = pool
         self._slots = QuerySlots(CONCURRENT)
 
@@ -42,7 +43,7 @@ class Gatekeeper:
         cancelled: Callable[[], bool],
         caller: Caller,
     ) -> list[Checked | ProbingError]:
-        """Returns for each statement the result or the error of ``gate.check``. ``deadline`` is on time.monotonic().
+        """Returns the result, or the error, of ``gate.check`` for each statement. ``deadline`` is on time.monotonic().
 
         Raises QueryRejected if the check takes too long, QueryTimeout, and the errors of ``users`` and ``views``.
         """
@@ -60,7 +61,7 @@ class Gatekeeper:
             if needs is None:
                 return _answers(message.payload, known, len(statements))
             if needs in asked:
-                raise InternalError("the gate asks for what it has")
+                raise InternalError("the gate requests tables or views that it already has")
             if needs == "users":
                 known = users()
                 asked["users"] = [user_table_to(table) for table in known.values()]
@@ -76,17 +77,21 @@ def _answers(payload: bytes, known: Mapping[str, Table], count: int) -> list[Che
     try:
         found = [error_of(one["error"]) if "error" in one else _checked(one, known) for one in json.loads(payload)]
     except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise InternalError("the gate's answer makes no sense") from e
+        raise InternalError("the gate's answer is malformed") from e
     if len(found) != count:
         raise InternalError("the gate did not answer every statement")
     return found
 
 
-def _checked(found: Mapping[str, Any], known: Mapping[str, Table]) -> Checked:
-    return Checked(
-        str(found["sql"]),
-        {str(name): Need.from_dict(need) for name, need in found["needs"].items()},
-        {str(name): known[name] for name in found["users"]},
-        tuple(map(str, found["warnings"])),
-        None if found["columns"] is None else frozenset(map(str, found["columns"])),
-    )
+class _Answer(TypedDict):
+    sql: str
+    needs: dict[str, Need]
+    users: list[str]
+    warnings: tuple[str, ...]
+    columns: frozenset[str] | None
+
+
+def _checked(answer: object, known: Mapping[str, Table]) -> Checked:
+    found = typed(_Answer, answer)
+    users = {name: known[name] for name in found["users"]}
+    return Checked(found["sql"], found["needs"], users, found["warnings"], found["columns"])

@@ -1,4 +1,6 @@
-"""Runs the statements of one request in a worker: views over the files and rows of a snapshot, answers as Arrow."""
+"""Runs the statements of one request in a worker: makes views over the files and rows of a snapshot, and answers in
+Arrow.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ from probing.daemon.store.log.cache import LogCache
 
 __all__ = ("Database", "Job", "Outcome")
 
-# Bytes of rows held back before the first chunk goes out: after an error until then a retry sends no row twice.
+# The bytes of rows that are held back first: after an error until then a retry sends no row twice.
 FIRST_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20
 BATCH_ROWS = 16_384
 PROGRESS_S = 0.25
-# Errors caused by the query and its values; any other error may be caused by a file.
+# Errors that the query and its values cause; a damaged file may cause any other error.
 _FROM_THE_QUERY = re.compile(
     r"\s*(Binder|Catalog|Constraint|Conversion|Dependency|Not implemented|Out of Memory|Out of Range|Parser|Permission"
     r"|Syntax|Invalid Type|Mismatch Type|INTERRUPT|Interrupt) Error: "
@@ -39,10 +41,11 @@ _FAILURES = (duckdb.Error, pa.ArrowException, MemoryError, OSError)
 
 @dataclass(slots=True)
 class Job:
-    """A request of the engine: checked ``statements``, ``segments`` (paths) by stored table, the log's ``parts`` (path,
-    length), ``live`` rows by table, ``max_bytes`` of all answers together (0: no bound), the tables of ``users`` among
-    them, whether ``progress`` is wanted, and ``columns``: names of the columns that the statements use; None: all.
-    ``reads``: the tables that each statement reads; set when a statement without any row to read may be skipped."""
+    """A request of the engine. It has checked ``statements``, ``segments`` (paths) by stored table, the log's ``parts``
+    (path, length), ``live`` rows by table, ``max_bytes`` of all answers together (0: no limit), the tables of users'
+    probes among them (``users``), whether ``progress`` is wanted, and ``columns``, the names of the columns that the
+    statements use (None: all). ``reads``: the tables that each statement reads; set when a statement without any row to
+    read may be skipped."""
 
     statements: list[str]
     segments: dict[str, list[str]]
@@ -56,16 +59,16 @@ class Job:
 
     @property
     def known(self) -> dict[str, Table]:
-        """The tables that a statement may name."""
+        """Returns the tables that a statement may name."""
         return {**self.users, **TABLES}
 
     @classmethod
     def unpack(cls, header: Mapping[str, Any], payload: bytes) -> Job:
-        """Returns the job in the engine's message. Raises InternalError for a message that makes no sense."""
+        """Returns the job in the engine's message. Raises InternalError for a message that is malformed."""
         try:
             return cls._unpack(header, memoryview(payload))
         except (AttributeError, KeyError, OSError, TypeError, ValueError, FormatError, pa.ArrowException) as e:
-            raise InternalError(f"a request for a query makes no sense: {type(e).__name__}: {e}") from e
+            raise InternalError(f"a request for a query is malformed: {type(e).__name__}: {e}") from e
 
     @classmethod
     def _unpack(cls, header: Mapping[str, Any], payload: memoryview) -> Job:
@@ -92,7 +95,7 @@ class Job:
 
 @dataclass(slots=True)
 class Outcome:
-    """The results of a job beside its rows: ``tail_rows`` of the log, ``warnings``, and ``damaged`` segments."""
+    """The results of a job other than rows: ``tail_rows`` of the log, ``warnings``, and ``damaged`` segments."""
 
     tail_rows: int = 0
     warnings: list[str] = field(default_factory=list)
@@ -109,14 +112,16 @@ class _Answer:
 
 
 class Database:
-    """The tables of ``job`` in DuckDB. The views are made for the first statement, and again after a failed one."""
+    """The tables of ``job`` in DuckDB. The views are made before the first statement, and again after a failed
+    statement.
+    """
 
     def __init__(self, job: Job, instance: Instance, outcome: Outcome) -> None:
-        """Decodes the log. Adds warnings and damaged segments, also later ones, to ``outcome``."""
+        """Decodes the log. Adds warnings and damaged segments, including later ones, to ``outcome``."""
         self._job = job
         self._instance = instance
         self._outcome = outcome
-        # DuckDB binds each column of a view twice, which takes longer than most queries.
+        # The views have only these columns: DuckDB binds each column of a view twice, which takes long.
         self._columns = job.columns
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._sent = 0
@@ -132,15 +137,16 @@ class Database:
             self._instance.release(connection, {name.partition(".")[0] for name in names})
 
     def needs_no_run(self, number: int) -> bool:
-        """Returns whether statement ``number`` of the job reads no row and therefore need not be run."""
+        """Returns whether statement ``number`` of the job has no row to read, and so need not be run."""
         reads = self._job.reads
         return reads is not None and reads[number].isdisjoint(self._filled)
 
     def answer(self, sql: str, send: Callable[[memoryview], None], tell: Callable[[float], None] | None = None) -> int:
-        """Sends the answer to ``sql`` through ``send``, without segments that cannot be read; returns its rows.
+        """Sends the answer to ``sql`` through ``send``, without segments that cannot be read. Returns the number of
+        rows.
 
-        ``tell`` gets the fraction of the work that is done, if the job wants progress: in another thread, before
-        anything is sent. Raises QueryError and its subclasses.
+        If the job wants progress, ``tell`` gets the share of the work that is done, in another thread, before anything
+        is sent. Raises QueryError and its subclasses.
         """
         while True:
             answer = _Answer()
@@ -150,7 +156,7 @@ class Database:
             except _FAILURES as e:
                 self._discard()
                 if isinstance(e, duckdb.BinderException) and self._columns is not None:
-                    # All columns, so that DuckDB's message can name columns that are alike.
+                    # The views get all columns, so that DuckDB's message can name similar columns.
                     self._columns = None
                     continue
                 damaged = _damaged(self._job, e, self._instance)
@@ -177,7 +183,7 @@ class Database:
         connection = self._connection = self._connection or self._prepared()
         statements = connection.extract_statements(sql)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise InternalError("the gate let something else than one SELECT through")
+            raise InternalError("the gate accepted a text that is not one SELECT")
         with _telling(connection, tell if self._job.progress else None):
             pieces = _stream(connection.sql(sql).to_arrow_reader(BATCH_ROWS), answer)
             data: memoryview | None = next(pieces)
@@ -191,9 +197,9 @@ class Database:
             data = next(pieces, None)
 
     def _prepared(self) -> duckdb.DuckDBPyConnection:
-        """Returns a locked connection with views over exactly the named files."""
+        """Returns a locked connection with views over exactly the listed files."""
         job = self._job
-        # Folders of tables, not of their days, so that tomorrow's segments need no other DuckDB.
+        # These are the folders of tables, not of days, so that tomorrow's segments can be read by the same DuckDB.
         folders = {path.rsplit("/", 2)[0] for paths in job.segments.values() for path in paths}
         # The interval of progress can only be set before the lock.
         connection = self._instance.unlocked() if job.progress else self._instance.connect(folders)
@@ -214,7 +220,9 @@ class Database:
         return connection
 
     def _names_of_views(self) -> set[str]:
-        """Returns the tables of the statements that are run: a view takes as long as a small query."""
+        """Returns the tables of the statements that are run. Only these get views, as a view takes as long as a small
+        query.
+        """
         job = self._job
         if job.reads is None:
             return {*job.segments, *job.live}
@@ -241,7 +249,7 @@ def _read_tails(job: Job, outcome: Outcome) -> dict[str, pa.Table]:
 
 @contextmanager
 def _telling(connection: duckdb.DuckDBPyConnection, tell: Callable[[float], None] | None) -> Iterator[None]:
-    """Calls ``tell`` every PROGRESS_S until the block ends."""
+    """Calls ``tell`` with the progress every PROGRESS_S until the block ends."""
     if tell is None:
         yield
         return
@@ -253,7 +261,7 @@ def _telling(connection: duckdb.DuckDBPyConnection, tell: Callable[[float], None
             try:
                 tell(min(percent / 100, 1.0))
             except InternalError:
-                return  # the other end is gone, and sending the answer will fail too
+                return  # the other end is gone, so sending the answer will fail, too
 
     thread = threading.Thread(target=watch, name="progress", daemon=True)
     thread.start()
@@ -265,9 +273,9 @@ def _telling(connection: duckdb.DuckDBPyConnection, tell: Callable[[float], None
 
 
 def _stream(reader: pa.RecordBatchReader, answer: _Answer) -> Iterator[memoryview]:
-    """Yields pieces of one Arrow IPC stream, the first once FIRST_BYTES are there or the stream has ended."""
+    """Yields pieces of an Arrow IPC stream; the first comes once FIRST_BYTES are there or the stream has ended."""
     collected = Gathered()
-    # Arrow writes each buffer and its padding separately; this gathers them, so that fewer become Python calls.
+    # Arrow writes each buffer and its padding separately; this buffer joins them, so that there are fewer Python calls.
     sink = pa.BufferedOutputStream(pa.PythonFile(collected, mode="w"), 1 << 18)
     enough = FIRST_BYTES
     with pa.ipc.new_stream(sink, reader.schema) as writer:
@@ -282,7 +290,7 @@ def _stream(reader: pa.RecordBatchReader, answer: _Answer) -> Iterator[memoryvie
 
 
 def _damaged(job: Job, error: BaseException, instance: Instance) -> list[str]:
-    """Returns the segments that cannot be read; none if ``error`` cannot have come from a segment."""
+    """Returns the segments that cannot be read; empty if ``error`` cannot have come from a segment."""
     text = str(error)
     paths = [path for paths in job.segments.values() for path in paths]
     named = [path for path in paths if path in text]

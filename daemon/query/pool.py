@@ -1,7 +1,7 @@
-"""Asks SQL workers. A worker is a connection to ``sql.sock``: the listener starts a new process for each.
+"""Sends requests to SQL workers. Each connection to ``sql.sock`` starts a new worker process.
 
-A worker either runs SQL or checks SQL; the first message says which. No process does both. The answer to that message
-comes once the worker is warm; until then no query depends on the worker.
+A worker either runs SQL or checks SQL, as the first message says; no process does both. It answers the first message
+when it is warm; until then it gets no query.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from probing.daemon.query.caller import stop_if, wait_readable
 
 __all__ = ("GATE", "QUERY", "WorkerPool")
 
-# A worker whose answer nobody reads is ended this long after its query's deadline, s.
+# A worker whose answer nobody reads is ended this long after the deadline of its query, s.
 GRACE_S = 1.0
 _SPLIT = "split it: use WITH for its parts"
 _NARROW = "the next query gets a fresh worker; when this one always ends so, aggregate or narrow the time range"
-# More workers than slots of requests (``concurrency``). A query that has run for half a second is not about to end:
-# another worker starts, so that the next query need not wait. A start costs more CPU than most queries.
+# There are more workers than slots for requests (``concurrency``): when a query has run for half a second, another
+# worker starts for the next query. Starting one costs more CPU than most queries.
 QUERY = Policy(
     "SQL worker",
     size=64,
@@ -38,19 +38,19 @@ GATE = QUERY._replace(greeting={"op": "warm", "role": "gate"})
 
 
 class WorkerPool:
-    """Keeps workers connected, so that no query waits for a worker to start; safe for many threads.
+    """Keeps workers connected, so that queries need not wait for a worker to start. Safe for many threads.
 
     A worker ends at once when its query is abandoned: closing the connection ends the process.
     """
 
     def __init__(self, path: str, policy: Policy = QUERY) -> None:
-        """``policy``: QUERY or GATE, perhaps with other figures."""
+        """Makes the pool. ``policy``: QUERY or GATE; tests change single values of these."""
         self._pool = Pool(path, policy)
         self._checks = policy.greeting == GATE.greeting
 
     @property
     def busy(self) -> int:
-        """Number of workers with a query."""
+        """Returns the number of workers with a query."""
         return self._pool.busy
 
     def keep(self, count: int) -> None:
@@ -84,7 +84,7 @@ class WorkerPool:
     def _send(
         self, header: dict[str, object], payload: bytes, deadline: float, cancelled: Callable[[], bool]
     ) -> Process:
-        """Sends the request to a warm worker, which is returned; skips workers that ended meanwhile."""
+        """Sends the request to a warm worker and returns the worker; skips workers that ended meanwhile."""
         while True:
             worker = self._acquired(deadline, cancelled)
             try:
@@ -94,7 +94,7 @@ class WorkerPool:
                 self._pool.discard(worker)
             except ChannelTimeout:
                 self._pool.discard(worker)
-                raise QueryTimeout("no worker took the query in time") from None
+                raise QueryTimeout("no worker accepted the query in time") from None
             except BaseException:
                 self._pool.discard(worker)
                 raise
@@ -110,7 +110,7 @@ class WorkerPool:
             raise QueryError("no SQL worker could be started", hint=hint) from e
 
     def _receive(self, worker: Process, deadline: float, cancelled: Callable[[], bool]) -> Message:
-        # The deadline counts even if a message is there: it includes time in which the caller read nothing.
+        # The deadline counts even if a message is there, since the caller may not have read for a while.
         if time.monotonic() >= deadline or not wait_readable(worker.channel.fileno(), deadline, cancelled):
             raise QueryTimeout("the query did not end in time")
         try:
@@ -119,5 +119,5 @@ class WorkerPool:
             raise QueryTimeout("the query did not end in time") from None
         except ChannelClosed:
             if self._checks:
-                raise QueryRejected("the query takes too long to be checked", hint=_SPLIT, code=WORKER_ENDED) from None
+                raise QueryRejected("checking the query takes too long", hint=_SPLIT, code=WORKER_ENDED) from None
             raise QueryError("the worker that ran the query ended", hint=_NARROW, code=WORKER_ENDED) from None

@@ -1,8 +1,8 @@
 """Finds the times and jobs that a query can need of each table, and limits a query to the rows of some jobs. The store
 prunes segments by these times and jobs (store/needs.py).
 
-Only a comparison of ``ts`` or ``job`` with constants bounds a table, and only if every row must pass it: it stands in
-the WHERE of the SELECT that names the table. All else leaves the table unbounded.
+A table is pruned only by comparisons of ``ts`` or ``job`` with constants that every row must pass: they are in the
+WHERE of the SELECT that names the table. All other conditions are ignored here.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ _UNITS_NS = {
     "DAY": 86_400 * 10**9,
     "WEEK": 7 * 86_400 * 10**9,
 }
-# Returns whether an expression is the column in question.
+# A function that tells whether an expression is the column in question.
 _IsColumn = Callable[[exp.Expr], bool]
 _ZONELESS = ("TIMESTAMP", "TIMESTAMPNTZ", "TIMESTAMP_NS", "DATE")
 
 
 def needs_of(tables: Iterable[tuple[exp.Table, str]]) -> dict[str, Need]:
-    """Returns the rows needed of each table; ``tables``: all places where a query names a table, with the table's name.
+    """Returns the rows needed from each table. ``tables``: all places of a query that name a table, with the table's
+    name.
 
     ``now()`` and the like must have been replaced by constants.
     """
@@ -63,16 +64,16 @@ def _jobs_of(table: exp.Table) -> frozenset[str] | None:
 
 
 def _conditions(table: exp.Table, column: str) -> Iterator[tuple[exp.Expr, _IsColumn]]:
-    """Yields the conditions that every needed row of ``table`` passes, each with a test for its column ``column``."""
+    """Yields the conditions that every needed row of ``table`` passes, each with a test for ``column``."""
     select = table.parent.parent if isinstance(table.parent, (exp.From, exp.Join)) else None
     if not isinstance(select, exp.Select) or table.args.get("sample") or table.args.get("joins"):
         return
     named = table.args.get("alias")
     if named is not None and named.args.get("columns"):
-        # The alias renames the columns.
+        # The alias gives the columns other names.
         return
     joins = select.args.get("joins") or []
-    # Such a join picks a row before the WHERE drops any, so a dropped row can change the result.
+    # Such a join chooses rows before the WHERE drops any, so a dropped row can change the result.
     if any(join.args.get("method") or join.args.get("kind") in ("ASOF", "POSITIONAL") for join in joins):
         return
     where = select.args.get("where")
@@ -134,7 +135,7 @@ def _jobs_of_condition(node: exp.Expr, is_job: _IsColumn) -> frozenset[str] | No
 
 
 def _constant(node: exp.Expr) -> int | None:
-    """Returns a constant time as UTC ns; None for any other expression and for forms that are not surely understood."""
+    """Returns a constant time as UTC ns; None for any other expression, and for forms whose meaning is not certain."""
     if isinstance(node, exp.Paren):
         return _constant(node.this)
     if isinstance(node, (exp.Add, exp.Sub)):

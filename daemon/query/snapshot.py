@@ -1,11 +1,11 @@
-"""The interface of the process that keeps the rows, as the engine uses it, the snapshot that a query reads, and the
-segments that could not be read.
+"""The interface to the process that keeps the rows, the snapshot that a query reads, and the segments that could not be
+read.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -15,7 +15,7 @@ from probing.daemon.store.needs import Need
 
 __all__ = ("DamagedSegments", "QueryFile", "QuerySnapshot", "Segments", "Store")
 
-# Time for which a damaged segment is left out before a query reads it again, s.
+# How long a damaged segment is left out before a query reads it again, s.
 SET_ASIDE_S = 600.0
 MAX_SET_ASIDE = 10_000
 
@@ -32,7 +32,7 @@ Segments = Mapping[str, Sequence[QueryFile]]
 
 @dataclass(frozen=True, slots=True)
 class QuerySnapshot:
-    """The rows of one instant: segments by table, and ``parts`` of the log (path, length). ``missing``: texts for the
+    """The rows at one instant: segments by table, and ``parts`` of the log (path, length). ``missing``: texts for the
     caller on the rows that the snapshot lacks."""
 
     segments: dict[str, list[QueryFile]]
@@ -41,26 +41,26 @@ class QuerySnapshot:
 
 
 class Store(Protocol):
-    """The collector, seen from the engine. All methods but ``damaged`` raise PeerError if it does not answer, and
+    """The collector as the engine uses it. All methods except ``damaged`` raise PeerError if it does not answer, and
     QueryError once ``cancelled`` returns True."""
 
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool]
     ) -> AbstractContextManager[QuerySnapshot]:
-        """Yields the segments that can have rows in ``needs``, and the log. Files stay until the context ends."""
+        """Yields the segments that may have rows in ``needs``, and the log. Files stay until the context ends."""
 
     def live(self, table: str, timeout: float, cancelled: Callable[[], bool]) -> bytes:
         """Returns the rows of a live table in its logical schema, as an Arrow IPC stream."""
 
     def tables(self, timeout: float) -> Mapping[str, Table]:
-        """Returns the tables of users' probes, present and past."""
+        """Returns the tables of users' probes, present and former."""
 
     def damaged(self, paths: Sequence[str], timeout: float) -> None:
         """Reports segments that could not be read. Raises nothing."""
 
 
 class DamagedSegments:
-    """Segments that could not be read, which the next queries leave out. Safe for many threads."""
+    """The segments that could not be read, which the next queries leave out. Safe for many threads."""
 
     def __init__(self) -> None:
         # The dict is replaced, never changed, so that threads may read it.
@@ -78,10 +78,9 @@ class DamagedSegments:
                 warnings.append(f"{name}: {left_out} damaged segment{'s' * (left_out > 1)} left out")
         return kept, warnings
 
-    def add(self, paths: Iterable[object]) -> list[str]:
-        """Leaves out the segments at ``paths`` for SET_ASIDE_S; returns the paths as texts."""
-        added = [str(path) for path in paths]
-        if added:
-            known = {**self._until, **dict.fromkeys(added, time.monotonic() + SET_ASIDE_S)}
+    def add(self, paths: Sequence[str]) -> Sequence[str]:
+        """Leaves out the segments at ``paths`` for SET_ASIDE_S; returns ``paths``."""
+        if paths:
+            known = {**self._until, **dict.fromkeys(paths, time.monotonic() + SET_ASIDE_S)}
             self._until = dict(list(known.items())[-MAX_SET_ASIDE:])
-        return added
+        return paths

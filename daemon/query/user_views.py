@@ -27,10 +27,10 @@ _Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 class UserViews:
-    """The views of a directory, read again on a call after a file has changed. Safe for many threads.
+    """The views of a directory, which is read again when a file has changed. Safe for many threads.
 
     A file that cannot be used becomes a view with a problem; a query that names it gets the problem as its error. Files
-    must belong to root or to the daemon's user, and nobody else may be able to write them.
+    must belong to root or the daemon's user, and must not be writable for others.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class UserViews:
         *,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``users`` returns the tables of users' probes, which views may read too."""
+        """Makes the views. ``users`` returns the tables of users' probes, which views may read, too."""
         self._directory = Path(directory)
         self._users = users
         self._now_s = now_s
@@ -88,7 +88,7 @@ class UserViews:
     def _read(self, files: list[str]) -> dict[str, View]:
         if not files:
             return {}
-        # Imported late, here and below: the parser of SQL takes long, and most nodes have no views.
+        # Imported here and below: the parser of SQL takes 10 MB, and most nodes have no views.
         from probing.federation.sql.views import base_tables
 
         self._unasked = False
@@ -109,7 +109,7 @@ class UserViews:
         name = file.removesuffix(".sql")
         try:
             if not _NAME.fullmatch(name):
-                raise QueryRejected("a view's name is made of a-z, 0-9 and _, at most 41, a letter first")
+                raise QueryRejected("a view's name has at most 41 of a-z, 0-9 and _, and begins with a letter")
             text = _trusted_text(self._directory / file)
             view = View(f"{USER_VIEWS}.{name}", _doc(text), (), text)
             base_tables(view)
@@ -136,7 +136,7 @@ def _version(entry: os.DirEntry[str]) -> tuple[int, int, int]:
     try:
         status = entry.stat()
     except OSError:
-        # A broken link is reported when it is read.
+        # A broken link is reported when the file is read.
         return 0, 0, 0
     return status.st_mtime_ns, status.st_size, status.st_ino
 
@@ -147,9 +147,11 @@ def _trusted_text(path: Path) -> str:
     with open(fd, "rb") as file:
         for status in (os.fstat(fd), path.parent.stat()):
             if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-                raise QueryRejected("others may write it: the file and its directory belong to root, mode 644 and 755")
+                raise QueryRejected(
+                    "other users may write to it: give the file and its directory to root, with mode 644 and 755"
+                )
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise QueryRejected("it is no regular file")
+            raise QueryRejected("it is not a regular file")
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise QueryRejected(f"it is longer than {MAX_BYTES} bytes")

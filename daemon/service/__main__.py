@@ -11,7 +11,7 @@ __all__ = ()
 
 
 def _load() -> Callable[[], int]:
-    # Imported late: a library that is missing is an error line.
+    # Imported late, so that a missing library becomes an error line.
     from probing.daemon.service.process import main
 
     return main

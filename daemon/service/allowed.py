@@ -1,4 +1,6 @@
-"""Decides to which addresses this node connects: those that its administrator named, and others in allowed networks."""
+"""Decides to which addresses this node connects: to those that its administrator named, and to others in allowed
+networks.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ __all__ = ("Allowed", "around", "own_networks", "parsed_networks")
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-# A name is looked up again after so long, s.
+# The time after which a name is looked up again, s.
 AGAIN_S = 30.0
 MAX_NAMES = 4096
-# An address outside the networks is reported for so long after a call wanted it, s.
+# How long an address outside the networks is reported after a call wanted it, s.
 SAID_S = 60.0
-# Blocks of addresses, each of which is one site: loopback, private (RFC 1918, RFC 4193), shared (RFC 6598), link-local.
+# Blocks of addresses that count as one site: loopback, private, shared (RFC 6598), link-local.
 _SITES = tuple(
     map(
         ipaddress.ip_network,
@@ -41,8 +43,9 @@ _HINT = "add its network to cluster.allow of this node"
 
 
 class Allowed:
-    """``networks``: as in ``cluster.allow``. If it is empty, the networks of this machine's interfaces are allowed, and
-    the sites of the seeds and of ``own``, the address of this node. Belongs to one event loop."""
+    """The allowed addresses. ``networks``: the value of ``cluster.allow``. If it is empty, the allowed networks are
+    those of this machine's interfaces, and the sites of the seeds and of ``own``, the address of this node. Belongs to
+    one event loop."""
 
     def __init__(self, networks: Sequence[str] = (), own: str = "") -> None:
         self._chosen = bool(networks)
@@ -51,7 +54,7 @@ class Allowed:
         # Addresses that the administrator named, as HOST:PORT: they are allowed in any network.
         self.named: frozenset[str] = frozenset()
         self._ips: dict[str, tuple[float, tuple[Ip, ...]]] = {}
-        # Time when each address outside the networks was last wanted.
+        # When each address outside the networks was last wanted.
         self._refused: dict[str, float] = {}
 
     async def set_seeds(self, seeds: Iterable[str]) -> None:
@@ -65,7 +68,7 @@ class Allowed:
         self._networks = tuple(dict.fromkeys((*own_networks(), *sites)))
 
     async def target(self, address: str) -> str:
-        """Returns the target of gRPC for ``address`` (HOST:PORT). Raises PeerError for an address that is not allowed.
+        """Returns gRPC's target for ``address`` (HOST:PORT). Raises PeerError for an address that is not allowed.
 
         A name is resolved once, so that gRPC connects to the addresses that were checked.
         """
@@ -89,7 +92,7 @@ class Allowed:
         return f"ipv{first}:{','.join(parts)}"
 
     def outside(self) -> list[str]:
-        """Returns the addresses that other nodes named lately and that are not allowed. For any thread."""
+        """Returns addresses that other nodes named lately but that are not allowed. For any thread."""
         since = time.monotonic() - SAID_S
         return sorted(address for address, at in self._refused.copy().items() if at > since)
 
@@ -100,7 +103,7 @@ class Allowed:
         return {address for address, target in zip(asked, found, strict=True) if isinstance(target, str)}
 
     async def _resolved(self, host: str) -> tuple[Ip, ...]:
-        """Returns the addresses of ``host``; none if its name cannot be resolved."""
+        """Returns the addresses of ``host``; empty if its name cannot be resolved."""
         if (literal := _literal(host)) is not None:
             return (literal,)
         now = time.monotonic()
@@ -119,12 +122,14 @@ class Allowed:
 
 
 def parsed_networks(texts: Iterable[str]) -> Iterator[Network]:
-    """Yields the networks that ``texts`` name, as 10.0.0.0/8. Raises ValueError."""
+    """Yields the networks that ``texts`` name, such as 10.0.0.0/8. Raises ValueError."""
     return (ipaddress.ip_network(text, strict=False) for text in texts)
 
 
 def around(ip: Ip) -> Network:
-    """Returns the site of an address: its private block, else a network of the size that one organization has."""
+    """Returns the site of an address: its private block, else a network of the size that an organization
+    usually has.
+    """
     for site in _SITES:
         if ip in site:
             return site
@@ -132,7 +137,10 @@ def around(ip: Ip) -> Network:
 
 
 def own_networks(proc: Path = Path("/proc/net")) -> Iterator[Network]:
-    """Yields the networks of this machine's interfaces but loopback, from proc(5)'s net/route and net/if_inet6."""
+    """Yields the networks of this machine's interfaces but loopback, from proc(5)'s net/route and net/if_inet6.
+
+    These wait for no driver, as netlink does, which psutil asks.
+    """
     for line in _lines(proc / "route")[1:]:
         words = line.split()
         if len(words) > 7 and words[2] == "00000000" and words[7] != "00000000":

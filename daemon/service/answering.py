@@ -1,10 +1,10 @@
 """Wraps the methods of a gRPC service: identifies the caller, checks its rights, writes the audit log, sends errors.
 
-Admits gRPC calls: gives each a thread, or refuses it at once.
+Gives each admitted call a thread, or refuses it at once.
 
-Threads are bounded by kind of call, by share (root, other users, TCP), by caller, and on TCP by token. No call takes
-threads of another share or kind, so a call about the daemon itself never waits for queries. A Query that is admitted
-then waits for a free slot in ``query/concurrency.py``, which limits how many run in SQL workers.
+The number of threads is limited for each kind of call, share (root, other users, TCP), caller, and on TCP for each
+token. No call uses threads of another share or kind, so a call about the daemon itself never waits for queries. An
+admitted Query then waits for a free slot in ``query/concurrency.py``, which limits how many queries run in SQL workers.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Timed = Callable[[str, float, str], None]
 
 
 class Guarded(Protocol):
-    """A service. ``hints``: the text of a status has the hint of its error. ``timed`` is called with the method, the
-    seconds and the outcome of each call: ok, failed or cancelled."""
+    """A service whose methods are wrapped. ``hints``: the text of a status includes the hint of its error. ``timed`` is
+    called with the method, the seconds and the outcome of each call: ok, failed or cancelled."""
 
     audit: Audit
     hints: bool
@@ -52,11 +52,13 @@ class Guarded(Protocol):
 
     @property
     def identify(self) -> Callable[[Context], Awaitable[Caller]]:
-        """Returns the caller of a call, or raises Unauthenticated or PrivilegeError."""
+        """Returns the function that identifies the caller of a call; it raises Unauthenticated or PrivilegeError."""
 
 
 def answering(method: Callable[..., Awaitable[_Reply]]) -> Callable[..., Awaitable[_Reply]]:
-    """Calls ``method`` of a Guarded with the caller. Errors end the call as in errors.py; a bug is logged."""
+    """Returns ``method`` of a Guarded wrapped: it gets the caller; errors end the call as in errors.py; a bug is
+    logged.
+    """
 
     name = method.__name__
 
@@ -101,9 +103,10 @@ T = TypeVar("T")
 
 
 class CallKind(Enum):
-    """Calls that share threads: at most ``most`` calls of a share at the same time, and ``each`` calls of one caller.
+    """A kind of calls, which share threads: at most ``most`` calls of a share at the same time, and ``each`` calls of
+    one caller.
 
-    TCP has ``each / 2`` more calls, which one token or certificate alone does not get.
+    TCP has ``each / 2`` calls more, which are not for a single token or certificate.
     """
 
     QUERY = ("queries", 32, 16)
@@ -152,16 +155,17 @@ class CallAdmission:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Calls under way, by the name of their kind in lower case."""
+        """Returns the number of calls in progress, by the name of their kind in lower case."""
         return {
             kind.name.lower(): sum(share.calls.total() for (own, _), share in self._shares.items() if own is kind)
             for kind in CallKind
         }
 
     def start(self, kind: CallKind, caller: Caller, function: Callable[[], T]) -> asyncio.Future[T]:
-        """Runs ``function`` in a thread now. Raises Overloaded if the caller or its share has too many calls.
+        """Runs ``function`` in a thread now, and returns its future. Raises Overloaded if the caller or its share has
+        too many calls.
 
-        The call counts until ``function`` returns, even if nobody waits for the result any more.
+        The call counts until ``function`` returns, even if its caller no longer waits.
         """
         share = self._shares[kind, caller.share]
         share.enter(caller)
@@ -170,7 +174,7 @@ class CallAdmission:
         def ended(done: asyncio.Future[T]) -> None:
             share.leave(caller)
             if not done.cancelled():
-                # Otherwise asyncio logs the error of a call whose caller went away, with its stack.
+                # Without this, asyncio logs the error of a call whose caller went away, with its stack.
                 done.exception()
 
         future.add_done_callback(ended)
@@ -178,7 +182,7 @@ class CallAdmission:
 
     @contextmanager
     def counted(self, kind: CallKind, caller: Caller) -> Iterator[None]:
-        """Counts a call that has threads of its own. Raises Overloaded as ``start`` does."""
+        """Counts a call that has threads of its own. Raises Overloaded in the same cases as ``start``."""
         share = self._shares[kind, caller.share]
         share.enter(caller)
         try:
@@ -187,7 +191,7 @@ class CallAdmission:
             share.leave(caller)
 
     async def run(self, kind: CallKind, caller: Caller, function: Callable[[], T]) -> T:
-        """As ``start``; waits for the result of ``function``."""
+        """Does the same as ``start``, and waits for the result of ``function``."""
         return await asyncio.shield(self.start(kind, caller, function))
 
     def close(self) -> None:

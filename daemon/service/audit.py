@@ -1,4 +1,4 @@
-"""The audit log: callers, their calls and the outcomes, in a bounded number of lines. All refusals are counted."""
+"""The audit log: callers, their calls and the outcomes, in a limited number of lines. All refusals are counted."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from probing.daemon.query.caller import Caller, Scope
 
 __all__ = ("Audit", "described")
 
-# Time in which one refusal is logged for each caller and reason, s.
+# Within this time only the first refusal of each caller and reason is logged, s.
 QUIET_S = 10.0
 MAX_REMEMBERED = 1000
-# Time in which one read is logged for each caller and kind of read, s.
+# Within this time only the first read of each caller and kind is logged, s.
 READS_S = 60.0
-# Lines of changes and refusals in a second, from all callers.
+# The most lines of changes and refusals in a second, from all callers.
 MAX_LINES = 20
 MAX_WORD = 200
 _log = logging.getLogger("probing.audit")
@@ -30,14 +30,14 @@ class Audit:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()
         self._now = now
-        # Time of the last line, and number of refusals since, by caller and reason; the least recent first.
+        # By caller and reason: the time of the last line, and the refusals since. The least recent comes first.
         self._lines: OrderedDict[tuple[str, str, str], tuple[float, int]] = OrderedDict()
         self._reads: OrderedDict[tuple[tuple[str, str, str], str], float] = OrderedDict()
         self._second = (0.0, 0)
         self._dropped = 0
 
     def refused(self, caller: Caller, what: str, why: str, *, kind: str = "") -> None:
-        """Counts a refusal as ``kind``, or as ``why``; logs it unless the same was logged just now."""
+        """Counts a refusal under ``kind``, or under ``why``; logs it unless the same was logged just now."""
         self.counts[kind or why.partition(":")[0]] += 1
         now = self._now()
         key = (str(caller), what, kind or why)
@@ -53,8 +53,8 @@ class Audit:
             self._lines.popitem(last=False)
 
     def call(self, caller: Caller, what: str, scope: Scope, error: ProbingError | None) -> None:
-        """Logs a call that has ended, and the error that ended it. Reads of a local user are not logged, nor are calls
-        of other nodes, which come all the time."""
+        """Logs a call that has ended, and the error that ended it. Reads of local users and calls of other nodes, which
+        are frequent, are not logged."""
         if isinstance(error, (PrivilegeError, Overloaded)):
             self.refused(caller, what, error.message, kind=error.kind)
         elif scope in (Scope.PROBE, Scope.ADMIN):
@@ -64,7 +64,7 @@ class Audit:
             self._write(f"{what} asked by {caller}: {'done' if error is None else error.kind}")
 
     def _due(self, caller: Caller, what: str) -> bool:
-        """Returns whether a read of a caller is the first of its kind within READS_S."""
+        """Returns whether a caller's read is the first of its kind within READS_S."""
         key = (caller.key, what)
         due = self._now() - self._reads.get(key, -READS_S) >= READS_S
         if due:
@@ -90,7 +90,7 @@ class Audit:
 
 
 def described(method: str, request: Any) -> str:
-    """Returns the text of a call in the log: the method, and what the request changes."""
+    """Returns the text of a call for the log: the method, and what the request changes."""
     if method == "Pause":
         return "pause" if request.paused else "resume"
     if method == "Config" and (request.HasField("value") or request.reset):

@@ -1,6 +1,6 @@
 """Decides which calls a caller may make: by the user of the Unix socket, and on TCP by a token, a certificate, or both.
 
-The guards of the public ports are made together: tokens, TLS, the audit log, and the bound of calls a second for each
+``Doors`` has all guards of the public ports: tokens, TLS, the audit log, and the limit of calls a second for each
 caller over TCP.
 """
 
@@ -23,22 +23,22 @@ from probing.daemon.service.tokens import GRANTS, ONLY, Tokens
 
 __all__ = ("FOR_JOBS", "RIGHTS", "Doorkeeper", "Doors", "Rates", "check_listen", "permit", "require")
 
-# A caller that paused may make the calls of so many seconds at once.
+# A caller that paused may make the calls of this many seconds at once.
 BURST_S = 2.0
 MAX_CALLERS = 4096
 
 
 class Rates:
-    """``per_s``: calls that a caller may make in a second. Belongs to one event loop."""
+    """Limits the calls of each caller to ``per_s`` a second. Belongs to one event loop."""
 
     def __init__(self, per_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_s
         self._now = now
-        # Calls that are left, and the time of the last call; the least recent first.
+        # The number of calls left, and the time of the last call; the least recent first.
         self._left: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 
     def take(self, caller: Caller) -> None:
-        """Counts a call. Raises Overloaded if the caller, an address with one token, makes too many."""
+        """Counts a call. Raises Overloaded if the caller, which is an address with one token, makes too many."""
         if math.isinf(self._per_s):
             return
         key, now = (caller.who, caller.name), self._now()
@@ -74,7 +74,7 @@ FLIGHT = frozenset(
         "ListActions",
     )
 )
-# The scope that each call needs; the scope of a part of a Preflight is checked with the part.
+# The scope that each call needs. A Preflight checks the scope of each of its parts itself.
 RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Query": Scope.READ,
     "QueryMany": Scope.READ,
@@ -91,9 +91,9 @@ RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Record": Scope.PEER,
     **dict.fromkeys(FLIGHT, Scope.READ),
 }
-# Calls that a token may make that is limited to jobs.
+# Calls that a token limited to jobs may make.
 FOR_JOBS = frozenset(("Query", "Stacks", "Vars", "Facts", "Status", "Peers")) | FLIGHT
-# Calls among FOR_JOBS whose request names one job.
+# The calls of FOR_JOBS whose request names one job.
 _NAMED = frozenset(("Stacks", "Vars", "Facts"))
 
 
@@ -109,11 +109,12 @@ class Doorkeeper:
     def identified(
         self, caller: Caller, metadata: Sequence[tuple[str, str | bytes]], certificate: Certificate | None = None
     ) -> Caller:
-        """Returns ``caller`` with its name, scopes and jobs. Raises Unauthenticated, and Overloaded for too many calls.
+        """Returns ``caller`` with its name, scopes and jobs added. Raises Unauthenticated, and Overloaded for too many
+        calls.
 
-        A certificate of a node is enough. Any other caller shows a token if there are tokens; else a certificate of a
-        client gives the scope read. If neither is configured, every caller has that scope and counts as a node. A
-        caller who shows a certificate and a token has the scopes that both allow.
+        A node's certificate is enough. Any other caller needs a token if there are tokens; if there are none, a
+        client's certificate gives the scope read. If neither is configured, every caller has the scope read and counts
+        as a node. A caller with a certificate and a token has the scopes that both allow.
         """
         try:
             known = self._identified(caller, metadata, certificate)
@@ -143,22 +144,28 @@ class Doorkeeper:
 
 
 def _most(certificate: Certificate | None) -> frozenset[Scope]:
-    """Returns the scopes that a token can have beside ``certificate``: a node is no person, and a person no node."""
+    """Returns the scopes that a token can have in addition to ``certificate``: a node cannot act as a user, nor a user
+    as a node.
+    """
     if certificate is None:
         return frozenset(Scope)
     return GRANTS[Scope.PEER if certificate.peer else Scope.ADMIN]
 
 
 def permit(method: str, request: Any, caller: Caller) -> Scope:
-    """Returns the scope that the call uses. Raises PrivilegeError unless the caller may make it."""
+    """Returns the scope that the call uses. Raises PrivilegeError if the caller may not make the call."""
     needed = RIGHTS[method]
     scope = needed(request) if callable(needed) else needed
     require(caller, scope)
     if caller.jobs is not None:
         if method not in FOR_JOBS:
-            raise PrivilegeError(f"the token {caller.name} is limited to jobs, and {method} to none", hint=_LIMITED)
+            raise PrivilegeError(
+                f"the token {caller.name} is limited to jobs, and {method} belongs to no job", hint=_LIMITED
+            )
         if method == "Facts" and request.hardware:
-            raise PrivilegeError(f"the token {caller.name} is limited to jobs, and hardware is of none", hint=_LIMITED)
+            raise PrivilegeError(
+                f"the token {caller.name} is limited to jobs, and hardware belongs to no job", hint=_LIMITED
+            )
         if method in _NAMED and (request.job not in caller.jobs or (method != "Facts" and request.pids)):
             raise PrivilegeError(f"the token {caller.name} is limited to jobs: name one of them", hint=_LIMITED)
     return scope
@@ -168,7 +175,7 @@ _LIMITED = "ask for one of its jobs with --job, and without pids; or use another
 
 
 def require(caller: Caller, scope: Scope) -> None:
-    """Raises PrivilegeError unless the caller has ``scope``: all scopes on the Unix socket."""
+    """Raises PrivilegeError unless the caller has ``scope``. Callers on the Unix socket have all scopes."""
     if caller.listener == "unix" or scope in caller.scopes:
         return
     has = ", ".join(sorted(one.value for one in caller.scopes)) or "none"
@@ -181,7 +188,7 @@ def require(caller: Caller, scope: Scope) -> None:
 def check_listen(
     address: str, *, token_file: str, insecure: bool, tls: bool = False, client_ca: bool = False, key: str = "listen"
 ) -> None:
-    """Raises ConfigError if ``address`` (HOST:PORT) would be open to all, or carry tokens and rows unencrypted.
+    """Raises ConfigError if ``address`` (HOST:PORT) would be open to all, or tokens and rows would be sent unencrypted.
 
     ``key``: the key of the address in the configuration.
     """
@@ -189,12 +196,12 @@ def check_listen(
         return
     if not token_file and not client_ca:
         raise ConfigError(
-            f"{key} = {address} would answer everybody who can connect, on loopback each user of this machine",
+            f"{key} = {address} would answer everybody who can connect; on loopback, each user of this machine",
             hint="set token_file, or tls.client_ca, or insecure = true where everybody may read",
         )
     if not tls and not is_loopback(address):
         raise ConfigError(
-            f"{key} = {address} would answer in the clear off loopback",
+            f"{key} = {address} would answer unencrypted outside of loopback",
             hint="set tls.cert and tls.key, listen on 127.0.0.1, or set insecure = true where the network is trusted",
         )
 
@@ -209,7 +216,9 @@ class Doors(NamedTuple):
 
     @classmethod
     def of(cls, config: Config) -> Doors:
-        """Returns the guards that ``config`` sets. Raises ConfigError for an open port or files that cannot be used."""
+        """Returns the guards that ``config`` sets. Raises ConfigError for an open port, or files that cannot
+        be used.
+        """
         for key, address in (("listen", config.listen), ("http", config.http)):
             if address:
                 check_listen(

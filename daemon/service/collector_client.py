@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from probing.api.errors import FormatError, InternalError, PeerError, ProbingError
 from probing.api.tables import Table
 from probing.api.tables.user import user_table_from
-from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message, connect, error_of
+from probing.api.typed import typed, typed_json
+from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Header, Message, connect, error_of
 from probing.daemon.query.caller import wait_readable
 from probing.daemon.query.snapshot import QueryFile, QuerySnapshot
-from probing.daemon.stack_wire import ProcessStacks, split_stacks
+from probing.daemon.stack_wire import ConditionsRead, ProcessStacks, ReadFailure, VariablesRead, split_stacks
 from probing.daemon.store.needs import Need
 
 __all__ = ("CollectorClient",)
@@ -25,6 +27,7 @@ RELEASE_TIMEOUT_S = 2.0
 MAX_REPORTED = 1000
 _HINT = "it is started again by itself; ask again, and if it stays so, the daemon's log says why it ends"
 _Cancelled = Callable[[], bool]
+_T = TypeVar("_T")
 
 
 def _never() -> bool:
@@ -34,8 +37,8 @@ def _never() -> bool:
 class CollectorClient:
     """Safe for many threads: each request has its own connection, of which up to KEPT stay open afterwards.
 
-    Every method raises PeerError if the collector does not answer, and the error that the collector answers with;
-    methods with ``cancelled`` raise QueryError once ``cancelled`` returns True.
+    Every method raises PeerError if the collector does not answer, and the error in its answer if there is one. Methods
+    with ``cancelled`` raise QueryError once ``cancelled`` returns True.
     """
 
     def __init__(self, path: str) -> None:
@@ -49,12 +52,12 @@ class CollectorClient:
         for channel in idle:
             channel.close()
 
-    def status(self, timeout: float) -> dict[str, Any]:
+    def status(self, timeout: float) -> Header:
         """Returns the fields of probing.v1.StatusReply."""
-        return _body(self._request({"op": "status"}, timeout))
+        return _read(Header, self._request({"op": "status"}, timeout), "status")
 
     def pause(self, paused: bool, timeout: float) -> bool:
-        """Stops or resumes all probes; returns whether they are paused now."""
+        """Stops or resumes all probes. Returns whether they are paused now."""
         answer = self._request({"op": "pause", "paused": paused}, timeout)
         return bool(answer.header.get("paused", paused))
 
@@ -63,41 +66,41 @@ class CollectorClient:
         return self._request({"op": "live", "table": table}, timeout, cancelled).payload
 
     def damaged(self, paths: Sequence[str], timeout: float) -> None:
-        """Reports segments that could not be read, so that the store examines them. Raises nothing."""
-        # If this fails, the next query that reads them reports them again.
+        """Reports segments that could not be read, so that the store checks them. Raises nothing."""
+        # If this fails, the next query that reads these segments reports them again.
         with suppress(ProbingError):
             self._request({"op": "damaged", "paths": list(paths)[:MAX_REPORTED]}, timeout)
 
     def tables(self, timeout: float) -> dict[str, Table]:
-        """Returns the tables of users' probes, present and past, by name."""
-        found = _body(self._request({"op": "tables"}, timeout)).get("tables")
+        """Returns the tables of users' probes, present and former, by name."""
+        found = _read(dict[str, list[Any]], self._request({"op": "tables"}, timeout), "tables")
         try:
-            return {table.name: table for table in map(user_table_from, found or ())}
-        except (FormatError, TypeError) as e:
-            raise InternalError("the collector's tables make no sense") from e
+            return {table.name: table for table in map(user_table_from, found["tables"])}
+        except (FormatError, KeyError) as e:
+            raise InternalError("the collector's tables are malformed") from e
 
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
-    ) -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
+    ) -> tuple[list[ProcessStacks], list[ReadFailure]]:
         """Returns the packed stacks of each process, and the failures in StacksReply. ``timeout``: s, per process."""
         answer = self._of_processes("stacks", pids, job, timeout, {"native": native, "locals": with_locals})
         return split_stacks(answer.header, answer.payload)
 
-    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> dict[str, Any]:
+    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> VariablesRead:
         """Returns the fields ``values`` and ``failures`` that docs/architecture.md describes."""
-        return _body(self._of_processes("vars", pids, job, timeout, {"names": list(names)}))
+        return _read(VariablesRead, self._of_processes("vars", pids, job, timeout, {"names": list(names)}), "values")
 
     def record_findings(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
         """Stores rows of ``diagnosis.findings``; the collector sets ``node`` and ``ts``."""
         self._request({"op": "findings", "rows": list(rows)}, timeout)
 
-    def conditions(self, pids: Sequence[int], job: str, timeout: float) -> dict[str, Any]:
+    def conditions(self, pids: Sequence[int], job: str, timeout: float) -> ConditionsRead:
         """Returns ``processes``, ``loads`` and ``failures`` of ``ConditionAnswers.conditions``."""
-        return _body(self._of_processes("conditions", pids, job, timeout, {}))
+        return _read(ConditionsRead, self._of_processes("conditions", pids, job, timeout, {}), "conditions")
 
-    def config(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    def config(self, request: Mapping[str, Any], timeout: float) -> Header:
         """Changes a setting, or returns all settings: fields of ConfigReply. ``request``: fields of ConfigRequest."""
-        return _body(self._request({"op": "config", **request}, timeout))
+        return _read(Header, self._request({"op": "config", **request}, timeout), "settings")
 
     def _of_processes(self, op: str, pids: Sequence[int], job: str, timeout: float, more: Mapping[str, Any]) -> Message:
         request = {"op": op, "pids": list(pids), "job": job, "timeout_ms": max(1, int(timeout * 1000)), **more}
@@ -109,13 +112,13 @@ class CollectorClient:
     ) -> Iterator[QuerySnapshot]:
         """Yields a snapshot of the rows in ``needs`` (by table); its files stay until the context ends.
 
-        The connection is held until then: the collector releases the snapshots of a connection that breaks.
+        The connection stays open until then: the collector releases the snapshots of a connection that breaks.
         """
-        asked = {name: need.to_dict() for name, need in needs.items()}
-        request: dict[str, object] = {"op": "snapshot", "tables": list(needs), "needs": asked}
+        asked = {name: need.packed() for name, need in needs.items()}
+        request: Header = {"op": "snapshot", "tables": list(needs), "needs": asked}
         channel, message = self._ask(request, timeout, cancelled)
         try:
-            yield _snapshot(_body(message).get("snapshot"), needs)
+            yield _snapshot(message, needs)
         finally:
             self._release(channel, message)
 
@@ -124,17 +127,17 @@ class CollectorClient:
             generation = message.header.get("generation")
             channel.request({"op": "release", "generation": generation}, timeout=RELEASE_TIMEOUT_S)
         except InternalError:
-            # Closing releases as well.
+            # Closing the connection releases the snapshot, too.
             channel.close()
         else:
             self._keep(channel)
 
-    def _request(self, header: dict[str, object], timeout: float, cancelled: _Cancelled = _never) -> Message:
+    def _request(self, header: Header, timeout: float, cancelled: _Cancelled = _never) -> Message:
         channel, message = self._ask(header, timeout, cancelled)
         self._keep(channel)
         return message
 
-    def _ask(self, header: dict[str, object], timeout: float, cancelled: _Cancelled) -> tuple[Channel, Message]:
+    def _ask(self, header: Header, timeout: float, cancelled: _Cancelled) -> tuple[Channel, Message]:
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
@@ -145,14 +148,14 @@ class CollectorClient:
             try:
                 return channel, self._exchange(channel, header, deadline, cancelled)
             except ChannelClosed as e:
-                # A kept connection may belong to a collector that has been replaced since.
+                # A kept connection may belong to a collector that has been replaced meanwhile.
                 if not reused:
                     raise PeerError("the collector ended before it answered", hint=_HINT) from e
             except ChannelTimeout as e:
                 raise PeerError(f"the collector did not answer within {timeout:.1f} s", hint=_HINT) from e
 
-    def _exchange(self, channel: Channel, header: dict[str, object], deadline: float, cancelled: _Cancelled) -> Message:
-        """Sends one request and returns the answer; closes ``channel`` unless it can take another request."""
+    def _exchange(self, channel: Channel, header: Header, deadline: float, cancelled: _Cancelled) -> Message:
+        """Sends one request and returns the answer. Closes ``channel`` unless it can be used for another request."""
         try:
             channel.send(header, timeout=max(deadline - time.monotonic(), 0.001))
             if not wait_readable(channel.fileno(), deadline, cancelled):
@@ -181,25 +184,38 @@ class CollectorClient:
         channel.close()
 
 
-def _body(message: Message) -> dict[str, Any]:
-    """Returns the header and the JSON object of the payload, which has what does not fit into a header."""
-    if not message.payload:
-        return message.header
+def _read(kind: type[_T], message: Message, what: str) -> _T:
+    """Returns the fields of the header and of the payload, which has what does not fit into a header, as a ``kind``."""
     try:
-        return {**message.header, **json.loads(message.payload)}
-    except (ValueError, TypeError) as e:
-        raise InternalError("the collector's answer is no JSON object") from e
+        return typed(kind, {**message.header, **typed_json(Header, message.payload or b"{}")})
+    except ValueError as e:
+        raise InternalError(f"the collector's {what} make no sense: {e}") from e
 
 
-def _snapshot(found: Any, needs: Mapping[str, Need]) -> QuerySnapshot:
-    try:
-        segments = {
-            name: [QueryFile(str(entry["path"]), int(entry["rows"])) for entry in found["tables"].get(name, ())]
-            for name in needs
-        }
-        # A part without a list of tables may have rows of any table.
-        parts = [part for part in found["parts"] if not needs.keys().isdisjoint(part.get("tables") or needs)]
-        missing = [str(text) for text in found.get("missing", ())]
-        return QuerySnapshot(segments, [(str(part["path"]), int(part["length"])) for part in parts], missing)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise InternalError("the collector's snapshot makes no sense") from e
+class _Segment(Struct):
+    path: str
+    rows: int
+
+
+class _Part(Struct):
+    path: str
+    length: int
+    tables: dict[str, int] = {}
+
+
+class _Snapshot(Struct):
+    tables: dict[str, list[_Segment]]
+    parts: list[_Part]
+    missing: list[str] = []
+
+
+class _Snapshots(Struct):
+    snapshot: _Snapshot
+
+
+def _snapshot(message: Message, needs: Mapping[str, Need]) -> QuerySnapshot:
+    found = _read(_Snapshots, message, "snapshots").snapshot
+    segments = {name: [QueryFile(s.path, s.rows) for s in found.tables.get(name, ())] for name in needs}
+    # A part without a list of tables may have rows of any table.
+    parts = [part for part in found.parts if not part.tables or not needs.keys().isdisjoint(part.tables)]
+    return QuerySnapshot(segments, [(part.path, part.length) for part in parts], found.missing)

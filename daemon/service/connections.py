@@ -1,6 +1,7 @@
 """Accepts TCP connections of callers who are not identified yet.
 
-A handshake has a time limit and one of few places, nobody keeps others out, and the kernel names the user of the peer.
+A handshake has a time limit, and there are few places for handshakes, but no caller can keep others out. The kernel
+names the user of the peer.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ _C = TypeVar("_C")
 
 
 class Places(Generic[_C]):
-    """At most ``most`` connections, and ``each`` of one holder. A new connection always gets a place: the oldest one of
-    its holder gives way if the holder has ``each``, else the oldest one of the holder with the most connections."""
+    """Places for at most ``most`` connections, and for ``each`` of one holder. A new connection always gets a place. If
+    its holder has ``each`` connections, the oldest of these loses its place; else the oldest of the holder with the
+    most connections does."""
 
     def __init__(self, most: int, each: int) -> None:
         self._most = most
@@ -54,7 +56,9 @@ class Places(Generic[_C]):
         return sum(map(len, self._held.values()))
 
     def take(self, holder: str, connection: _C) -> tuple[str, _C] | None:
-        """Gives ``connection`` a place. Returns the connection that lost its place, to be closed, and its holder."""
+        """Gives ``connection`` a place. Returns the holder and the connection that lost its place, which is to be
+        closed.
+        """
         held, lost = len(self._held.get(holder, ())), None
         if held >= self._each or len(self) >= self._most:
             crowd = max(self._held, key=lambda one: len(self._held[one]))
@@ -75,12 +79,12 @@ class Places(Generic[_C]):
 
 HANDSHAKE_S = 5.0
 SHUTDOWN_S = 2.0
-# Connections in their handshake, at most: of one port, and of one address or local user.
+# The most connections in their handshake: of one port, and of one address or local user.
 MOST = 64
 EACH = 16
-# Pause when the process has no descriptor left, s.
+# The pause when the process has no descriptor left, s.
 PAUSE_S = 1.0
-# OpenSSL's reasons for bytes that are no TLS.
+# OpenSSL's reasons for bytes that are not TLS.
 _PLAIN = frozenset(
     (
         "HTTP_REQUEST",
@@ -92,13 +96,13 @@ _PLAIN = frozenset(
         "RECORD_LAYER_FAILURE",
     )
 )
-# Python 3.10 does not wait for the other end's farewell.
+# Python 3.10 does not wait until the other end has closed TLS.
 _SHUTDOWN: dict[str, Any] = {"ssl_shutdown_timeout": SHUTDOWN_S} if sys.version_info >= (3, 11) else {}
 _log = logging.getLogger(__name__)
 
 
 class Handshakes:
-    """Gives connections to protocols of ``make`` once their handshake has ended. Belongs to one event loop."""
+    """Passes connections to protocols of ``make`` once their handshake has ended. Belongs to one event loop."""
 
     def __init__(self, name: str, tls: Tls, make: Callable[[], asyncio.Protocol], audit: Audit) -> None:
         self._name = name
@@ -160,7 +164,7 @@ class Handshakes:
 
 
 def _why(error: Exception) -> str:
-    """Returns the reason of ``error`` in words of ours or of OpenSSL, without bytes that the caller sent."""
+    """Returns the reason of ``error`` in our words or OpenSSL's, without bytes that the caller sent."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):

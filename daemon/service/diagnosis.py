@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from probing.daemon.config import Config
+from probing.daemon.diagnose.coordination.coordinator import Coordinator
+from probing.daemon.diagnose.coordination.job_facts import JobFacts
 from probing.daemon.diagnose.coordination.peers import Peers, Sight
+from probing.daemon.diagnose.coordination.proofs import Proofs
+from probing.daemon.diagnose.coordination.sight import LocalSights
+from probing.daemon.diagnose.findings_store import FindingsStore
+from probing.daemon.diagnose.gather.gatherer import Gatherer
+from probing.daemon.diagnose.hooks import Hooks
+from probing.daemon.diagnose.watch import JobWatch
+from probing.daemon.ipc import Header
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.collector_client import CollectorClient
-from probing.daemon.service.late import Late
 from probing.daemon.service.received_findings import ReceivedFindings
 from probing.daemon.source_state import SourceState, first_of
-
-if TYPE_CHECKING:
-    from probing.daemon.diagnose.coordination.coordinator import Coordinator
-    from probing.daemon.diagnose.coordination.job_facts import JobFacts
-    from probing.daemon.diagnose.coordination.sight import LocalSights
-    from probing.daemon.diagnose.gather.gatherer import Gatherer
-    from probing.daemon.diagnose.hooks import Hooks
-    from probing.daemon.diagnose.watch import JobWatch
 
 __all__ = ("Diagnosis",)
 
 
-class _Started(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Started:
     hooks: Hooks
     jobs: JobFacts
     watch: JobWatch
@@ -34,8 +36,8 @@ class _Started(NamedTuple):
 
 
 class Diagnosis:
-    """``gatherer`` gathers the facts of jobs, also for requests of clients. ``start`` makes the watch. ``certified``
-    returns whether a certificate proves the name of a node."""
+    """The diagnosis of jobs. ``gatherer`` gathers the facts of jobs, also for requests of clients. ``start`` starts the
+    watch. ``certified`` returns whether a certificate proves the name of a node."""
 
     def __init__(
         self,
@@ -47,29 +49,21 @@ class Diagnosis:
     ) -> None:
         self._certified = certified
         self._node, self._options, self._peers = config.node_name, config.diagnose, peers
-        # Interval of the readings of sockets, s; the holders of sockets are read at every second reading at the latest.
+        # The interval of the readings of sockets, s; their holders are read at least at every second reading.
         self._look_s = max(config.diagnose.stall_s, config.net.tcp_interval_s)
         self._grace_s, self._trusted = max(15.0, 3 * config.net.tcp_interval_s), config.cluster.trust_claims
         self._hook_socket = f"{config.runtime_dir}/hook.sock"
         self._collector, self._engine = collector, engine
-        self.gatherer = Late(self._gatherer)
-        self.sights = Late(self._sights)
+        self.gatherer = Gatherer(self._node, engine, collector, stall_s=config.diagnose.stall_s)
+        self.sights = LocalSights(collector)
         self._started: _Started | None = None
 
     def start(self) -> None:
         if not self._options.enabled:
             return
-        # Imported late: importing the rules takes long, and the service answers without them.
-        from probing.daemon.diagnose.coordination.coordinator import Coordinator
-        from probing.daemon.diagnose.coordination.job_facts import JobFacts
-        from probing.daemon.diagnose.coordination.proofs import Proofs
-        from probing.daemon.diagnose.findings_store import FindingsStore
-        from probing.daemon.diagnose.hooks import Hooks
-        from probing.daemon.diagnose.watch import JobWatch
-
         hooks = Hooks(self._hook_socket, self._node, self._options, lambda job, run: watch.owner_of(job, run))
-        proofs = Proofs(self._node, self._peers, self.sights.get, grace_s=self._grace_s, trusted=self._trusted)
-        jobs = JobFacts(self._node, self.gatherer.get(), proofs)
+        proofs = Proofs(self._node, self._peers, self.sights, grace_s=self._grace_s, trusted=self._trusted)
+        jobs = JobFacts(self._node, self.gatherer, proofs)
         store = FindingsStore(self._collector, self._engine, self._node)
         coordinator = Coordinator(self._node, proofs, look_s=self._look_s)
         watch = JobWatch(self._node, self._options, store, jobs, hooks.post, coordinator)
@@ -86,15 +80,15 @@ class Diagnosis:
             self._started.jobs.close()
 
     def take(self, findings: bytes, caller: Caller) -> int:
-        """Takes findings of another node, the caller. Returns the number of findings taken. Raises ProbingError."""
+        """Stores findings of another node, the caller. Returns the number of stored findings. Raises ProbingError."""
         return self._started.received.take(findings, caller) if self._started is not None else 0
 
     def sight(self, job: str, run: str) -> Sight:
-        """Returns the addresses with which the ranks of a run on this node are connected."""
-        return self.sights.get().sight(job, run)
+        """Returns the addresses to which the ranks of a run on this node are connected."""
+        return self.sights.sight(job, run)
 
     def sources(self) -> list[SourceState]:
-        """Returns the row of the watch in ``status`` and ``probing.sources``; none where it is switched off."""
+        """Returns the row of the watch for ``status`` and ``probing.sources``; empty if it is switched off."""
         if not self._options.enabled:
             return []
         if self._started is None:
@@ -111,16 +105,6 @@ class Diagnosis:
         """Returns the number of hooks by outcome; empty if no hook is configured."""
         return self._started.hooks.counts if self._started is not None else {}
 
-    def among(self, status: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the collector's ``status`` with the row of the watch among its sources."""
-        return {**status, "sources": [*status.get("sources", ()), *(state.to_dict() for state in self.sources())]}
-
-    def _sights(self) -> LocalSights:
-        from probing.daemon.diagnose.coordination.sight import LocalSights
-
-        return LocalSights(self._collector)
-
-    def _gatherer(self) -> Gatherer:
-        from probing.daemon.diagnose.gather.gatherer import Gatherer
-
-        return Gatherer(self._node, self._engine, self._collector, stall_s=self._options.stall_s)
+    def among(self, status: Mapping[str, Any]) -> Header:
+        """Returns the collector's ``status`` with the row of the watch added to its sources."""
+        return {**status, "sources": [*status.get("sources", ()), *(state._asdict() for state in self.sources())]}

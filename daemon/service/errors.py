@@ -1,4 +1,4 @@
-"""Sends errors: a gRPC status for any tool, and the whole error as trailing metadata for our clients."""
+"""Sends errors: as a gRPC status for any client, and as trailing metadata with the whole error for our clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from probing.api.wire import ERROR_KEY
 
 __all__ = ("abort", "status_of", "to_proto")
 
-# HTTP/2 peers commonly refuse more than 8 KiB of metadata.
+# The most bytes of a text: HTTP/2 peers commonly refuse more than 8 KiB of metadata.
 MAX_TEXT = 2000
 # The first match counts, so subclasses come before their bases.
 _CODES: tuple[tuple[type[errors.ProbingError], grpc.StatusCode], ...] = (
@@ -50,7 +50,9 @@ def to_proto(error: errors.ProbingError) -> pb.Error:
 async def abort(
     context: grpc.aio.ServicerContext[Any, Any], error: errors.ProbingError, *, with_hint: bool = False
 ) -> NoReturn:
-    """Ends the call with ``error``, whose text has the hint if ``with_hint``; does nothing if the caller went away."""
+    """Ends the call with ``error``; the text includes the hint if ``with_hint``. Does nothing if the caller
+    went away.
+    """
     data = to_proto(error).SerializeToString()
     context.set_trailing_metadata(((ERROR_KEY, data),))
     with suppress(grpc.aio.InternalError):

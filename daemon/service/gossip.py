@@ -1,6 +1,4 @@
-"""Gossip over gRPC: an asyncio task that ticks the membership and calls peers, the answers to calls of peers, and the
-checks of messages.
-"""
+"""Gossip over gRPC: an asyncio task ticks the membership and calls peers; calls of peers are checked and answered."""
 
 from __future__ import annotations
 
@@ -49,7 +47,9 @@ def packed(message: Message) -> pb.GossipMessage:
 
 
 def message_of(sent: pb.GossipMessage, *, local: bool = False) -> Message:
-    """Returns ``sent`` checked. Raises PeerError for a message out of bounds; ``local``: Unix sockets are addresses."""
+    """Returns ``sent`` after a check. Raises PeerError for a message out of bounds. ``local``: Unix sockets are valid
+    addresses.
+    """
     lists = len(sent.marks), len(sent.wanted), len(sent.buckets), len(sent.digests)
     if sent.ByteSize() > MAX_BYTES or len(sent.updates) > MAX_UPDATES or max(lists) > MAX_MARKS:
         raise PeerError("a message of gossip is too long")
@@ -107,18 +107,19 @@ def _record(sent: pb.MemberRecord, local: bool) -> Record:
 
 MAX_CALLS = 64
 MAX_RELAYS = 16
-# Pause between two look-ups of seeds that are names of several nodes, s.
+# The pause between two look-ups of seeds whose name has several addresses, s.
 RESOLVE_S = 30.0
 MAX_RESOLVED = 4096
 COMPRESS_BYTES = 200
-# Time after which TLS tries again to prove the name of a node whose certificate lacked the name, s.
+# If a node's certificate lacked the node's name, TLS tries to prove the name again after this time, s.
 NAMELESS_S = 3600.0
 DNS = "dns:"
 _log = logging.getLogger(__name__)
 
 
 class Gossip:
-    """``seeds``: addresses, or ``dns:NAME:PORT`` for all addresses of a name. ``local``: peers may be Unix sockets.
+    """The gossip of this node with others. ``seeds``: addresses, or ``dns:NAME:PORT`` for all addresses of a name.
+    ``local``: peers may be Unix sockets.
 
     ``peers`` has the connections to other nodes. Belongs to one event loop.
     """
@@ -142,7 +143,7 @@ class Gossip:
         self._skipped = 0
         # Whether the certificate of this node names it.
         self._named = False
-        # Time at which the certificate of a node was found to lack its name, by name of the node.
+        # By name of a node: when its certificate was seen to lack the name.
         self._nameless: dict[str, float] = {}
 
     def start(self) -> None:
@@ -155,7 +156,7 @@ class Gossip:
         await self._peers.close()
 
     async def answer(self, sent: pb.GossipMessage, *, certified: bool = False) -> pb.GossipMessage:
-        """Returns the answer to the message of a peer; ``certified``: a certificate proves that the peer is the sender.
+        """Returns the answer to a peer's message. ``certified``: a certificate proves that the peer is the sender.
 
         Raises PeerError, Overloaded.
         """
@@ -174,7 +175,7 @@ class Gossip:
         return packed(self._membership.answer(message, reached=reached, relayed=proof or b"", certified=certified))
 
     def sources(self) -> list[SourceState]:
-        """Returns the row of gossip in ``status`` and ``probing.sources``; none if this node has no others."""
+        """Returns the row of gossip for ``status`` and ``probing.sources``; empty if this node has no other nodes."""
         members = [member for member in self._membership.members() if member.name]
         problems = [*self._membership.problems(), *(f"{name}: {why}" for name, why in self._unresolved.items())]
         if (allowed := self._peers.outgoing.allowed) and (outside := allowed.outside()):
@@ -199,7 +200,7 @@ class Gossip:
         while True:
             self._make(self._membership.tick())
             await self._peers.close_idle()
-            # Ticks that a pause delayed do not follow in a burst.
+            # Ticks that a pause delayed are not made up for.
             due = max(due + self._membership.heartbeat_s, loop.time())
             await asyncio.sleep(due - loop.time())
 
@@ -214,7 +215,7 @@ class Gossip:
 
     async def _call(self, call: Call, seconds: float) -> bytes | None:
         """Makes ``call`` and the calls that follow from its outcome. Returns the proof of the node that the call is
-        about; None if another node answered, or no node."""
+        about; None if that node did not answer."""
         try:
             message, certified = await self._exchange(call, seconds)
         except (grpc.aio.AioRpcError, asyncio.TimeoutError, ProbingError) as e:
@@ -225,7 +226,7 @@ class Gossip:
         return message.proof if message.sender.name == call.name else None
 
     async def _exchange(self, call: Call, seconds: float) -> tuple[Message, bool]:
-        """Returns the answer, and whether TLS proved that the node that the call is about sent the answer."""
+        """Returns the answer, and whether TLS proved that it came from the node that the call is about."""
         node, now = call.name, asyncio.get_running_loop().time()
         if self._may_prove(node, now):
             try:
@@ -239,7 +240,9 @@ class Gossip:
         return await self._ask(call, seconds, ""), False
 
     def _may_prove(self, node: str, now: float) -> bool:
-        """Returns whether TLS shall prove the name of ``node``: if certificates have names, as far as is known."""
+        """Returns whether TLS should prove the name of ``node``: only if certificates contain names, as far as this
+        node can tell.
+        """
         if not self._peers.outgoing.may_check(node):
             return False
         named = self._named and now - self._nameless.get(node, -NAMELESS_S) >= NAMELESS_S
@@ -265,7 +268,7 @@ class Gossip:
             if allowed := self._peers.outgoing.allowed:
                 await allowed.set_seeds(seeds)
             self._membership.set_seeds(seeds)
-            # A certificate that does not name its node is probably shared by all nodes: gRPC logs each missing name.
+            # If nodes share a certificate that does not name them, gRPC would log each missing name.
             self._named = not await asyncio.to_thread(self._peers.outgoing.nameless, self._membership.name)
             await asyncio.sleep(RESOLVE_S)
 

@@ -1,4 +1,4 @@
-"""The other nodes of a job, for its coordinator: finds them by the membership, and calls their daemons."""
+"""Reaches the other nodes of a job for its coordinator: finds them in the membership, and calls their daemons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from probing.daemon.service.outgoing import PeerStubs
 __all__ = ("JobPeers",)
 
 MAX_FACTS = 32 << 20
-# Addresses of a host's name that are used, at most.
+# The most addresses of a host's name that are used.
 MAX_HOSTS = 8
 _MARGIN_S = 0.3
 _Reply = TypeVar("_Reply")
@@ -110,7 +110,9 @@ class JobPeers:
 
 
 async def _facts(node: str, stub: Any, request: pb.FactsRequest, options: Mapping[str, Any]) -> PeerFacts:
-    """Returns the facts of ``node``. Raises PeerError for facts that are too large, or of another node."""
+    """Returns the facts that ``node`` sends. Raises PeerError for facts that are too large, or come from
+    another node.
+    """
     parts: list[bytes] = []
     sent = time.time_ns()
     offset, error = 0, 1 << 62
@@ -118,7 +120,7 @@ async def _facts(node: str, stub: Any, request: pb.FactsRequest, options: Mappin
         if reply.node != node:
             raise PeerError(f"{node} answers as {reply.node[:100]}", hint="give every daemon its own --node-name")
         if reply.received_ns and error == 1 << 62:
-            # The peer got the request between our two times.
+            # The peer got the request at some time between our two times.
             got = time.time_ns()
             offset, error = reply.received_ns - (sent + got) // 2, (got - sent) // 2
         parts += reply.facts
@@ -128,7 +130,9 @@ async def _facts(node: str, stub: Any, request: pb.FactsRequest, options: Mappin
 
 
 async def _sight(node: str, stub: Any, request: pb.FactsRequest, options: Mapping[str, Any]) -> Sight:
-    """Returns the Sight of ``node``. Raises PeerError if another node answers. Facts of an older node are not read."""
+    """Returns the Sight of ``node``. Raises PeerError if another node answers. Facts in the reply of an older version
+    are not read.
+    """
     async for reply in stub.Facts(request, **options):
         if reply.node != node:
             raise PeerError(f"{node} answers as {reply.node[:100]}", hint="give every daemon its own --node-name")
@@ -144,7 +148,7 @@ def _plain(addresses: Sequence[str]) -> frozenset[str]:
 
 
 async def _hosts(address: str) -> frozenset[str]:
-    """Returns the IP addresses of HOST:PORT; none for a Unix socket, and for a name that is not known."""
+    """Returns the IP addresses of HOST:PORT; empty for a Unix socket, and for a name that cannot be resolved."""
     host, _, port = address.rpartition(":")
     if address.startswith("unix:"):
         return frozenset()

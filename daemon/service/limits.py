@@ -1,4 +1,4 @@
-"""Bounds the time and the size of answers."""
+"""Limits the time and the size of answers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Limits(NamedTuple):
-    """``query_s``: default and upper bound of a query's deadline; ``max_bytes``: the same for an answer's size.
+    """Limits of answers. ``query_s``: default and maximum of a query's deadline; ``max_bytes``: default and maximum of
+    an answer's size.
 
-    ``stream_s``: upper bound for a caller that streams, and may take long to write the rows. ``unread_s``: how long a
-    stream waits for a caller that reads nothing. ``facts_s``: default and upper bound of the time for facts.
-    ``preflight_s``, ``preflight_max_s``: default and upper bound of the time for facts before a job. ``status_s``: the
+    ``stream_s``: maximum for a caller that streams, and may take long to write the rows. ``unread_s``: how long a
+    stream waits for a caller that reads nothing. ``facts_s``: default and maximum of the time for facts.
+    ``preflight_s``, ``preflight_max_s``: default and maximum of the time for facts before a job. ``status_s``: the
     collector's time to answer for Status.
     """
 

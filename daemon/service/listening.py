@@ -1,4 +1,6 @@
-"""The TCP ports for gRPC and HTTP: handed over by the supervisor, or bound here, tried again until they are free."""
+"""The TCP ports for gRPC and HTTP. The supervisor hands them over, or they are bound here, which is tried again until
+they are free.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,15 @@ from probing.daemon.supervisor.ports import PORTS_FD, RETRY_S, bind, problem_of,
 
 __all__ = ("Listeners", "TcpPort")
 
-# A message whose first byte is here comes whole within this time, s.
+# When the first byte of a message is here, the rest comes within this time, s.
 _RECEIVE_S = 1.0
 _log = logging.getLogger(__name__)
 
 
 class Listeners:
-    """Hands listening sockets to the ports of this process. Belongs to one event loop.
+    """Passes listening sockets to the ports of this process. Belongs to one event loop.
 
-    ``kept``: the supervisor binds them and hands them over, now or later.
+    ``kept``: the supervisor binds the sockets and hands them over, now or later.
     """
 
     def __init__(self, channel: Channel | None = None, store: FdStore | None = None) -> None:
@@ -34,7 +36,7 @@ class Listeners:
 
     @classmethod
     def inherited(cls) -> Listeners:
-        """Returns the listeners that the supervisor, which started this process, or systemd hands over."""
+        """Returns the listeners that were handed over by the supervisor, which started this process, or by systemd."""
         number = os.environ.pop(PORTS_FD, "")
         if not number.isdigit():
             return cls()
@@ -46,7 +48,7 @@ class Listeners:
         return self._channel is not None
 
     def start(self) -> None:
-        """Hands the sockets over as they come. All ports must have been added."""
+        """Passes the sockets on as they arrive. All ports must have been added before."""
         if self._channel is not None:
             asyncio.get_running_loop().add_reader(self._channel.fileno(), self._receive)
         self.store.drop_others(self._ports)
@@ -76,7 +78,7 @@ class Listeners:
 
 
 class TcpPort:
-    """Listens on ``address`` (HOST:PORT) and hands the socket to ``serve``. Belongs to one event loop."""
+    """A port that listens on ``address`` (HOST:PORT) and passes the socket to ``serve``. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class TcpPort:
         serve: Callable[[socket.socket], Awaitable[None]],
         listeners: Listeners | None = None,
     ) -> None:
-        """``name``: the name of the source in Status."""
+        """Makes the port. ``name``: the name of its source in Status."""
         self._name = name
         self._address = address
         self._serve = serve
@@ -94,7 +96,7 @@ class TcpPort:
         self._problem = ""
 
     async def start(self) -> None:
-        """Listens, or tries again every RETRY_S, or waits for the supervisor."""
+        """Listens now, or tries again every RETRY_S, or waits for the supervisor."""
         self._listeners.add(self._name, self)
         if not self._listeners.kept and not await self._listen():
             self._task = asyncio.create_task(self._try())
@@ -104,7 +106,7 @@ class TcpPort:
             self._task.cancel()
 
     def given(self, listener: socket.socket) -> None:
-        """Serves ``listener``, which the supervisor keeps open."""
+        """Serves ``listener``, which the supervisor also keeps open."""
         listener.setblocking(False)
         self._problem = ""
         self._task = asyncio.create_task(self._serve_given(listener))
@@ -114,7 +116,7 @@ class TcpPort:
         self._problem = problem
 
     def sources(self) -> list[pb.Source]:
-        """Returns the state of the port for Status, if it is degraded."""
+        """Returns the state of the port for Status if it is degraded."""
         if not self._problem:
             return []
         return [pb.Source(name=self._name, state="degraded", reason=self._problem)]

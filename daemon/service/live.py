@@ -1,4 +1,4 @@
-"""Makes live tables in the service: docs, users' views, settings, configuration, known nodes and sources."""
+"""Makes live tables in the service: docs, users' views, settings, configuration, members and sources."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from probing.api.errors import PeerError
 from probing.api.tables import TABLES, Column, Table
 from probing.api.tables.schema import TEXT
 from probing.api.tables.views import VIEWS
+from probing.daemon.arrow import batch_of, ipc_bytes
 
 __all__ = ("live_tables",)
 
@@ -28,9 +29,9 @@ def live_tables(
 ) -> dict[str, Callable[[], bytes]]:
     """Returns functions that make Arrow IPC streams, by table name.
 
-    ``members`` returns rows of cluster.members, ``status`` the collector's status, whose ``sources`` become rows of
-    probing.sources, ``users`` the tables of users' probes, ``views`` rows of probing.views, ``settings`` rows of
-    probing.settings, and ``config`` rows of probing.config.
+    The arguments are functions. ``members`` returns rows of cluster.members; ``status`` the collector's status, whose
+    ``sources`` become rows of probing.sources; ``users`` the tables of users' probes; ``views``, ``settings`` and
+    ``config`` the rows of the tables of these names in ``probing``.
     """
 
     def known() -> Iterable[Table]:
@@ -42,9 +43,6 @@ def live_tables(
 
     def maker(table: str, rows: Callable[[], Rows]) -> Callable[[], bytes]:
         def make() -> bytes:
-            # Imported late: with Arrow, which no other answer needs.
-            from probing.daemon.arrow import batch_of, ipc_bytes
-
             common = {"node": node, "ts": now_ns()}
             return ipc_bytes(batch_of(table, [{**row, **common} for row in rows()]))
 
@@ -62,7 +60,7 @@ def live_tables(
 
 
 def _table_docs(tables: Iterable[Table], own_rows: Rows) -> Rows:
-    # Imported late, here and below: the parser of SQL takes long.
+    # Imported here and below: the parser of SQL takes 10 MB, and few nodes are asked.
     from probing.federation.sql.views import base_tables, views_from
 
     own = views_from(own_rows)
@@ -93,7 +91,7 @@ def _column_docs(tables: Iterable[Table], own_rows: Rows) -> Rows:
     named += [(view.name, view.columns) for view in VIEWS.values()]
     rows = [_column_doc(name, column) for name, columns in named for column in columns]
     names = known_columns({**VIEWS, **own})
-    # Only a database knows the types of these columns.
+    # Only a database can tell the types of these columns.
     return rows + [
         {**_column_doc(view, Column(name, TEXT, "Column of a user's view; probing.views has its SQL.")), "type": None}
         for view in own

@@ -1,4 +1,4 @@
-"""The members of the cluster for clients: rows of cluster.members, and Peers; and this node's own entry among them."""
+"""The members of the cluster for clients: rows of cluster.members, and Peers; and this node's own record."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import socket
 import time
 from collections.abc import Container, Iterable
 from importlib import metadata
-from typing import Any
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.tables.schema import Row
 from probing.daemon.cluster import Member, Membership
 from probing.daemon.cluster.keys import NodeKey
 from probing.daemon.cluster.machine import Machine
@@ -24,13 +24,13 @@ _ANY = ("", "0.0.0.0", "::")  # noqa: S104
 
 
 def membership_of(config: Config, version: str, key: NodeKey | None = None) -> Membership:
-    """Returns the membership of the node that ``config`` describes; its incarnation begins with the time. ``key``: the
-    key by which the node signs its own entry."""
+    """Returns the membership of the node that ``config`` describes; its incarnation starts with the present time.
+    ``key`` signs the node's record."""
     cluster = config.cluster
     pairs = (label.partition("=") for label in cluster.labels)
     labels = tuple(sorted((key, value) for key, _, value in pairs))
     uid = secrets.randbits(63) + 1
-    # The module duckdb is not imported: the service has no database.
+    # The module duckdb is not imported, as the service has no database.
     engine = metadata.version("duckdb")
     own = Record(config.node_name, address_of(config), int(time.time()), uid, labels, (), version, engine)
     times = Times(cluster.heartbeat_s, cluster.suspect_s, cluster.failed_s)
@@ -46,14 +46,14 @@ def address_of(config: Config) -> str:
 
 
 def known_at(membership: Membership, address: str) -> Known:
-    """Returns what the membership knows of the node at ``address``."""
+    """Returns what the membership has about the node at ``address``."""
     found = membership.at(address)
     if found is None:
         return Known()
     return Known(found.name, found.proof == Proof.CERTIFICATE.word, found.keyed)
 
 
-def member_rows(members: Iterable[Member]) -> list[dict[str, Any]]:
+def member_rows(members: Iterable[Member]) -> list[Row]:
     """Returns rows of cluster.members."""
     return [
         {
@@ -76,7 +76,7 @@ def member_rows(members: Iterable[Member]) -> list[dict[str, Any]]:
 
 
 def packed_peer(member: Member, named: Container[str] = ()) -> pb.Peer:
-    """Returns ``member`` for Peers. ``named``: addresses that the administrator of this node named."""
+    """Returns ``member`` as a message for Peers. ``named``: addresses that the administrator of this node named."""
     return pb.Peer(
         node=member.name,
         address=member.address,

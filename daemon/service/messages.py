@@ -1,4 +1,6 @@
-"""Converts the collector's answers to messages of probing.v1. Checks no sizes: the collector bounds what it reads."""
+"""Converts the collector's answers to messages of probing.v1. Sizes are not checked here: the collector limits what it
+reads.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,14 @@ from probing.api.errors import InternalError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.ipc import error_of
 from probing.daemon.service.errors import to_proto
-from probing.daemon.stack_wire import ProcessStacks, threads_of
+from probing.daemon.stack_wire import ProcessStacks, ReadFailure, VariablesRead, threads_of
 
 __all__ = ("config_reply", "stacks_reply", "status_fields", "status_for_jobs", "vars_reply")
 
+_VALUE = ("job", "run", "rank", "start_ns", "tid", "func")
+_VARIABLE = ("type", "value", "number", "reason")
+_FRAME = ("func", "file", "lineno", "frame_type", "ip")
+_THREAD = ("job", "run", "rank", "start_ns", "thread", "state", "gil", "complete", "trains", "native_missing")
 _NOT_SHOWN = "not shown to a token that is limited to jobs"
 
 
@@ -24,11 +30,11 @@ def status_fields(status: Mapping[str, Any]) -> pb.StatusReply:
     try:
         return ParseDict(dict(status), pb.StatusReply(), ignore_unknown_fields=True)
     except ParseError as e:
-        raise InternalError(f"the collector's status makes no sense: {e}") from e
+        raise InternalError(f"the collector's status is malformed: {e}") from e
 
 
 def status_for_jobs(status: pb.StatusReply) -> pb.StatusReply:
-    """Returns ``status`` for a caller that is limited to jobs: without texts, which may name jobs, and total counts."""
+    """Returns ``status`` for a caller limited to jobs: without texts, which may name jobs, and without totals."""
     sources = [pb.Source(name=s.name, state=s.state, reason=_NOT_SHOWN if s.reason else "") for s in status.sources]
     shown = pb.StatusReply(sources=sources, reason=_NOT_SHOWN if status.reason else "")
     for name in ("node", "version", "instance", "state", "started_ns", "node_time_ns", "boot_id", "engine"):
@@ -36,19 +42,17 @@ def status_for_jobs(status: pb.StatusReply) -> pb.StatusReply:
     return shown
 
 
-def stacks_reply(
-    node: str, processes: Iterable[ProcessStacks], failures: Sequence[Mapping[str, Any]]
-) -> pb.StacksReply:
+def stacks_reply(node: str, processes: Iterable[ProcessStacks], failures: Sequence[ReadFailure]) -> pb.StacksReply:
     try:
         reply = pb.StacksReply(node=node, failures=[_failure(failure) for failure in failures])
         for process in processes:
             reply.threads.extend(_threads(process))
     except (KeyError, TypeError, ValueError) as e:
-        raise InternalError(f"the collector's stacks make no sense: {type(e).__name__}: {e}") from e
+        raise InternalError(f"the collector's stacks are malformed: {type(e).__name__}: {e}") from e
     return reply
 
 
-# A process that hangs gives the same bytes each time: making messages of it costs more than all else here.
+# A process that hangs has the same bytes each time, and making messages of them costs more than all else here.
 @lru_cache(maxsize=256)
 def _threads(process: ProcessStacks) -> tuple[pb.Thread, ...]:
     job, run, rank, pid, start_ns, trains, packed = process
@@ -56,24 +60,21 @@ def _threads(process: ProcessStacks) -> tuple[pb.Thread, ...]:
     return tuple(_thread({**thread, **common, "trains": thread["tid"] == trains}) for thread in threads_of(packed))
 
 
-def vars_reply(node: str, found: Mapping[str, Any]) -> pb.VarsReply:
+def vars_reply(node: str, found: VariablesRead) -> pb.VarsReply:
     try:
-        return pb.VarsReply(
-            node=node,
-            values=[_value(value) for value in found["values"]],
-            failures=[_failure(failure) for failure in found["failures"]],
-        )
+        values = [_value(value) for value in found["values"]]
+        return pb.VarsReply(node=node, values=values, failures=[_failure(failure) for failure in found["failures"]])
     except (KeyError, TypeError, ValueError) as e:
-        raise InternalError(f"the collector's values make no sense: {type(e).__name__}: {e}") from e
+        raise InternalError(f"the collector's values are malformed: {type(e).__name__}: {e}") from e
 
 
 def config_reply(node: str, found: Mapping[str, Any]) -> pb.ConfigReply:
-    """Returns the collector's answer, whose ``effect`` an older collector lacks. Raises InternalError."""
+    """Returns the collector's answer as a ConfigReply; an older collector sends no ``effect``. Raises InternalError."""
     try:
         effect = pb.Deletion(**found["effect"]) if "effect" in found else None
         return pb.ConfigReply(node=node, settings=[_setting(setting) for setting in found["settings"]], effect=effect)
     except (KeyError, TypeError, ValueError) as e:
-        raise InternalError(f"the collector's settings make no sense: {type(e).__name__}: {e}") from e
+        raise InternalError(f"the collector's settings are malformed: {type(e).__name__}: {e}") from e
 
 
 def _setting(setting: Mapping[str, Any]) -> pb.Setting:
@@ -83,60 +84,30 @@ def _setting(setting: Mapping[str, Any]) -> pb.Setting:
 
 
 def _value(value: Mapping[str, Any]) -> pb.Value:
-    return pb.Value(
-        job=value.get("job") or "",
-        run=value.get("run") or "",
-        rank=value.get("rank"),
-        pid=value["pid"],
-        start_ns=value.get("start_ns") or 0,
-        tid=value.get("tid") or 0,
-        func=value.get("func") or "",
-        variable=_variable(value),
-    )
+    return pb.Value(pid=value["pid"], variable=_variable(value), **_of(value, _VALUE))
 
 
 def _variable(variable: Mapping[str, Any]) -> pb.Variable:
-    return pb.Variable(
-        name=variable["name"],
-        type=variable.get("type") or "",
-        value=variable.get("value"),
-        number=variable.get("number"),
-        reason=variable.get("reason") or "",
-    )
+    return pb.Variable(name=variable["name"], **_of(variable, _VARIABLE))
 
 
 def _thread(thread: Mapping[str, Any]) -> pb.Thread:
-    return pb.Thread(
-        job=thread.get("job") or "",
-        run=thread.get("run") or "",
-        rank=thread.get("rank"),
-        pid=thread["pid"],
-        start_ns=thread.get("start_ns") or 0,
-        tid=thread["tid"],
-        thread=thread.get("thread") or "",
-        state=thread.get("state") or "",
-        gil=thread.get("gil"),
-        complete=bool(thread.get("complete")),
-        trains=thread.get("trains"),
-        native_missing=thread.get("native_missing") or "",
-        frames=[
-            pb.Frame(
-                func=frame.get("func") or "",
-                file=frame.get("file") or "",
-                lineno=frame.get("lineno"),
-                frame_type=frame.get("frame_type") or "",
-                ip=frame.get("ip") or 0,
-                locals=[_variable(variable) for variable in frame.get("locals") or ()],
-            )
-            for frame in thread["frames"]
-        ],
-    )
+    frames = [
+        pb.Frame(**_of(frame, _FRAME), locals=[_variable(variable) for variable in frame.get("locals") or ()])
+        for frame in thread["frames"]
+    ]
+    return pb.Thread(pid=thread["pid"], tid=thread["tid"], **_of(thread, _THREAD), frames=frames)
+
+
+def _of(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Returns the fields that a message has under the same names; the message has no value for None."""
+    return {name: fields.get(name) for name in names}
 
 
 def _failure(failure: Mapping[str, Any]) -> pb.TargetFailure:
     return pb.TargetFailure(
         pid=failure["pid"],
         rank=failure.get("rank"),
-        job=failure.get("job") or "",
+        job=failure.get("job"),
         error=to_proto(error_of(failure["error"])),
     )

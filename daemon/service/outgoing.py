@@ -1,8 +1,8 @@
-"""Opens channels to the daemons of other nodes, with this node's certificate and its token for peers, and keeps them
-while they are used.
+"""Opens channels to the daemons of other nodes, with this node's certificate and its token for peers, and keeps used
+channels open.
 
-All connections to other nodes begin here: this module decides to which addresses this node connects, whether TLS has to
-prove the name of a node, and whether a node gets a token itself or one bound to its name.
+Every connection to another node is opened here. This module decides to which addresses this node connects, whether TLS
+has to prove the name of a node, and whether a node gets the token itself or a token bound to its name.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ __all__ = (
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
-    # A node that comes back is found within a few heartbeats.
+    # With this a node that comes back is reached within a few heartbeats.
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
-# The name that TLS checks in place of the host of the address.
+# The name that TLS checks in place of the address's host.
 _CHECKED = "grpc.ssl_target_name_override"
 _DNS = re.compile(r"(?=.{1,253}\Z)[\w-]{1,63}(\.[\w-]{1,63})*", re.ASCII)
 Metadata = tuple[tuple[str, str], ...]
 
 
 class Known(NamedTuple):
-    """What the membership knows of an address. ``certified``: certificates prove the name of its ``node``; ``keyed``:
-    the node has a key, so it takes tokens that are bound to its name."""
+    """What the membership has about an address. ``certified``: certificates prove the name of its ``node``. ``keyed``:
+    the node has a key, so it accepts tokens that are bound to its name."""
 
     node: str = ""
     certified: bool = False
@@ -56,9 +56,10 @@ class Known(NamedTuple):
 
 
 class Outgoing:
-    """A node that speaks TLS on its own port speaks TLS to all others. Belongs to one event loop.
+    """The channels to other nodes. A node that speaks TLS on its own port uses TLS to all other nodes. Belongs to one
+    event loop.
 
-    ``known`` returns the ``Known`` of an address; ``allowed``: the addresses to connect to, None: all.
+    ``known`` returns the ``Known`` of an address. ``allowed``: the addresses to which it connects, None: all.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class Outgoing:
     async def channel(self, address: str, *, node: str = "", anonymous: bool = False) -> grpc.aio.Channel:
         """Returns a channel to ``address`` (unix:PATH or HOST:PORT). Raises PeerError if the address is not allowed.
 
-        ``node``: the peer's certificate has to prove this name of a node; if empty, the host of the address, and the
-        name of the node that is known at the address by a certificate. ``anonymous``: this node shows no certificate,
-        as for calls in the name of somebody else.
+        ``node``: the name that the peer's certificate has to prove. If it is empty, the certificate has to prove the
+        host of the address; or the name of the node, if certificates have proven that before. ``anonymous``: this node
+        shows no certificate, as for calls on behalf of another caller.
         """
         if address.startswith("unix:"):
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
@@ -90,19 +91,19 @@ class Outgoing:
         credentials = grpc.ssl_channel_credentials(authorities, *pair)
         checked = self._checked(address, node)
         if not checked and not target.startswith("dns:"):
-            # The target has the addresses of the name, so TLS checks the name.
+            # The target contains the addresses of the name, so TLS checks the name.
             checked = address.rpartition(":")[0]
         options = (*_OPTIONS, (_CHECKED, checked)) if checked else _OPTIONS
         return grpc.aio.secure_channel(target, credentials, options=options)
 
     def key(self, address: str, node: str = "") -> tuple[str, str, int]:
-        """Returns the key of a kept channel; the key changes with the certificates of this node."""
+        """Returns the key of a kept channel, which changes with the certificates of this node."""
         if self._tls is None or not self._secure(address):
             return address, "", 0
         return address, self._checked(address, node), self._tls.loads
 
     def nameless(self, node: str) -> bool:
-        """Returns whether this node, whose name is ``node``, speaks TLS by a certificate that does not prove that."""
+        """Returns whether this node, called ``node``, speaks TLS with a certificate that does not prove its name."""
         return bool(self._tls and self._tls.wanted) and node.lower() not in (self._tls.names() if self._tls else ())
 
     def may_check(self, node: str) -> bool:
@@ -110,11 +111,12 @@ class Outgoing:
         return bool(self._tls and self._tls.wanted and _DNS.fullmatch(node) and _ip(node) is None)
 
     def metadata(self, address: str, node: str = "") -> Metadata:
-        """Returns the metadata of a call on the channel to ``address`` and ``node``: what shows this node's token.
+        """Returns the metadata that shows this node's token in a call on the channel to ``address`` and ``node``.
 
-        A node without a key, which is of a version before keys or has not answered yet, gets the token itself if the
-        administrator named it, if TLS proves its name, or, inside ``cluster.allow``, if nodes have no authority of
-        their own, whose certificates would do. The token goes out by TLS or to loopback alone.
+        A node with a key gets a token bound to its name. A node without a key, which has an older version or has not
+        answered yet, gets the token itself in three cases: the administrator named it; TLS proves its name; or it is
+        inside ``cluster.allow``, and nodes have no authority whose certificates could prove it. A token is sent only by
+        TLS or to loopback.
         """
         token = self._tokens.text if self._tokens else ""
         known = self._known(address)
@@ -124,9 +126,9 @@ class Outgoing:
         return self.passed_on(address, shown(token))
 
     def passed_on(self, address: str, authorization: str) -> Metadata:
-        """Returns the metadata of a call that shows ``authorization``: by TLS, and in the clear to loopback alone.
+        """Returns the metadata of a call that shows ``authorization``: by TLS, or unencrypted only to loopback.
 
-        A node that has a key gets no token itself, but one bound to the node's name and worth nothing elsewhere.
+        A node with a key does not get the token itself, but a token bound to its name, which other nodes do not accept.
         """
         if not authorization or not (self._secure(address) or is_loopback(address)):
             return ()
@@ -136,8 +138,8 @@ class Outgoing:
         return (("authorization", authorization),)
 
     def vouches(self, address: str) -> bool:
-        """Returns whether a token of somebody else may be shown at ``address``: this node's administrator named it, or
-        a key or certificates prove the name of the node there."""
+        """Returns whether another caller's token may be shown at ``address``: this node's administrator named it, or a
+        key or certificates prove the name of its node."""
         known = self._known(address)
         return known.keyed or known.certified or self.allowed is None or address in self.allowed.named
 
@@ -154,7 +156,7 @@ class Outgoing:
 
 
 def lacks_name(error: grpc.aio.AioRpcError) -> bool:
-    """Returns whether a call failed since the certificate at the other end lacks the name that was checked."""
+    """Returns whether a call failed because the certificate at the other end lacks the checked name."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and "ostname" in str(error.details() or "")
 
 
@@ -171,14 +173,16 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-# Channels that stay open; the channels to watched nodes are used at each heartbeat and stay.
+# The most channels that stay open without being used. Channels to watched nodes are used at each heartbeat.
 MAX_CHANNELS = 64
 IDLE_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """``users``: calls in flight; ``used``: when the last call ended, by the clock of the event loop."""
+    """A connection to a peer. ``users``: the number of its calls in flight; ``used``: when the last call ended, by the
+    clock of the event loop.
+    """
 
     channel: grpc.aio.Channel
     stub: Any
@@ -197,7 +201,7 @@ class PeerStubs:
 
     @asynccontextmanager
     async def use(self, address: str, node: str = "") -> AsyncIterator[Any]:
-        """Yields the stub of the daemon at ``address``; ``node``: as ``Outgoing.channel`` checks it.
+        """Yields the stub of the daemon at ``address``. ``node``: see ``Outgoing.channel``.
 
         Raises ConfigError if a certificate of this node is gone, and PeerError for an address that is not allowed.
         """
@@ -226,11 +230,11 @@ class PeerStubs:
         return self._outgoing
 
     def metadata(self, address: str, node: str = "") -> Metadata | None:
-        """Returns the metadata that a call to ``address`` needs; ``node``: as in ``use``."""
+        """Returns the metadata that a call to ``address`` needs. ``node``: see ``use``."""
         return self._outgoing.metadata(address, node) or None
 
     async def close_idle(self) -> None:
-        """Closes connections without calls: those idle for IDLE_S, and the oldest beyond MAX_CHANNELS."""
+        """Closes connections without calls: those that were idle for IDLE_S, and the oldest beyond MAX_CHANNELS."""
         self._broken, broken = [], self._broken
         for peer in broken:
             if peer.users:

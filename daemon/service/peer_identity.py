@@ -1,8 +1,9 @@
-"""Says which node the connection of a caller proves.
+"""Finds out which node a caller's connection proves.
 
 With TLS a node is proven by the DNS names among the alternative names of its certificate. A certificate may have
 several names, such as ``gn6`` and ``gn6.example.org``, and a certificate that all nodes share has the names of all. So
-a claimed name is checked against the certificate, which alone names the caller only if one single member fits.
+a claimed name is checked against the certificate. The certificate alone names the caller only if exactly one member
+fits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def proves_node(caller: Caller, name: str) -> bool:
 def proven_node(caller: Caller, members: Iterable[str]) -> str | None:
     """Returns the only name of ``members`` (names of nodes) that the connection of ``caller`` proves.
 
-    None if the connection proves no name or several names.
+    None if the connection proves no name, or several.
     """
     proven = [name for name in members if name and proves_node(caller, name)]
     return proven[0] if len(proven) == 1 else None

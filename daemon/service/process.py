@@ -22,6 +22,7 @@ from probing.daemon.cluster.record import Proof
 from probing.daemon.config import Config, shown
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import SERVICE
+from probing.daemon.ipc import Header
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import GATE, QUERY, WorkerPool
 from probing.daemon.query.user_views import UserViews
@@ -31,12 +32,13 @@ from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.diagnosis import Diagnosis
 from probing.daemon.service.gossip import Gossip
 from probing.daemon.service.job_peers import JobPeers
-from probing.daemon.service.late import Late
 from probing.daemon.service.limits import Limits
 from probing.daemon.service.listening import Listeners
 from probing.daemon.service.live import live_tables
 from probing.daemon.service.members import address_of, known_at, member_rows, membership_of
 from probing.daemon.service.outgoing import Outgoing, PeerStubs
+from probing.daemon.service.preflight.bandwidth import Bandwidth
+from probing.daemon.service.preflight.gather import Interpreters, Preflight
 from probing.daemon.service.server import Server
 from probing.daemon.service.servicer import Node, NodeService
 from probing.daemon.supervisor.health import Watch, stop_on_signal
@@ -48,20 +50,19 @@ from probing.daemon.supervisor.ready import RUNNING, service_state
 if TYPE_CHECKING:
     from probing.daemon.service.flight.service import FlightService
     from probing.daemon.service.metrics.http import Metrics
-    from probing.daemon.service.preflight.gather import Preflight
 
 __all__ = ("main",)
 
 ROUND_S = 1.0
-# Rounds after which all parts are started, with or without the collector.
+# After this many rounds all parts are started, with or without the collector.
 MOST_ROUNDS = 10
 
 
 def main() -> int:
-    """Serves until SIGTERM or SIGINT."""
+    """Serves until SIGTERM or SIGINT. Returns the exit code."""
     config = Config.from_args(sys.argv[1:])
     log_to_stderr("service")
-    # A process that makes a key of its own writes a file.
+    # A process that makes its own key writes a file.
     key = NodeKey(take_key(Path(config.socket).parent))
     restrict(SERVICE)
     asyncio.run(_serve(config, Doors.of(config), key))
@@ -88,7 +89,7 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
     watch.step()
     also = f" and {config.listen}" if config.listen else ""
     notify(f"READY=1\nSTATUS=answering at unix:{config.public_socket}{also}")
-    # The parts that an answer needs start first, the rest a round after the collector is ready.
+    # The parts that an answer needs start first; the rest starts a round after the collector is ready.
     rounds, whole = 0, False
     gate.keep(1)
     pool.keep(1)
@@ -102,7 +103,7 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
             whole = True
             pool.keep(config.query.workers)
             await asyncio.to_thread(diagnosis.start)
-    # A gRPC call still in progress at the interpreter's exit would crash it.
+    # A gRPC call that is still in progress when the interpreter exits would crash it.
     channel.close()
     await asyncio.to_thread(watch.stop)
     listeners.stop()
@@ -151,9 +152,9 @@ def _service(
         known=membership.members,
     )
 
-    def with_own(seconds: float) -> dict[str, Any]:
+    def with_own(seconds: float) -> Header:
         status = diagnosis.among(collector.status(seconds))
-        return {**status, "sources": [*status["sources"], *(state.to_dict() for state in gossip.sources())]}
+        return {**status, "sources": [*status["sources"], *(state._asdict() for state in gossip.sources())]}
 
     views = UserViews(config.query.views_dir, lambda: collector.tables(limits.control_s))
     live = live_tables(
@@ -173,7 +174,7 @@ def _service(
 
     def all_sources() -> list[pb.Source]:
         found = [*server.sources(), *(metrics.sources() if metrics else ())]
-        return [*found, *(pb.Source(**state.to_dict()) for state in (*diagnosis.sources(), *gossip.sources()))]
+        return [*found, *(pb.Source(**state._asdict()) for state in (*diagnosis.sources(), *gossip.sources()))]
 
     service = NodeService(
         node,
@@ -182,7 +183,7 @@ def _service(
         server.identify,
         limits,
         gatherer=diagnosis.gatherer,
-        preflight=Late(lambda: _preflight(config, engine, outgoing)),
+        preflight=_preflight(config, engine, outgoing),
         sources=all_sources,
         timed=metrics.times.call if metrics else lambda *_: None,
         audit=doors.audit,
@@ -195,16 +196,13 @@ def _service(
 
 
 def _preflight(config: Config, engine: Engine, outgoing: Outgoing) -> Preflight:
-    from probing.daemon.service.preflight.bandwidth import Bandwidth
-    from probing.daemon.service.preflight.gather import Interpreters, Preflight
-
     interpreters = Interpreters(f"{config.runtime_dir}/interpreter.sock")
     bandwidth = Bandwidth(config.cluster.bandwidth_test_bytes, outgoing)
     return Preflight(config.node_name, engine, interpreters, bandwidth)
 
 
 def _flight(service: NodeService, server: Server) -> FlightService:
-    # Imported late: without Arrow Flight the service does without its protocol in memory.
+    # Imported late, so that a service without Arrow Flight does not have its protocol in memory.
     from probing.daemon.service.flight.service import FlightService
 
     return FlightService(
@@ -224,7 +222,7 @@ def _metrics(
 ) -> Metrics | None:
     if not config.http:
         return None
-    # Imported late: without a page the service does without Prometheus' library in memory.
+    # Imported late, so that a service without a page does not have Prometheus' library in memory.
     from probing.daemon.service.metrics.http import Metrics
 
     return Metrics(

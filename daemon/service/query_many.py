@@ -1,8 +1,9 @@
-"""Answers QueryMany: asks peers the same query for a caller, who cannot ask thousands at once, and passes answers on.
+"""Answers QueryMany: sends a query to many peers for a caller that cannot reach thousands at once, and passes the
+answers on.
 
-Each peer gets the authorization that the caller shows for it, and neither this node's token nor its certificate: nobody
-reads through this node rows that the peers would refuse, and this node learns nothing by which it could ask other
-nodes. Peers are asked Query alone, so that a question has two levels and no more.
+Each peer gets the authorization that the caller shows for it, and neither this node's token nor its certificate. So no
+caller can read rows through this node that the peers would refuse, and this node learns nothing by which it could ask
+other nodes. Peers only get a Query, so a question has at most two levels.
 """
 
 from __future__ import annotations
@@ -36,24 +37,26 @@ from probing.federation.execution.asking import Policy, ask_many
 
 __all__ = ("QueryMany",)
 
-# Bytes of answers that are held for one caller.
+# The most bytes of answers that are kept for one caller.
 MAX_HELD = 64 << 20
 MAX_KEPT = 256
 PIECE_BYTES = 1 << 20
-# Longest pause between two replies to the caller, s.
+# The longest pause between two replies to the caller, s.
 SIGN_S = 0.5
-# Time for the way of the answers back to the caller, s.
+# The time for sending the answers back to the caller, s.
 MARGIN_S = 0.2
-# The connection broke, or the peer's gRPC had too many calls to begin this one.
+# The connection broke, or the peer's gRPC had too many calls to accept this one.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _POLICY = Policy(at_once=64, most=MAX_PEERS, hedge_after=10, grace_s=0.1)
 
 
 class QueryMany:
-    """Belongs to one event loop."""
+    """Answers QueryMany. Belongs to one event loop."""
 
     def __init__(self, outgoing: Outgoing, limits: Limits, *, kept: int = MAX_KEPT) -> None:
-        """``kept`` channels to peers stay; gRPC ends their connections when they are idle."""
+        """Makes the answering of QueryMany. ``kept``: the number of channels to peers that stay open; gRPC closes their
+        connections when they are idle.
+        """
         self._outgoing = outgoing
         self._limits = limits
         self._channels = _Channels(outgoing, kept)
@@ -68,10 +71,10 @@ class QueryMany:
         writer = _Writer(context, self._limits.unread_s)
         asked = [address for address in addresses if address in known]
         for address in set(addresses).difference(asked):
-            await writer.failed(address, NotFound(f"{address} is no peer of this node"))
+            await writer.failed(address, NotFound(f"{address} is not a peer of this node"))
         token = authorization if isinstance(authorization, str) else ""
         if request.shown and len(request.shown) != len(request.addresses):
-            raise UsageError("shown has another length than addresses")
+            raise UsageError("``shown`` and ``addresses`` must have the same length")
         tokens = dict(zip(request.addresses, request.shown, strict=True)) if request.shown else {}
         question = _Question(self._outgoing, self._channels, request.query, (token, tokens), writer)
         signs = asyncio.create_task(writer.signs())
@@ -86,7 +89,9 @@ class QueryMany:
 
 
 class _Channels:
-    """Channels to peers, those used last: to close one is slow, as gRPC looks through all tasks of the loop."""
+    """The channels to peers that were used last. They are kept because closing a channel is slow: gRPC looks through
+    all tasks of the loop.
+    """
 
     def __init__(self, outgoing: Outgoing, most: int) -> None:
         self._outgoing = outgoing
@@ -109,13 +114,13 @@ class _Channels:
             channel = self._kept.setdefault(address, opened)
         self._kept.move_to_end(address)
         while len(self._kept) > self._most:
-            # The calls that use a channel hold it; after them it is closed as it is garbage-collected.
+            # Calls that use a channel keep a reference to it; when they have ended, it is closed by garbage collection.
             self._kept.popitem(last=False)
         return channel
 
 
 class _Writer:
-    """Writes replies one at a time, and each peer's answer once."""
+    """Writes replies one at a time, and the answer of each peer once."""
 
     def __init__(self, context: Context, unread_s: float) -> None:
         self._context = context
@@ -124,7 +129,7 @@ class _Writer:
         self._done: set[str] = set()
 
     async def signs(self) -> None:
-        # If the caller is gone, or reads nothing, the answers report the error.
+        # If the caller is gone, or reads nothing, writing the answers reports the error.
         with suppress(grpc.aio.InternalError, asyncio.TimeoutError):
             while True:
                 await asyncio.sleep(SIGN_S)
@@ -158,7 +163,7 @@ class _Writer:
 
 
 class _Question:
-    """One query for the peers of one caller. ``authorizations``: the caller's own, and those for single peers."""
+    """One query of a caller to peers. ``authorizations``: the caller's own, and those for single peers."""
 
     def __init__(
         self,
@@ -186,7 +191,7 @@ class _Question:
         common, single = self._authorizations
         authorization = single.get(address) or common
         if authorization.startswith(shown("")) and not self._outgoing.vouches(address):
-            raise PrivilegeError(f"nothing proves the name of {address} to this node: it is not shown your token")
+            raise PrivilegeError(f"the name of {address} is not proven to this node, so it is not shown your token")
         metadata = self._outgoing.passed_on(address, authorization)
         held: list[int] = []
         channel = await self._channels.take(address)
@@ -199,7 +204,7 @@ class _Question:
         finally:
             call.cancel()
             self._held -= sum(held)
-        # Two addresses may be of one node: the caller compares the names of nodes.
+        # Two addresses may belong to one node, so the caller compares the names of nodes.
         return address, None
 
     def _holds(self, part: pb.QueryReply, held: list[int]) -> bool:
@@ -214,7 +219,7 @@ def _error_of(address: str, error: Any) -> ProbingError:
     if (sent := reported_error(error)) is not None:
         return sent
     code, details = error.code(), " ".join(str(error.details() or "").split())[:200]
-    # gRPC has one status for a call that broke and for a node that cannot be reached.
+    # gRPC has the same status for a call that broke and for a node that cannot be reached.
     unconnected = details.startswith("failed to connect")
     if unconnected:
         details = "connection refused" if "refused" in details else "no connection in time"

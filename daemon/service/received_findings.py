@@ -1,9 +1,9 @@
-"""Takes findings that another node of a job found.
+"""Accepts findings from other nodes of a job.
 
-A finding is taken from a node that is proven to take part in the job (``coordination.proofs``), in the name of that
-node alone. It names ranks of that node or of this one; where that node comes before this one, so that it may diagnose
-the job, also ranks of others that take part. The connection proves the node by its certificate. Without certificates it
-is the node that the row names, which ``detail`` says.
+A finding is accepted from a node that is proven to take part in the job (``coordination.proofs``), and only in the name
+of that node. It may name ranks of that node or of this node. If that node comes before this node, so that it may
+diagnose the job, it may also name ranks of other nodes that take part. The connection proves the node by its
+certificate. Without certificates the row names the node, and ``detail`` says so.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probing.api.errors import FormatError, Overloaded, PrivilegeError, UsageError
+from probing.api.tables.schema import Row
 from probing.api.text import escape
-from probing.daemon.diagnose.coordination.peers import Holding
 from probing.daemon.query.caller import Caller
 from probing.daemon.row_check import checked_row
 from probing.daemon.service.peer_identity import proven_node, proves_node
+
+if TYPE_CHECKING:
+    # Imported with the rules, after the start.
+    from probing.daemon.diagnose.coordination.proofs import Proofs
+    from probing.daemon.diagnose.watch import JobWatch
 
 __all__ = ("AT_ONCE", "ROWS_AN_HOUR", "ReceivedFindings")
 
@@ -38,40 +43,23 @@ _SEVERITIES = ("error", "warning", "note")
 _Row = Mapping[str, Any]
 
 
-class _Watch(Protocol):
-    """``diagnose.watch.JobWatch``."""
-
-    def watches(self, job: str, run: str) -> bool: ...
-
-    def take(self, row: _Row) -> None: ...
-
-
-class _Parts(Protocol):
-    """``coordination.proofs.Proofs``."""
-
-    def claims(self, job: str, run: str) -> Collection[str]: ...
-
-    def takes_part(self, job: str, run: str, node: str) -> bool: ...
-
-    def holding(self, job: str, run: str) -> Holding: ...
-
-
 class _Allowance(NamedTuple):
     left: float
     since: float
 
 
 class ReceivedFindings:
-    """``taken`` is called with each row that is taken. ``certified`` returns whether a certificate proves a node.
+    """Accepts or refuses findings. ``taken`` is called with each accepted row. ``certified`` returns whether a
+    certificate proves a node.
 
-    Safe for many threads. ``refused`` counts the rows that were not taken.
+    Safe for many threads. ``refused`` counts the refused rows.
     """
 
     def __init__(
         self,
         node: str,
-        watch: _Watch,
-        parts: _Parts,
+        watch: JobWatch,
+        parts: Proofs,
         taken: Callable[[_Row], None] = lambda _: None,
         certified: Callable[[str], bool] = lambda _: False,
         now: Callable[[], float] = time.monotonic,
@@ -94,15 +82,18 @@ class ReceivedFindings:
 
     @property
     def detail(self) -> str:
-        """Returns a text on findings of nodes that no certificate proves, for ``status``; empty if all are proven."""
+        """Returns a text about findings of nodes that no certificate proves, for ``status``; empty if there
+        are none.
+        """
         count = self._without_certificate
         return f"{count} findings of other nodes, which no certificate proves" if count else ""
 
     def take(self, rows: bytes, caller: Caller) -> int:
-        """Gives rows of ``diagnosis.findings``, a JSON list, to the watch, without rows of jobs that have no rank here.
+        """Passes rows of ``diagnosis.findings``, a JSON list, to the watch. Rows of jobs without a rank here are left
+        out.
 
-        Returns the number of rows taken. Raises FormatError and UsageError for anything else than such rows,
-        PrivilegeError for rows that the caller may not send, and Overloaded for too many.
+        Returns the number of accepted rows. Raises FormatError and UsageError if they are not such rows, PrivilegeError
+        for rows that the caller may not send, and Overloaded for too many.
         """
         checked = _rows(rows)
         known = [row for row in checked if self._watch.watches(row["job"], row["run"])]
@@ -130,7 +121,7 @@ class ReceivedFindings:
             sender = proven_node(caller, self._parts.claims(job, run)) or ""
         if not caller.nodes and self._certified(sender):
             self.refused += 1
-            raise PrivilegeError(f"node {sender} has a certificate, and this connection shows none of it")
+            raise PrivilegeError(f"node {sender} has a certificate, and this connection does not show it")
         if not sender or not self._parts.takes_part(job, run, sender):
             self.refused += 1
             raise PrivilegeError(
@@ -148,7 +139,7 @@ class ReceivedFindings:
             if own and (node == self._node) != (rank in own):
                 raise PrivilegeError(f"rank {rank} is not on node {node}")
             if node not in (self._node, sender) and (sender > self._node or (node and node not in claims)):
-                raise PrivilegeError(f"rank {rank} of node {node} is not for it to name")
+                raise PrivilegeError(f"rank {rank} of node {node} must not be named by it")
         if not {node for _, node in _named(row, "stacks")} <= {self._node, sender, *claims}:
             raise PrivilegeError("it has stacks of nodes that do not take part")
 
@@ -168,22 +159,22 @@ class ReceivedFindings:
             self._refused.popitem(last=False)
 
 
-def _rows(rows: bytes) -> list[dict[str, Any]]:
+def _rows(rows: bytes) -> list[Row]:
     try:
         sent = json.loads(rows)
     except (ValueError, RecursionError) as e:
-        raise FormatError("the findings are no JSON") from e
+        raise FormatError("the findings are not JSON") from e
     if not isinstance(sent, list) or len(sent) > _MAX_ROWS:
-        raise UsageError(f"a call takes a list of at most {_MAX_ROWS} findings")
+        raise UsageError(f"give a list of at most {_MAX_ROWS} findings")
     return [_checked(row) for row in sent]
 
 
-def _checked(row: Any) -> dict[str, Any]:
+def _checked(row: Any) -> Row:
     found = checked_row(_TABLE, row, _OWN)
     if any(not isinstance(found.get(name), str) for name in _NAMES) or type(found.get("opened")) is not int:
-        raise UsageError("a finding lacks a field that names it")
+        raise UsageError("a finding lacks a field by which it is identified")
     if found["state"] not in ("open", "closed") or found["severity"] not in _SEVERITIES:
-        raise UsageError("a finding is open or closed, and an error, a warning or a note")
+        raise UsageError("a finding must be open or closed, and an error, a warning or a note")
     if sum(len(value) for value in found.values() if isinstance(value, str)) > MAX_ROW_BYTES:
         raise UsageError(f"a finding has more than {MAX_ROW_BYTES} bytes")
     for name in _LISTS:
@@ -198,24 +189,24 @@ def _list(text: Any) -> list[Any]:
     except (ValueError, RecursionError):
         items = None
     if not isinstance(items, list):
-        raise UsageError("a list of a finding is no JSON list")
+        raise UsageError("a list of a finding is not a JSON list")
     return items
 
 
 def _check_names(row: _Row) -> None:
-    """Raises UsageError if the columns name other ranks and nodes than the culprits do."""
+    """Raises UsageError if the columns name other ranks or nodes than the culprits do."""
     culprits = _named(row, "culprits")
     nodes = set((row.get("nodes") or "").split(",")) - {""}
     if _numbers(row.get("ranks")) != [rank for rank, _ in culprits][:_MAX_RANKS]:
         raise UsageError("a finding names other ranks than its culprits")
     if not nodes <= {node for _, node in culprits}:
-        raise UsageError("a finding names other nodes than those of its culprits")
+        raise UsageError("a finding names other nodes than its culprits'")
     _numbers(row.get("victims"))
     _named(row, "stacks")
 
 
 def _named(row: _Row, column: str) -> list[tuple[int, str]]:
-    """Returns rank and node of each item of ``column``. Raises UsageError for anything else."""
+    """Returns rank and node of each item of ``column``. Raises UsageError for items without them."""
     items = _list(row.get(column))
     if not all(isinstance(one, dict) and type(one.get("rank")) is int for one in items):
         raise UsageError(f"the {column} of a finding have no ranks")

@@ -1,8 +1,8 @@
-"""Relays the public sockets to gRPC: identifies, counts and bounds connections before gRPC sees a byte.
+"""Relays the public sockets to gRPC: identifies, counts and limits connections before gRPC sees a byte.
 
-gRPC does not report the user at the other end of a Unix socket, and bounds neither connections nor callers. So the
-service accepts connections itself and passes their bytes to gRPC's inner socket. Each connection has an address of its
-own there, which gRPC reports as the peer of a call.
+gRPC does not report the user at the other end of a Unix socket, and limits neither connections nor callers. So the
+service accepts connections itself and passes their bytes to gRPC's inner socket. There each connection has its own
+address, which gRPC reports as the peer of a call.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from probing.daemon.service.tls import Certificate, Tls
 
 __all__ = ("Link", "Relay")
 
-# Most authenticated connections of a share (see Caller), and of one caller.
+# The most authenticated connections of a share (see Caller), and of one caller.
 MOST = {"root": 48, "unix": 64, "tcp": 64}
 EACH = {"root": 40, "unix": 16, "tcp": 16}
-# Most TCP connections that have not shown a token: in all, and of one address. A new one takes the place of an old one.
+# The most TCP connections without a shown token, in all and of one address; a new one replaces an old one.
 MOST_UNKNOWN, EACH_UNKNOWN = 64, 16
 # A TCP connection must send the token within this time, s.
 UNKNOWN_S = 10.0
-# A connection that is refused ends after this time, s.
+# A refused connection ends after this time, s.
 REFUSED_S = 1.0
 LOG_S = 60.0
 _PEER = "unix-abstract:"
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Link:
-    """A connection. ``known``: the authenticated caller that it counts for; None before the caller is authenticated.
+    """A connection. ``known``: the authenticated caller to which it counts; None before the caller is authenticated.
     ``certificate``: the certificate that the caller showed."""
 
     name: str
@@ -53,7 +53,7 @@ class Link:
 
     def close(self) -> None:
         """Ends the connection, if it has not ended."""
-        # After its end, a TLS transport of CPython 3.11 has nothing left to abort, and fails.
+        # After the end of a TLS transport, CPython 3.11 raises this error when it is aborted.
         with suppress(AttributeError):
             self.front.abort()
 
@@ -65,7 +65,7 @@ class Relay:
         self._inner = inner
         self._tls = tls
         self._audit = audit
-        # Links by gRPC's peer, the least recently used first.
+        # Links by the peer that gRPC reports, the least recently used first.
         self._links: dict[str, Link] = {}
         self._unknown: Places[Link] = Places(MOST_UNKNOWN, EACH_UNKNOWN)
         self._servers: list[asyncio.Server | Handshakes] = []
@@ -74,11 +74,11 @@ class Relay:
         self._reported = -LOG_S
 
     def link(self, peer: str) -> Link | None:
-        """Returns the connection whose calls have the gRPC peer ``peer``."""
+        """Returns the connection whose calls come from the gRPC peer ``peer``."""
         return self._links.get(peer.removeprefix(_PEER))
 
     async def serve(self, listener: socket.socket, *, known: bool) -> None:
-        """Accepts connections of ``listener`` and owns it. ``known``: connections need no token. TCP connections speak
+        """Accepts connections of ``listener`` and owns it. ``known``: connections need no token. TCP connections use
         TLS if it is configured."""
         make = lambda: _Front(self, known)  # noqa: E731
         loop = asyncio.get_running_loop()
@@ -98,13 +98,13 @@ class Relay:
             link.close()
 
     def admit(self, transport: asyncio.Transport, *, known: bool) -> Link | None:
-        """Returns the link of a new connection; None if its caller or its share has too many. A connection whose caller
-        is not known always has a place, until the caller is known."""
+        """Returns the link of a new connection; None if its caller or its share has too many. A connection of an
+        unknown caller always gets a place, until the caller is authenticated."""
         caller = _caller_of(transport)
         if known and not self._has_room(caller):
             self._report(caller)
             return None
-        # The name is random, so that no other process can take it first and block the connection.
+        # The name is random, so that no other process can use it first and block the connection.
         secured = transport.get_extra_info("ssl_object")
         certificate = self._tls.certificate(secured) if secured is not None else None
         name = f"probingd-{secrets.token_hex(12)}"
@@ -117,23 +117,23 @@ class Relay:
         return link
 
     def know(self, link: Link, caller: Caller) -> None:
-        """Notes that ``caller`` was authenticated on ``link``. Raises Overloaded and ends the connection if the caller
-        or its token has too many connections; a token with more connections gives way to other tokens."""
+        """Notes that ``caller`` was authenticated on ``link``. Raises Overloaded, and ends the connection, if the
+        caller or its token has too many connections. A token with many connections loses places to other tokens."""
         if link.known is not None:
             if link.name in self._links:
                 self._links[link.name] = self._links.pop(link.name)
             return
         if not self._has_room(caller):
             self._report(caller)
-            # The connection ends later, so that the answer goes first.
+            # The connection ends later, so that the answer is sent first.
             asyncio.get_running_loop().call_later(REFUSED_S, link.close)
             raise Overloaded(f"{caller} has too many connections, or all are taken", hint="close some of them")
         self._unknown.leave(link.caller.who, link)
         link.known = caller
 
     def _has_room(self, caller: Caller) -> bool:
-        """Returns whether ``caller`` may have one connection more, and makes room if its token has fewer connections
-        than another token."""
+        """Returns whether ``caller`` may have one more connection; if its token has fewer connections than another
+        token, room is made."""
         share = [(one, link) for link in self._links.values() if (one := link.known) and one.share == caller.share]
         if sum(one.key == caller.key for one, _ in share) >= EACH[caller.share]:
             return False
@@ -162,7 +162,7 @@ class Relay:
             sock.bind(f"\0{link.name}")
             loop = asyncio.get_running_loop()
             await loop.sock_connect(sock, self._inner)
-            # On a new connection gRPC speaks first.
+            # gRPC sends the first bytes on a new connection.
             _, back = await loop.create_connection(lambda: _Side(front), sock=sock)
         except OSError as e:
             _log.warning("a connection could not be passed on: %s", e.strerror)
@@ -190,7 +190,9 @@ class Relay:
 
 
 class _Side(asyncio.Protocol):
-    """One end of a relayed connection; writes the bytes that it reads to ``other``, no faster than ``other`` sends."""
+    """One end of a relayed connection. It writes the bytes that it reads to ``other``, no faster than ``other`` can
+    send.
+    """
 
     transport: asyncio.Transport
 
@@ -245,7 +247,7 @@ class _Front(_Side):
             super().data_received(data)
 
     def pass_to(self, back: _Side) -> None:
-        """Connects this end to gRPC's end."""
+        """Connects this end with gRPC's end."""
         self.other = back
         back.transport.write(self._early)
         if self.transport.is_closing():

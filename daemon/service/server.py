@@ -1,10 +1,11 @@
 """Starts gRPC on an inner socket and relays the public sockets to it. A TCP port that fails is tried again.
 
-gRPC's own services, for callers with the scope read: health (grpc.health.v1), and reflection of the protocol.
+Adds gRPC's own services for callers with the scope read: health (grpc.health.v1), and reflection of the protocol.
 
-Refuses requests that are too large, or no message of their kind.
+Refuses requests that are too large or malformed.
 
-gRPC alone would log nothing for a request that is too large, and a traceback for each other one, token or not.
+gRPC itself would log nothing for a request that is too large, and a traceback for each malformed request, even without
+a token.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ _MALFORMED = _Refused("the request is malformed")
 
 
 class _MalformedRequests(grpc.aio.ServerInterceptor):
-    """``refused`` is called with the context of a call that sent one, and the reason. ``most``: bytes of a request."""
+    """Refuses malformed requests. ``refused`` is called with the context of such a call, and the reason. ``most``: the
+    most bytes of a request.
+    """
 
     def __init__(self, refused: Callable[[Any, str], None], most: int) -> None:
         self._refused = refused
@@ -123,7 +126,7 @@ _Admit = Callable[[str, Context], Awaitable[None]]
 def _add_standard_services(
     server: grpc.aio.Server, identify: Callable[[Context], Awaitable[Caller]], audit: Audit
 ) -> HealthServicer:
-    """Adds gRPC's own services to ``server``; returns the service of health, which reports SERVING until its shutdown.
+    """Adds gRPC's own services to ``server``. Returns the health service, which reports SERVING until its shutdown.
 
     ``identify`` returns the caller of a call, or raises Unauthenticated or PrivilegeError.
     """
@@ -173,16 +176,16 @@ class _Reflection(ReflectionServicer):  # type: ignore[misc]
 
 
 GRACE_S = 1.0
-# Delay of the answer to a wrong token, s.
+# The delay of the answer to a wrong token, s.
 WRONG_TOKEN_S = 1.0
 MAX_CALLS = 32
 MAX_REQUEST = 1 << 20
 MAX_METADATA = 16 << 10
 _OPTIONS = (
-    # gRPC ends a call with more bytes without a word to us; _MalformedRequests refuses and logs those up to this bound.
+    # gRPC ends larger calls without telling us; up to this size _MalformedRequests refuses and logs them.
     ("grpc.max_receive_message_length", 2 * MAX_REQUEST),
     ("grpc.max_metadata_size", MAX_METADATA),
-    # The bound of each connection; the relay bounds the number of connections.
+    # The limit for each connection; the relay limits the number of connections.
     ("grpc.max_concurrent_streams", MAX_CALLS),
     ("grpc.so_reuseport", 0),
 )
@@ -207,7 +210,7 @@ class Server:
         self._keeper = keeper
         self._audit = audit
         self._health: HealthServicer | None = None
-        # The inner socket is in the directory of the public socket, for this user alone.
+        # The inner socket is in the directory of the public socket, and only this user may connect.
         self._inner = str(Path(path).with_name("rpc.sock"))
         self._relay = Relay(self._inner, tls, audit)
         self._server = grpc.aio.server(
@@ -217,7 +220,7 @@ class Server:
 
     async def start(self, servicer: NodeServicer, flight: FlightServiceServicer | None = None) -> None:
         """Starts to answer, also Arrow Flight if ``flight`` is given. Raises ConfigError if the Unix socket is taken or
-        cannot be created; a port that is taken is tried again."""
+        cannot be created. A port that is taken is tried again."""
         add_NodeServicer_to_server(servicer, self._server)
         if flight:
             from probing.api.proto.arrow.flight.Flight_pb2_grpc import add_FlightServiceServicer_to_server
@@ -248,10 +251,10 @@ class Server:
     async def identify(
         self, context: grpc.aio.ServicerContext[Any, Any], shown: Sequence[tuple[str, str | bytes]] | None = None
     ) -> Caller:
-        """Returns the caller of a call; ``shown``: metadata that counts in place of the call's own.
+        """Returns the caller of a call. ``shown``: metadata to use in place of the call's.
 
         Raises Unauthenticated on TCP without token or certificate, Overloaded for too many calls, and PrivilegeError
-        for a call that did not come by a public socket.
+        for a call that did not come through a public socket.
         """
         link = self._relay.link(context.peer())
         if link is None:
@@ -264,7 +267,7 @@ class Server:
             except Unauthenticated:
                 await asyncio.sleep(WRONG_TOKEN_S)
                 if link.certificate is not None:
-                    # The caller's certificate may have ended: a new connection shows the new certificate.
+                    # The caller's certificate may have expired: a new connection shows the new certificate.
                     asyncio.get_running_loop().call_later(WRONG_TOKEN_S, link.close)
                 raise
             self._relay.know(link, caller)
@@ -276,7 +279,7 @@ class Server:
             self._audit.refused(link.caller, "a call", why)
 
     def sources(self) -> list[pb.Source]:
-        """Returns the state of TCP for Status, if it is degraded."""
+        """Returns the state of TCP for Status if it is degraded."""
         return self._port.sources() if self._port else []
 
 
@@ -286,7 +289,7 @@ _DIRECTORY = "its directory must exist and belong to the service's user"
 def _bind_public(path: str, group: str) -> socket.socket:
     if _answers(path):
         raise ConfigError(f"{path} is taken: a daemon answers on it", hint="stop it, or choose another --socket")
-    # Under this umask nobody outside the group can connect before the mode is set.
+    # With this umask no user outside the group can connect before the mode is set.
     with _umask(0o117):
         _unlink(path)
         try:
@@ -317,7 +320,7 @@ def _give_to_group(path: str, group: str) -> None:
         gid = int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
         os.chown(path, -1, gid)
     except (KeyError, PermissionError) as e:
-        _log.warning("only this user can use %s: it cannot be given to the group %s (%s)", path, group, e)
+        _log.warning("only this user can use %s: its group cannot be changed to %s (%s)", path, group, e)
     Path(path).chmod(0o660)
 
 

@@ -6,8 +6,9 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -17,26 +18,25 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
 from probing.daemon.cluster import Member
 from probing.daemon.diagnose.coordination.peers import Sight
+from probing.daemon.diagnose.gather.gatherer import Gatherer
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.answering import CallAdmission, CallKind, Timed, answering
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.gossip import COMPRESS_BYTES, Gossip
-from probing.daemon.service.late import Late
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.members import packed_peer
 from probing.daemon.service.messages import config_reply, stacks_reply, status_fields, status_for_jobs, vars_reply
 from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.peer_identity import proves_node
+from probing.daemon.service.preflight.gather import Preflight
+from probing.daemon.service.preflight.request import asked_of
 from probing.daemon.service.query_many import QueryMany
 from probing.daemon.service.streams import Form, Streams
 from probing.daemon.supervisor.health import RESTARTED
+from probing.diagnosis.facts_file import encoded, to_json
 from probing.federation.engine import engine_version
-
-if TYPE_CHECKING:
-    from probing.daemon.diagnose.gather.gatherer import Gatherer
-    from probing.daemon.service.preflight.gather import Preflight
 
 __all__ = ("Node", "NodeService")
 
@@ -46,8 +46,9 @@ MAX_NAMES = 64
 _Rows = TypeVar("_Rows", pb.StacksReply, pb.VarsReply)
 
 
-class Node(NamedTuple):
-    """This node, with its ``name`` and ``address``. ``known`` returns this node and the others that it knows."""
+@dataclass(frozen=True, slots=True)
+class Node:
+    """This node, with its ``name`` and ``address``. ``known`` returns this node and the other members."""
 
     name: str
     version: str
@@ -56,12 +57,12 @@ class Node(NamedTuple):
     known: Callable[[], Sequence[Member]] = tuple
 
     def members(self) -> Sequence[Member]:
-        """Returns the known nodes; this node alone if ``known`` returns none."""
+        """Returns the members; only this node if ``known`` returns none."""
         return self.known() or (Member(self.name, self.address, "healthy", version=self.version),)
 
 
 def _of_jobs(reply: _Rows, caller: Caller, field: str) -> _Rows:
-    """Returns ``reply`` without the entries of ``field`` that belong to jobs that the caller may not see."""
+    """Returns ``reply`` without the entries of ``field`` whose jobs the caller may not see."""
     if caller.jobs is not None:
         for name in (field, "failures"):
             rows = getattr(reply, name)
@@ -84,8 +85,8 @@ class NodeService(NodeServicer):
         identify: Callable[[Context], Awaitable[Caller]],
         limits: Limits,
         *,
-        gatherer: Late[Gatherer],
-        preflight: Late[Preflight],
+        gatherer: Gatherer,
+        preflight: Preflight,
         sources: Callable[[], list[pb.Source]] = list,
         now_ns: Callable[[], int] = time.time_ns,
         timed: Timed = lambda *_: None,
@@ -95,9 +96,10 @@ class NodeService(NodeServicer):
         take_findings: Callable[[bytes, Caller], int] = lambda *_: 0,
         sight: Callable[[str, str], Sight] = lambda *_: Sight(),
     ) -> None:
-        """``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns sources that Status
-        shows beside the collector's. ``timed``: as in ``Guarded``. ``take_findings`` stores findings of another node,
-        the caller, and returns their number. ``sight`` returns the connections of a run's ranks."""
+        """Makes the service. ``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns
+        sources that Status shows in addition to the collector's. ``timed``: see ``Guarded``. ``take_findings`` stores
+        findings of another node, the caller, and returns their number. ``sight`` returns the connections of a run's
+        ranks."""
         self._node = node
         self._collector = collector
         self.identify = identify
@@ -121,20 +123,21 @@ class NodeService(NodeServicer):
 
     @property
     def calls(self) -> dict[str, int]:
-        """Returns the number of calls under way, by kind."""
+        """Returns the number of calls in progress, by kind."""
         return self._admission.counts
 
     def close(self) -> None:
         self._admission.close()
-        if self._preflight.made:
-            self._preflight.made.close()
+        self._preflight.close()
 
     @answering
     async def Query(self, request: pb.QueryRequest, context: Context, caller: Caller) -> None:  # noqa: N802
         await self.query(request, context, caller)
 
     async def query(self, request: pb.QueryRequest, context: Context, caller: Caller, form: Form | None = None) -> None:
-        """Answers a Query of ``caller``, who may ask it. ``form``: the form of the messages; None: those of Query."""
+        """Answers a Query of ``caller``, who has the scope for it. ``form``: the form of the messages; None: the form
+        of Query.
+        """
         await self._streams.answer(request, context, caller, form)
 
     @answering
@@ -144,7 +147,7 @@ class NodeService(NodeServicer):
         with self._admission.counted(CallKind.MANY, caller):
             known = {member.address for member in self._node.members()} - {self._node.address}
             if caller.listener != "unix":
-                # A daemon behind a Unix socket would see this one's user, not the caller's token.
+                # A daemon behind a Unix socket would see this service's user, not the caller's token.
                 known = {address for address in known if not address.startswith("unix:")}
             await self._many.answer(request, context, known)
 
@@ -182,7 +185,7 @@ class NodeService(NodeServicer):
     @answering
     async def Facts(self, request: pb.FactsRequest, context: Context, caller: Caller) -> None:  # noqa: N802
         timeout = seconds_for(context, request.timeout_ms, self.limits.facts_s, self.limits.facts_s)
-        # This reply goes out at once: the caller learns from it how far the clocks are apart.
+        # This reply is sent at once: it tells the caller how far the clocks are apart.
         await context.write(pb.FactsReply(node=self._node.name, received_ns=self._now_ns()))
         if request.connections:
             shown = await self._admission.run(CallKind.TARGETS, caller, partial(self._sight, request.job, request.run))
@@ -191,16 +194,13 @@ class NodeService(NodeServicer):
             return
 
         def ask() -> list[bytes]:
-            from probing.diagnosis.facts_file import to_json
-
-            gatherer = self._gatherer.get()
             if request.hardware:
-                return [to_json(gatherer.hardware(timeout=timeout))]
-            found = gatherer.facts(request.job, run=request.run, deep=not request.shallow, timeout=timeout)
+                return [to_json(self._gatherer.hardware(timeout=timeout))]
+            found = self._gatherer.facts(request.job, run=request.run, deep=not request.shallow, timeout=timeout)
             return [to_json(one) for one in found if caller.jobs is None or one.job in caller.jobs]
 
         found = await self._admission.run(CallKind.TARGETS, caller, ask)
-        # Each message has one run, which may have hundreds of ranks.
+        # Each message contains one run, which may have hundreds of ranks.
         for facts in found:
             await asyncio.wait_for(
                 context.write(pb.FactsReply(node=self._node.name, facts=[facts])), self.limits.unread_s
@@ -218,18 +218,13 @@ class NodeService(NodeServicer):
     ) -> pb.PreflightReply:
         received = self._now_ns()
         timeout = seconds_for(context, request.timeout_ms, self.limits.preflight_s, self.limits.preflight_max_s)
-        preflight = await asyncio.to_thread(self._preflight.get)
-        # A quick import by now: the thread has imported the modules behind it.
-        from probing.daemon.service.preflight.request import asked_of
-        from probing.diagnosis.facts_file import encoded
-
         allowed = self._outgoing.allowed
         known = {m.address for m in self._node.members()}
         if allowed:
             known = await allowed.among(known.intersection(request.peers))
         asked = asked_of(request, caller, known)
         with self._admission.counted(CallKind.PREFLIGHT, caller):
-            facts = await preflight.facts(asked, timeout)
+            facts = await self._preflight.facts(asked, timeout)
         return pb.PreflightReply(
             node=self._node.name, facts=encoded(facts), received_ns=received, node_time_ns=self._now_ns()
         )
@@ -237,8 +232,7 @@ class NodeService(NodeServicer):
     @answering
     async def Sink(self, request: Any, context: Context, caller: Caller) -> pb.SinkReply:  # noqa: N802
         del context, caller
-        preflight = await asyncio.to_thread(self._preflight.get)
-        return pb.SinkReply(received_bytes=await preflight.bandwidth.take(request))
+        return pb.SinkReply(received_bytes=await self._preflight.bandwidth.take(request))
 
     @answering
     async def Config(  # noqa: N802

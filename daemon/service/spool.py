@@ -1,7 +1,7 @@
 """Buffers parts of answers for slow readers, in bounded memory.
 
-A worker need not wait for a slow reader while its answer fits into the buffer. When it does not, the query rests: it
-keeps its worker, and its slot is free for others (``query/concurrency.py``).
+While its answer fits into the buffer, a worker need not wait for a slow reader. When the buffer is full, the query
+rests: it keeps its worker, but its slot is free for other queries (``query/concurrency.py``).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from probing.daemon.query.caller import Caller
 
 __all__ = ("Spool", "Spools")
 
-# Most bytes buffered for one reader, and for all readers; one part of each reader does not count.
+# The most bytes that are buffered for one reader, and for all readers; the first part of each reader does not count.
 EACH_BYTES = 8 << 20
 ALL_BYTES = 32 << 20
-# A query that has waited for its reader this long is resting, s.
+# A query that has waited this long for its reader rests, s.
 REST_S = 0.5
-# Most resting queries of one caller, and of all: each keeps a worker and its memory.
+# The most resting queries of one caller, and of all: each keeps a worker and its memory.
 MAX_RESTING_EACH = 6
 MAX_RESTING = 12
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class Spools:
             self._left += size
 
     def rest(self, spool: Spool[Any], caller: Caller) -> None:
-        """Marks ``spool`` as resting; if too many are, evicts the one that has rested longest."""
+        """Marks ``spool`` as resting; if too many spools rest, evicts the one that has rested longest."""
         with self._lock:
             self._resting[spool] = caller
             own = [one for one, its in self._resting.items() if its.key == caller.key]
@@ -65,7 +65,7 @@ class Spools:
 
 
 class Spool(Generic[T]):
-    """A bounded queue from one thread to a coroutine."""
+    """A queue of limited size from one thread to a coroutine."""
 
     def __init__(self, spools: Spools, caller: Caller) -> None:
         self._spools = spools
@@ -83,12 +83,12 @@ class Spool(Generic[T]):
 
     @property
     def rests(self) -> bool:
-        """Whether the query has done nothing but wait for its reader for REST_S."""
+        """Whether the query has only waited for its reader for REST_S."""
         since = self._waits_since
         return since is not None and time.monotonic() - since >= REST_S
 
     def put(self, part: T, size: int) -> None:
-        """Waits for room. Raises QueryError once the spool is closed."""
+        """Adds a part, and waits until there is room. Raises QueryError once the spool is closed."""
         resting = False
         while not self._put(part, size):
             if self.rests and not resting:
@@ -111,17 +111,17 @@ class Spool(Generic[T]):
             return True
 
     def finish(self) -> None:
-        """Marks the end: no part follows."""
+        """Marks the end: no further part follows."""
         self._finished = True
         self._set(self._news)
 
     def fail(self, error: Exception) -> None:
-        """``take`` raises ``error`` after the parts that were put."""
+        """Makes ``take`` raise ``error`` after the parts that were put."""
         self._error = error
         self._set(self._news)
 
     def evict(self) -> None:
-        """Sets ``evicted``, to make room for other spools: the reader of this spool takes nothing."""
+        """Sets ``evicted``, to make room for other spools, as the reader of this spool does not read."""
         self._set(self.evicted)
 
     async def take(self) -> T | None:
@@ -138,7 +138,7 @@ class Spool(Generic[T]):
             await self._news.wait()
 
     def close(self) -> None:
-        """Drops the parts; ``put`` raises from now on."""
+        """Drops the parts; from now on ``put`` raises."""
         with self._changed:
             self._closed = True
             while self._parts:
@@ -155,7 +155,7 @@ class Spool(Generic[T]):
         return part
 
     def _room(self, size: int) -> bool | None:
-        """Returns whether a part of ``size`` counts against the shared bytes; None if there is no room for it."""
+        """Returns whether a part of ``size`` would count to the shared bytes; None if there is no room for it."""
         if self._closed:
             raise QueryError("the query was cancelled: nobody waits for its answer")
         if self._held + size <= EACH_BYTES and self._spools.take(size):

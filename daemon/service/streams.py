@@ -7,7 +7,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, NamedTuple, TypedDict
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
 from probing.api.errors import InternalError, ProbingError, QueryRejected, QueryTimeout
 from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -36,8 +37,9 @@ class _Options(TypedDict):
     resting: Callable[[], bool]
 
 
-class Form(NamedTuple):
-    """The form of the messages of an answer. ``cut`` yields parts to buffer, each with its size in bytes; it runs in a
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of an answer's messages. ``cut`` yields parts to buffer, each with its size in bytes; it runs in a
     thread. ``reply`` makes the message of a part when it is written, or returns None."""
 
     cut: Callable[[Iterator[Item]], Iterator[tuple[Any, int]]]
@@ -65,8 +67,8 @@ class Streams:
     async def answer(
         self, request: pb.QueryRequest, context: Context, caller: Caller, form: Form | None = None
     ) -> None:
-        """Writes the answer, as replies of Query unless there is another ``form``. Raises the query's error, and
-        QueryTimeout if the caller takes too long to read."""
+        """Writes the answer as replies of Query, or in another ``form``. Raises the query's error, and QueryTimeout if
+        the caller takes too long to read."""
         names = _names(request)
         form = form or Form(_sized, lambda part: self._reply(part, names))
         spool: Spool[Any] = Spool(self._spools, caller)
@@ -92,7 +94,7 @@ class Streams:
         gone: threading.Event,
         form: Form,
     ) -> Callable[[], None]:
-        """Returns a function that puts the parts of the answer into ``spool``; it runs in a thread."""
+        """Returns a function, to run in a thread, that puts the parts of the answer into ``spool``."""
         limits = self._limits
         streamed = request.max_bytes == UNLIMITED
         most_s = max(limits.query_s, limits.stream_s) if streamed else limits.query_s
@@ -126,7 +128,9 @@ class Streams:
         return produce
 
     async def _write(self, context: Context, reply: Any, spool: Spool[Any]) -> None:
-        """Raises QueryTimeout if the caller reads nothing for too long, or if the spools evict it."""
+        """Writes the parts of ``spool`` to the caller. Raises QueryTimeout if the caller reads nothing for too long, or
+        if the spool was evicted.
+        """
         writing = asyncio.ensure_future(context.write(reply))
         evicted = asyncio.ensure_future(spool.evicted.wait())
         both = (writing, evicted)
@@ -170,7 +174,7 @@ def _sized(parts: Iterator[Item]) -> Iterator[tuple[Item, int]]:
 
 
 def _names(request: pb.QueryRequest) -> list[str]:
-    """Returns the names of the statements; none for a request of the older form. Raises QueryRejected."""
+    """Returns the names of the statements; empty for a request of the older form. Raises QueryRejected."""
     names = [statement.name for statement in request.statements]
     texts = [statement.sql for statement in request.statements] or [request.sql]
     if names and request.sql:

@@ -1,4 +1,6 @@
-"""TLS of the public ports: contexts from files, made again after a file changed, and the identity of a certificate."""
+"""TLS of the public ports: contexts from files, which are loaded again when a file changed, and the identity of a
+certificate.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cryptography import x509
+
 from probing.api.errors import ConfigError, Unauthenticated
 from probing.daemon.config import TlsConfig
 
 __all__ = ("Certificate", "Tls")
 
 MAX_FILE = 1 << 20
-# Without TLS 1.2 there is no session to resume: each connection shows its certificate.
+# TLS 1.2 could resume sessions; without it each connection shows its certificate.
 _LEAST = ssl.TLSVersion.TLSv1_3
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.S)
 _UNSAFE = re.compile(r"[^\w.:@ -]", re.ASCII)
@@ -27,9 +31,11 @@ _log = logging.getLogger(__name__)
 
 
 class Certificate(NamedTuple):
-    """The certificate of a caller. ``peer``: peer_ca signed it. ``ends``: UTC s. ``made``: version of the authorities.
+    """The certificate of a caller. ``peer``: peer_ca signed it. ``ends``: when it expires, UTC s. ``made``: the version
+    of the authorities that accepted it.
 
-    ``nodes`` are the names of nodes that it proves: the DNS names of a peer's certificate, in lower case."""
+    ``nodes``: the names of nodes that it proves, which are the DNS names of a peer's certificate in lower case.
+    """
 
     name: str
     peer: bool
@@ -39,7 +45,7 @@ class Certificate(NamedTuple):
 
 
 class Tls:
-    """Contexts from the files of ``config``. Belongs to one event loop."""
+    """The TLS contexts from the files of ``config``. Belongs to one event loop."""
 
     def __init__(self, config: TlsConfig) -> None:
         """Raises ConfigError for files that cannot be used."""
@@ -51,7 +57,7 @@ class Tls:
         self._loads = 0
         self._pem: tuple[bytes | None, bytes | None, bytes | None] = (None, None, None)
         self._problem = ""
-        # The names in this node's certificate, and the load in which they were read.
+        # The names in this node's certificate, and the number of the load in which they were read.
         self._own_names: frozenset[str] = frozenset()
         self._names_of = -1
         self._context: ssl.SSLContext | None = None
@@ -60,12 +66,12 @@ class Tls:
 
     @property
     def wanted(self) -> bool:
-        """Whether the ports speak TLS."""
+        """Whether the ports use TLS."""
         return self._context is not None
 
     @property
     def has_peers(self) -> bool:
-        """Whether nodes have authorities of their own, so that a node's certificate is enough for other nodes."""
+        """Whether nodes have authorities of their own, so that other nodes accept a node's certificate alone."""
         return bool(self._config.peer_ca)
 
     @property
@@ -74,11 +80,11 @@ class Tls:
         return bool(self._config.client_ca)
 
     def server(self) -> ssl.SSLContext:
-        """Returns the context for the next connection; while files cannot be used, the last context."""
+        """Returns the context for the next connection; while the files cannot be used, the last good context."""
         try:
             stamps = self._stats()
             if stamps != self._stamps:
-                # The stamps are set before the attempt, so that broken files are tried once.
+                # The stamps are set before the attempt, so that unusable files are tried only once.
                 self._stamps = stamps
                 self._load(stamps)
                 self._problem = ""
@@ -91,7 +97,7 @@ class Tls:
         return self._context
 
     def certificate(self, connection: Any) -> Certificate | None:
-        """Returns the certificate of the other end of ``connection`` (an SSLObject); None if it showed none."""
+        """Returns the certificate at the other end of ``connection`` (an SSLObject); None if it showed none."""
         shown = connection.getpeercert()
         if not shown:
             return None
@@ -107,7 +113,9 @@ class Tls:
         )
 
     def check(self, certificate: Certificate) -> None:
-        """Raises Unauthenticated if a certificate that was accepted before has ended, or the authorities changed."""
+        """Raises Unauthenticated if a certificate that was accepted before has expired, or the authorities have
+        changed.
+        """
         if time.time() > certificate.ends:
             raise Unauthenticated("the certificate has expired", hint="connect again with a new one")
         if certificate.made != self._made:
@@ -115,19 +123,18 @@ class Tls:
 
     @property
     def loads(self) -> int:
-        """The number of loads of files: a connection made before the last load may show an old certificate."""
+        """The number of times that files were loaded: a connection from before the last load may have an old
+        certificate.
+        """
         if self.wanted:
             self.server()
         return self._loads
 
     def names(self) -> frozenset[str]:
-        """Returns the names of nodes that this node's own certificate proves; none without TLS."""
+        """Returns the names of nodes that this node's certificate proves; empty without TLS."""
         if not self.wanted:
             return frozenset()
         if self._names_of != self._loads:
-            # Imported late: the import takes 50 ms, and only status asks.
-            from cryptography import x509
-
             own = x509.load_pem_x509_certificate(self._pem[2] or b"")
             try:
                 shown = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -138,7 +145,9 @@ class Tls:
         return self._own_names
 
     def files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Returns PEM for a call to a peer: the peer's authorities, our key and our chain; None for an unset one."""
+        """Returns PEM for a call to a peer: the peer's authorities, our key and our chain; None for each that is not
+        set.
+        """
         self.server()
         return self._pem
 
@@ -198,7 +207,7 @@ def _authorities(name: str, key: str) -> frozenset[bytes]:
 def _nodes(names: Iterable[tuple[str, str]]) -> frozenset[str]:
     """Returns the names of nodes among the alternative ``names`` of a certificate (RFC 5280, 4.2.1.6).
 
-    A wildcard stands for many nodes, and proves none.
+    A wildcard stands for many nodes, so it proves none.
     """
     return frozenset(name.lower() for kind, name in names if kind == "DNS" and "*" not in name)
 
@@ -207,7 +216,7 @@ def _verified_chain(connection: Any) -> list[bytes]:
     """Returns the chain from the caller's certificate to the authority, as DER."""
     if sys.version_info >= (3, 13):
         return list(connection.get_verified_chain())
-    # The public method is younger than Python 3.10, the method of the object beneath is not. 2: DER.
+    # The public method does not exist in Python 3.10, the method of the inner object does. 2: DER.
     return [certificate.public_bytes(2) for certificate in connection._sslobj.get_verified_chain()]
 
 
@@ -215,10 +224,10 @@ def _stamp(path: Path) -> tuple[int, int, int]:
     try:
         found = path.stat()
     except OSError as e:
-        raise ConfigError(f"cannot read {path}: {e.strerror}", hint="the service's user has to be able to") from e
+        raise ConfigError(f"cannot read {path}: {e.strerror}", hint="the service's user must be able to read it") from e
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{path} is no file")
-    # Unlike the time of the last write, it also changes with the mode.
+        raise ConfigError(f"{path} is not a file")
+    # The time of the last status change: unlike the time of the last write it also changes with the mode.
     return found.st_ctime_ns, found.st_size, found.st_ino
 
 
@@ -227,11 +236,11 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(MAX_FILE)
     except OSError as e:
-        raise ConfigError(f"cannot read {path}: {e.strerror}", hint="the service's user has to be able to") from e
+        raise ConfigError(f"cannot read {path}: {e.strerror}", hint="the service's user must be able to read it") from e
 
 
 def _no_password() -> str:
-    """Takes the place of OpenSSL's prompt on the terminal."""
+    """Replaces OpenSSL's prompt on the terminal."""
     raise ValueError("the key has a password")
 
 

@@ -1,4 +1,4 @@
-"""Bearer tokens from a file, which is read again after it changed: one token, or several with scopes and jobs."""
+"""Bearer tokens from a file, which is read again when it changed: one token, or several with scopes and jobs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MAX_TOKEN = 4096
 MAX_FILE = 1 << 20
 MAX_TOKENS = 1000
 MAX_JOBS = 1000
-# The scopes that each scope in a file allows.
+# The scopes that each word in a file allows.
 GRANTS = {
     Scope.READ: frozenset((Scope.READ,)),
     Scope.PROBE: frozenset((Scope.READ, Scope.PROBE)),
     Scope.ADMIN: frozenset((Scope.READ, Scope.PROBE, Scope.ADMIN)),
     Scope.PEER: frozenset((Scope.READ, Scope.PEER)),
 }
-# The nodes of a cluster with one token show it to each other.
+# The scopes of a single token, which the nodes of a cluster show to each other.
 ONLY = frozenset((Scope.READ, Scope.PEER))
 _KEYS = frozenset(("name", "scope", "jobs", "value"))
 _VALUE = re.compile(rf"[!-~]{{{MIN_TOKEN},{MAX_TOKEN}}}")
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """``jobs``: the only jobs whose rows the token may see; None: all."""
+    """A token. ``jobs``: the only jobs whose rows the token may see; None: all jobs."""
 
     name: str
     value: bytes
@@ -53,16 +53,18 @@ class Token:
 
 
 class Tokens:
-    """The tokens of ``file``. ``node``: the name of this node, to which callers bind their tokens."""
+    """The tokens in ``file``. ``node``: the name of this node, to which callers bind their tokens."""
 
     def __init__(self, file: str, node: str = "") -> None:
-        """An empty ``file`` means that no token is needed. Raises ConfigError for a file that cannot be used."""
+        """Reads the tokens of ``file``. If ``file`` is empty, no token is needed. Raises ConfigError for a file that
+        cannot be used.
+        """
         self._node = node
         self._path = Path(file)
         self.wanted = bool(file)
         self._stamp: tuple[int, int, int] | None = None
         self._tokens: tuple[Token, ...] = ()
-        # Each token behind the values of the header that show it: the token itself, and bound to this node.
+        # Each token with the values of the header that show it: the token itself, and the token bound to this node.
         self._shown: tuple[tuple[bytes, Token], ...] = ()
         self._problem = ""
         if file:
@@ -70,17 +72,17 @@ class Tokens:
 
     @property
     def text(self) -> str:
-        """The token to show to peers; empty if no token has the scope peer."""
+        """The token that this node shows to peers; empty if no token has the scope peer."""
         self._refresh()
         return next((token.value.decode("ascii") for token in self._tokens if Scope.PEER in token.scopes), "")
 
     def find(self, authorization: str | bytes) -> Token | None:
-        """Returns the token in ``authorization``, the value of that header, which has the token itself or one bound to
-        this node; None for a wrong value."""
+        """Returns the token shown by ``authorization``, a header with the token itself or bound to this node; None if
+        it is wrong."""
         self._refresh()
         given = authorization.encode() if isinstance(authorization, str) else authorization
         found = None
-        # All tokens are compared, each in the same time for every wrong value.
+        # All tokens are compared, so that each wrong value takes the same time.
         for known, token in self._shown:
             if hmac.compare_digest(given, known):
                 found = token
@@ -130,7 +132,7 @@ class Tokens:
 
 
 def _tokens(text: str) -> tuple[Token, ...]:
-    """Raises ValueError, without the value of a token."""
+    """Returns the tokens in a file. Raises ValueError, which does not contain the value of a token."""
     try:
         entries = toml.loads(text).get("token") if len(text) <= MAX_FILE else None
     except ValueError:
@@ -146,7 +148,7 @@ def _tokens(text: str) -> tuple[Token, ...]:
 
 
 def _token(entry: Mapping[str, Any]) -> Token:
-    """Raises ValueError, without the value of a token."""
+    """Returns the token of an entry. Raises ValueError, which does not contain the value of a token."""
     name, value, jobs = entry.get("name"), entry.get("value"), entry.get("jobs")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.:@-]{1,64}", name, re.ASCII):
         raise ValueError("a token has no name of 1 to 64 letters, digits and . : @ _ -")

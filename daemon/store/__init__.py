@@ -1,4 +1,4 @@
-"""The store: a write-ahead log, the Parquet segments it is sealed into, retention and snapshots."""
+"""The store: a write-ahead log, the Parquet segments into which it is sealed, retention and snapshots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MODULES = {"Store": "store", "StoreLimits": "limits", "StoreSnapshot": "snapsho
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on use: the service and the workers read parts of the store, and do without the writer.
+    # Modules are imported when they are used, because the service and the workers do not need the writer.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -21,13 +21,12 @@ from probing.daemon.store.recovery.directory import Recovered
 
 __all__ = ("Appender",)
 
-# Small drains are compressed in the log. A part also ends at this many times part_bytes before compression, which
-# bounds what a query must decode.
+# A part ends at part_bytes, or at this many times part_bytes before compression.
 _RAW_FACTOR = 2
 
 
 class Appender:
-    """Safe to call from any thread. ``wake`` is called when maintenance shall run at once."""
+    """Appends records to the log. Safe for any thread. ``wake`` is called when maintenance should run at once."""
 
     def __init__(
         self,
@@ -61,11 +60,11 @@ class Appender:
 
     @property
     def positions(self) -> Positions:
-        """Ring positions of the last record in the log."""
+        """The ring positions in the last record of the log."""
         return {ring: position.copy() for ring, position in self._positions.items()}
 
     def append(self, batches: Mapping[str, Sequence[pa.RecordBatch]], positions: Positions, clock: ClockPair) -> None:
-        """Writes one record, in full or not at all. See ``Store.append``."""
+        """Writes one record, completely or not at all. See ``Store.append``."""
         with self._appending:
             if self._closed:
                 raise StoreError("the store is closed")
@@ -84,7 +83,7 @@ class Appender:
                     self._end_part()
                     raise self._failed(e) from e
             except FormatError:
-                # The part's Arrow streams are ahead of the file.
+                # After an error the part's Arrow streams are ahead of the file, so the part ends.
                 self._end_part()
                 raise
             self._state.problems.pop("append", None)
@@ -97,14 +96,14 @@ class Appender:
     def sync(self) -> None:
         """Syncs all records appended so far, so that they survive a power cut. Raises StoreError."""
         with self._syncing:
-            # Read in this order: a part that is made or closed meanwhile is left to the next round.
+            # In this order, a part that is made or closed while the values are read is left to the next round.
             newest, retired, writer = self._newest, list(self._retired), self._writer
             try:
                 for fd in retired:
                     self._files.fsync(fd)
                     self._retired.remove(fd)
                     self._files.close(fd)
-                # The writer may be retired meanwhile, but its descriptor is closed by this method alone.
+                # The writer may be retired meanwhile, but only this method closes its descriptor.
                 if writer is not None and (written := (writer.part.number, writer.part.length)) != self._synced:
                     self._files.fsync(writer.fd)
                     self._synced = written
@@ -145,7 +144,7 @@ class Appender:
 
     def _begin_part(self, clock: ClockPair) -> PartWriter:
         header = PartHeader(self._next_part, self._next_sequence, self._node, clock.real_ns, self._positions)
-        # A number is used once: a part that could not be made may have left its file.
+        # A number is used once: a part that could not be made may have left its file behind.
         self._next_part += 1
         path = part_path(self._context.root, header.number)
         self._writer = PartWriter(self._files, path, header, self._context.tables)

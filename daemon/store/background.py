@@ -1,4 +1,4 @@
-"""The store's two threads: one syncs after appends, the other maintains."""
+"""The store's two threads: one syncs after appends, the other runs maintenance."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ class Background:
             thread.join()
 
     def appended(self) -> None:
-        """Has the appended records synced."""
+        """Requests a sync, since records were appended."""
         self._unsynced.set()
 
     def wake(self) -> None:
-        """Maintains at once."""
+        """Requests maintenance at once."""
         self._woken.set()
 
     def _sync_loop(self) -> None:
         while not self._stopped.is_set():
-            # Syncs at once after the first record, then pauses: no record waits for its sync longer than the interval.
+            # The first record is synced at once, then the thread pauses: no record waits longer than the interval.
             self._unsynced.wait()
             self._unsynced.clear()
             try:
                 self._sync()
             except StoreError:
-                # The reason is in the status, and the next round tries again.
+                # The status has the reason, and the next round tries again.
                 self._unsynced.set()
             self._stopped.wait(self.sync_interval_s)
 

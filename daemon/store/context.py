@@ -16,7 +16,9 @@ __all__ = ("StoreContext",)
 
 
 class StoreContext(NamedTuple):
-    """``root`` is the state directory; ``worker`` runs the tasks that seal, merge and salvage."""
+    """What all parts of an open store share. ``root``: the state directory; ``worker`` runs the tasks that seal, merge
+    and salvage.
+    """
 
     root: Path
     files: Files

@@ -1,4 +1,4 @@
-"""Has files decoded by a process without rights: ``verify`` and ``import`` trust none of the files they look at."""
+"""Decodes files by a process without rights: ``verify`` and ``import`` do not trust the files that they read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
 
 from probing.api.errors import FormatError, InternalError, ProbingError
+from probing.api.typed import typed
 from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Message
 from probing.daemon.pool import Child
 from probing.daemon.store.manifest import Segment
@@ -20,14 +21,15 @@ from probing.daemon.store.tasks.messages import Contents, Data, LostGroup, Made,
 
 __all__ = ("Decoder", "LogContents", "LogHeader", "SegmentContents")
 
-# Time for one message, s: a piece of some 65,536 rows, or a whole segment that is only checked.
+# The time for one message, s: for a piece of some 65,536 rows, or for a whole segment that is only checked.
 TIMEOUT_S = 300.0
 _NOBODY = 65534
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentContents:
-    """A decoded Parquet file. ``table`` is empty when its metadata does not name one; times are UTC ns."""
+    """A decoded Parquet file. ``table``: empty if its metadata names none; times are UTC ns."""
 
     table: str
     columns: tuple[str, ...]
@@ -48,7 +50,9 @@ class LogHeader:
 
 @dataclass(frozen=True, slots=True)
 class LogContents:
-    """A decoded log part: ``rows`` and first and last ``ts`` (UTC ns) by table; ``problems`` with its bytes."""
+    """A decoded log part. ``rows``, and first and last ``ts`` (UTC ns), are by table. ``problems``: what is wrong with
+    its bytes.
+    """
 
     rows: dict[str, int]
     times: dict[str, tuple[int, int]]
@@ -57,7 +61,8 @@ class LogContents:
 
 
 class Decoder:
-    """Starts the process when it is first needed, and again after a file that ended it. Not safe for two threads.
+    """Decodes files by a process, which is started when it is first needed, and again after a file that ended it. Not
+    safe for two threads.
 
     Under root the process runs as ``uid`` and ``gid``, otherwise as the caller. All methods take the descriptor of a
     regular file and raise FormatError when it cannot be decoded.
@@ -68,12 +73,8 @@ class Decoder:
         self._child: Child | None = None
 
     def segment(self, fd: int) -> SegmentContents:
-        """Decodes all of a Parquet file, and checks its pages."""
-        found = self._contents("segment", fd, {})
-        jobs = None if found["jobs"] is None else tuple(map(str, found["jobs"]))
-        columns = tuple(map(str, found["columns"]))
-        first, last = int(found["ts_min"]), int(found["ts_max"])
-        return SegmentContents(str(found["table"]), columns, int(found["rows"]), first, last, jobs)
+        """Decodes a whole Parquet file, and checks its pages."""
+        return self._contents(SegmentContents, "segment", fd, {})
 
     def segment_rows(self, fd: int, piece: int, skip: int = 0) -> Iterator[pa.Table]:
         """Yields the rows of a Parquet file, ``piece`` at a time, without the first ``skip`` pieces."""
@@ -82,22 +83,18 @@ class Decoder:
 
     def log_header(self, fd: int) -> LogHeader:
         """Decodes the header of a log part."""
-        found = self._contents("header", fd, {})
-        return LogHeader(int(found["number"]), str(found["node"]), int(found["first_sequence"]))
+        return self._contents(LogHeader, "header", fd, {})
 
     def log(self, fd: int, void_from: int | None) -> LogContents:
         """Decodes a log part up to its first bad record, or up to the sequence number ``void_from``."""
-        found = self._contents("log", fd, {"void_from": void_from, "send": False})
-        rows = {str(name): int(count) for name, count in found["rows"].items()}
-        times = {str(name): (int(span[0]), int(span[1])) for name, span in found["ts"].items()}
-        return LogContents(rows, times, int(found["next_sequence"]), tuple(map(str, found["problems"])))
+        return self._contents(LogContents, "log", fd, {"void_from": void_from, "send": False})
 
     def log_rows(self, fd: int, void_from: int | None) -> Iterator[tuple[str, pa.Table]]:
         """Yields (table, rows) of a log part."""
         yield from self._rows("log", fd, {"void_from": void_from, "send": True})
 
     def salvage(self, fd: int, damaged: Segment) -> tuple[int, list[LostGroup]]:
-        """Returns the descriptor of a segment with the readable row groups of ``damaged``, and the lost row groups.
+        """Returns the descriptor of a new segment with the readable row groups of ``damaged``, and the lost row groups.
 
         Raises FormatError when no row group can be read.
         """
@@ -115,7 +112,7 @@ class Decoder:
                         case Made():
                             pass
                         case _:
-                            raise FormatError("a decoder salvaged something else")
+                            raise FormatError("a decoder sent another answer than a salvaged segment")
             if not os.fstat(copy).st_size:
                 raise FormatError("none of its row groups can be read")
         except BaseException:
@@ -135,13 +132,16 @@ class Decoder:
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _contents(self, task: str, fd: int, fields: dict[str, object]) -> dict[str, Any]:
-        """Returns the contents of a file, which are the only step of ``task``."""
+    def _contents(self, kind: type[_T], task: str, fd: int, fields: dict[str, object]) -> _T:
+        """Returns the contents of a file, which must be the only step of ``task``."""
         with closing(self._steps(task, fd, fields)) as steps:
             contents = next(steps, None)
             if not isinstance(contents, Contents) or next(steps, None) is not None:
                 raise InternalError(f"a decoder answered {task} with other steps")
-        return dict(contents.fields)
+        try:
+            return typed(kind, contents.fields)
+        except ValueError as e:
+            raise FormatError(f"a decoder answered {task} with other contents: {e}") from e
 
     def _rows(self, task: str, fd: int, fields: dict[str, object]) -> Iterator[tuple[str, pa.Table]]:
         with closing(self._steps(task, fd, fields)) as steps:
@@ -150,7 +150,7 @@ class Decoder:
                     yield step.table, _table(step.stream)
 
     def _steps(self, task: str, fd: int, fields: dict[str, object]) -> Generator[Step, None, None]:
-        """Yields the steps of ``task`` over one file, but no Turn."""
+        """Yields the steps of ``task`` for one file, without its turns."""
         with closing(self._messages(task, fd, fields)) as messages:
             for message in messages:
                 yield unpack_step(message.header, message.payload)
@@ -206,5 +206,5 @@ def _table(stream: bytes | memoryview) -> pa.Table:
             rows = reader.read_all()
         rows.validate(full=True)
     except (pa.ArrowException, OSError) as e:
-        raise FormatError(f"its rows make no sense: {e}") from e
+        raise FormatError(f"its rows are malformed: {e}") from e
     return rows

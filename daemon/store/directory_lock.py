@@ -1,4 +1,4 @@
-"""The lock of a state directory: one daemon uses it at a time."""
+"""The lock of a state directory, which only one daemon uses at a time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def lock_directory(path: Path) -> int:
 
 @contextmanager
 def kept_unused(source: Path) -> Iterator[None]:
-    """Keeps daemons from using the state directory ``source`` meanwhile. Raises StateLocked when a daemon uses it."""
+    """Keeps daemons from using the state directory ``source`` during the context. Raises StateLocked when a daemon uses
+    it.
+    """
     try:
         fd = os.open(source / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -63,7 +65,7 @@ def kept_unused(source: Path) -> Iterator[None]:
 
 
 def lock_holder(root: Path) -> str:
-    """Returns the pid of the daemon that has ``root`` locked, "?" if unknown, "" if it is not locked."""
+    """Returns the pid of the daemon that has locked ``root``, "?" if unknown, "" if it is not locked."""
     try:
         fd = os.open(root / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""The store's calls to the file system, behind a protocol so that tests can make each of them fail; errors of the file
+"""The store's calls to the file system, as a protocol so that tests can make each of them fail. Errors of the file
 system become errors of the store.
 """
 
@@ -29,7 +29,7 @@ __all__ = (
     "write_all",
 )
 
-# SQL workers of the same group read the files. By the set-group-id bit a new file has the group of its directory.
+# SQL workers of the same group read the files. The set-group-id bit gives a new file the group of its directory.
 FILE_MODE = 0o640
 _DIR_MODE = 0o2750
 _CHECKED_AT_ONCE = 1 << 20
@@ -39,7 +39,7 @@ class Files(Protocol):
     """A file system. Calls raise OSError; ``write`` may write fewer bytes than it gets, and returns their number."""
 
     def create(self, path: Path) -> int:
-        """Creates a file and returns its descriptor, open for writing. Fails when the file exists."""
+        """Creates a file and returns its descriptor, open for writing. Raises OSError when the file exists."""
 
     def write(self, fd: int, data: bytes | memoryview) -> int: ...
 
@@ -60,13 +60,13 @@ class Files(Protocol):
     def rename(self, source: Path, target: Path) -> None: ...
 
     def unlink(self, path: Path) -> None:
-        """Removes a file; does nothing when there is no such file."""
+        """Removes a file; does nothing if there is no such file."""
 
     def listdir(self, path: Path) -> list[str]:
-        """Returns the names in a directory, sorted; none when there is no such directory."""
+        """Returns the names in a directory, sorted; empty if there is no such directory."""
 
     def make_dir(self, path: Path) -> None:
-        """Makes a directory and its parents; does nothing when the directory exists."""
+        """Makes a directory and its parents; does nothing if the directory exists."""
 
     def fsync_dir(self, path: Path) -> None: ...
 
@@ -75,7 +75,7 @@ class Files(Protocol):
 
 
 class SystemFiles:
-    """Calls the operating system."""
+    """The file system of the operating system."""
 
     def create(self, path: Path) -> int:
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
@@ -128,7 +128,7 @@ class SystemFiles:
             self.make_dir(path.parent)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=_DIR_MODE & 0o777)
-            # RestrictSUIDSGID= of the unit refuses the bit; under it the directory inherits the bit.
+            # RestrictSUIDSGID= of the unit refuses to set the bit; then the directory inherits it.
             with contextlib.suppress(PermissionError):
                 path.chmod(_DIR_MODE)
 
@@ -145,7 +145,7 @@ class SystemFiles:
 
 
 class FileReader(io.RawIOBase):
-    """A file of ``size`` bytes that Arrow reads piece by piece through ``Files``."""
+    """A file of ``size`` bytes, for Arrow, which reads it piece by piece through ``Files``."""
 
     def __init__(self, files: Files, path: Path, size: int) -> None:
         self._files = files
@@ -173,11 +173,11 @@ class FileReader(io.RawIOBase):
 
 
 def open_file(path: Path) -> int:
-    """Returns a descriptor to read a regular file; links are not followed. Raises OSError or FormatError."""
+    """Returns a descriptor for reading a regular file; links are not followed. Raises OSError or FormatError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise FormatError("it is no regular file")
+        raise FormatError("it is not a regular file")
     return fd
 
 
@@ -190,7 +190,7 @@ def read_file(path: Path | str, length: int | None = None, offset: int = 0) -> b
     try:
         state = os.fstat(fd)
         if not stat.S_ISREG(state.st_mode):
-            raise FormatError(f"{Path(path).name} is no regular file")
+            raise FormatError(f"{Path(path).name} is not a regular file")
         left = max(0, state.st_size - offset)
         if length is not None:
             left = min(left, length)
@@ -228,9 +228,9 @@ def checksum(files: Files, path: Path) -> tuple[int, int]:
     return length, crc
 
 
-# A quota that is used up is a full disk, too.
+# An exhausted quota counts as a full disk.
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-# Errors from which the process recovers, and of which the file is not the cause.
+# Errors that pass, and that the file itself does not cause.
 TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 

@@ -1,4 +1,4 @@
-"""The format of the state directory: its version, its bounds, and checks of values read from JSON (docs/format.md)."""
+"""The format of the state directory: its version, its limits, and checks of values read from JSON (docs/format.md)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from probing.api.errors import FormatError
 
 __all__ = (
     "FORMAT_VERSION",
+    "JOB_ROWS",
     "MAX_NUMBER",
     "MAX_PART",
     "NewerFormat",
@@ -23,9 +24,9 @@ __all__ = (
 )
 
 FORMAT_VERSION = 1
-# File names of parts have twelve digits; no store lives long enough to need the first digit.
+# File names of parts have twelve digits, but no store lives long enough to need the first.
 MAX_PART = 10**11 - 1
-# Sequence numbers, times and counts must fit a signed 64-bit column.
+# Sequence numbers, times and counts must fit into a signed 64-bit column.
 MAX_NUMBER = (1 << 63) - 1
 _MAX_TABLE_NAME = 100
 # The name of a table becomes the name of a folder.
@@ -33,16 +34,22 @@ _TABLE = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)+")
 
 
 class RingPosition(TypedDict, total=False):
-    """How far a kernel ring was read: ``map_id`` of its BPF map, ``lost`` records already reported in losses."""
+    """How far a kernel ring was read: ``map_id`` of its BPF map, ``lost`` records already reported in losses.
+
+    ``rows``, of JOB_ROWS only: the number of the next row to be read from each memory that a job fills.
+    """
 
     boot_id: str
     map_id: int
     position: int
     lost: int
+    rows: dict[str, int]
 
 
-# Positions by the name of the ring.
+# Positions by name of the ring.
 Positions = dict[str, RingPosition]
+JOB_ROWS = "job_rows"
+"""The name under which positions say how far the memories of jobs were read: not in a ring of the kernel."""
 
 
 class NewerFormat(FormatError):
@@ -58,37 +65,42 @@ def newer_format(version: int) -> NewerFormat:
 
 
 def decoded(text: bytes) -> dict[str, Any]:
-    """Returns the JSON object in ``text``. Raises ValueError for anything else."""
+    """Returns the JSON object in ``text``. Raises ValueError if ``text`` is anything else."""
     try:
         value = json.loads(text)
     except RecursionError as e:
         raise ValueError("JSON is nested too deeply") from e
     if not isinstance(value, dict):
-        raise ValueError("JSON is no object")
+        raise ValueError("the JSON is not an object")
     return value
 
 
 def checked_positions(value: Any) -> Positions:
     """Returns ``value`` if it is a valid set of ring positions. Raises ValueError."""
     if not isinstance(value, dict):
-        raise ValueError("positions are no object")
+        raise ValueError("positions are not an object")
     for position in value.values():
         if not isinstance(position, dict) or not isinstance(position.get("boot_id", ""), str):
-            raise ValueError("a position is no object with a boot")
+            raise ValueError("a position is not an object with a boot")
         for name in ("map_id", "position", "lost"):
             number_in(position.get(name, 0))
+        rows = position.get("rows", {})
+        if not isinstance(rows, dict):
+            raise ValueError("the positions in memories of jobs are no object")
+        for number in rows.values():
+            number_in(number)
     return cast(Positions, value)
 
 
 def checked_table(name: Any) -> str:
-    """Returns ``name`` if a table, and so its folder, can have it. Raises ValueError."""
+    """Returns ``name`` if it is a possible name of a table, and so of its folder. Raises ValueError."""
     if not isinstance(name, str) or len(name) > _MAX_TABLE_NAME or not _TABLE.fullmatch(name):
-        raise ValueError(f"{str(name)[:80]!r} is no name of a table")
+        raise ValueError(f"{str(name)[:80]!r} is not a valid name of a table")
     return name
 
 
 def number_in(value: Any, least: int = 0, most: int = MAX_NUMBER) -> int:
-    """Returns ``value`` if it is an integer within these bounds. Raises ValueError."""
+    """Returns ``value`` if it is an integer from ``least`` to ``most``. Raises ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ValueError("a number is out of bounds")
     return value

@@ -1,4 +1,4 @@
-"""Limits of the store: bytes, free space and age, for the whole store and for each table."""
+"""The limits of the store: bytes, free space and age, for the whole store and for each table."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ("DEFAULT_FREE_BYTES", "StoreLimits", "TableLimits", "merge_reserve", 
 _DAY_S = 86_400
 DEFAULT_FREE_BYTES = 1 << 30
 _FREE_SHARE = 10
-# The share of max_bytes that merging may take for a while: 1/16.
+# The share of max_bytes that merging may use for a while: 1/16.
 _MERGE_SHARE = 16
 
 
 class TableLimits(NamedTuple):
-    """Limits of one table; None: only the limits of the whole store hold."""
+    """The limits of one table. None: only the limits of the whole store apply."""
 
     max_bytes: int | None = None
     max_age_s: float | None = None
@@ -24,11 +24,11 @@ class TableLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Limits of the whole store. Of ``max_bytes`` (all files) and ``keep_free_bytes`` the stricter limit holds.
+    """The limits of the whole store. The stricter of ``max_bytes`` (all files) and ``keep_free_bytes`` applies.
 
     A negative ``keep_free_bytes`` is 1 GiB or a tenth of the file system, whichever is less. Log parts are sealed at
-    ``part_bytes``, segments merged up to ``segment_bytes``. A power cut loses at most ``sync_interval_s``; an
-    unreleased snapshot holds its files for ``lease_s``. A stricter limit deletes rows after ``grace_s``.
+    ``part_bytes``, segments merged up to ``segment_bytes``. A power cut loses rows of at most ``sync_interval_s``; a
+    snapshot that is not released keeps its files for ``lease_s``. A stricter limit deletes rows after ``grace_s``.
     """
 
     max_bytes: int = 4 << 30
@@ -43,12 +43,12 @@ class StoreLimits:
 
 
 def on_file_system(limits: StoreLimits, size: int) -> StoreLimits:
-    """Returns ``limits`` for a file system of ``size`` bytes, with ``keep_free_bytes`` resolved."""
+    """Returns ``limits`` for a file system of ``size`` bytes, with ``keep_free_bytes`` as a number of bytes."""
     if limits.keep_free_bytes >= 0:
         return limits
     return replace(limits, keep_free_bytes=min(DEFAULT_FREE_BYTES, size // _FREE_SHARE))
 
 
 def merge_reserve(limits: StoreLimits) -> int:
-    """Returns the bytes of ``max_bytes`` that retention leaves to merging; no merged segment is larger."""
+    """Returns the bytes of ``max_bytes`` that retention leaves for merging; no merged segment is larger."""
     return min(limits.segment_bytes, limits.max_bytes // _MERGE_SHARE)

@@ -1,7 +1,8 @@
-"""The manifest: names the segments, and the log part up to which everything is sealed.
+"""The manifest lists the segments, and the log part up to which everything is sealed.
 
-It is a text file of checksummed lines: the first names the format, each other one is an edit. As an edit is one line,
-it is in the file in full or not at all. The file is rewritten under another name at each start, and when edits pile up.
+It is a text file of lines with checksums: the first names the format, each other line is an edit. As an edit is one
+line, it is in the file completely or not at all. The file is rewritten under another name at each start, and when there
+are many edits.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ __all__ = ("MANIFEST", "Edit", "LoadedManifest", "Manifest", "Segment", "load_ma
 
 MANIFEST = "manifest"
 MAX_MANIFEST = 1 << 28
-# The file is rewritten when its edits are larger than the edited state by more than these bytes.
+# The file is rewritten when its edits have this many bytes more than the state that they produce.
 _SLACK_BYTES = 1 << 14
-# Bytes of a line, at most: longer than the edit that drops every segment of a large store.
+# The most bytes of a line; even an edit that drops all segments of a large store needs less.
 MAX_LINE = 1 << 24
 _MAGIC = "probingd-manifest"
 _PATH = re.compile(r"[\w.]+/date=[0-9-]{10}/[\w-]+\.parquet", re.ASCII)
 
 
 class Segment(NamedTuple):
-    """A sealed Parquet file as the manifest names it.
+    """A sealed Parquet file, as listed in the manifest.
 
-    ``path`` is relative to the state directory, ``crc`` is CRC32 of the whole file. ``ts_min`` and ``ts_max`` are the
-    first and last ``ts``, UTC ns; ``parts`` the first and last log part of its rows; ``jobs`` the values of the column
-    ``job``, None when the segment lacks the column, or the column has a NULL or too many values.
+    ``path``: relative to the state directory. ``crc``: CRC32 of the whole file. ``ts_min`` and ``ts_max``: the first
+    and last ``ts``, UTC ns. ``parts``: the first and last log part of its rows. ``jobs``: the values of the column
+    ``job``, None if the segment lacks the column, or the column has a NULL or too many values.
     """
 
     table: str
@@ -73,9 +74,9 @@ class Edit(NamedTuple):
 class LoadedManifest:
     """The manifest as it was read.
 
-    ``bad_lines`` counts damaged lines; ``found`` is False when there is no manifest; ``cut_short``: the last line has
-    no end, because a daemon died while it wrote; ``unreadable``: why no line can be read; ``boot_id`` is the boot in
-    which the manifest was written.
+    ``bad_lines``: the number of damaged lines. ``found``: whether there is a manifest. ``cut_short``: the last line has
+    no end, because a daemon was killed while it wrote. ``unreadable``: why no line can be read. ``boot_id``: the boot
+    in which the manifest was written.
     """
 
     segments: dict[str, Segment] = field(default_factory=dict)
@@ -89,7 +90,7 @@ class LoadedManifest:
     boot_id: str = ""
 
     def apply(self, edit: Edit) -> None:
-        """Changes this state by ``edit``; positions older than the known positions are ignored."""
+        """Changes this state by ``edit``; ring positions older than the present ones are ignored."""
         for path in edit.drop:
             self.segments.pop(path, None)
         for segment in edit.add:
@@ -102,7 +103,9 @@ class LoadedManifest:
 
 
 def load_manifest(files: Files, root: Path) -> LoadedManifest:
-    """Reads the manifest, also behind damaged lines. Raises NewerFormat for the manifest of a newer probingd."""
+    """Reads the manifest, including lines after damaged lines. Raises NewerFormat for the manifest of a newer
+    probingd.
+    """
     loaded = LoadedManifest()
     try:
         data = files.read(root / MANIFEST, MAX_MANIFEST)
@@ -149,7 +152,7 @@ def _apply(loaded: LoadedManifest, fields: Mapping[str, Any]) -> bool:
 
 
 def _segment(fields: Mapping[str, Any]) -> Segment:
-    # All values are checked: they become paths, columns and SQL.
+    # All values are checked, as they become paths, columns and SQL.
     first, last = (number_in(part, most=MAX_PART) for part in fields["parts"])
     # Older manifests lack the jobs.
     jobs = fields.get("jobs")
@@ -175,7 +178,8 @@ def _path(path: Any, table: str) -> str:
 class Manifest:
     """The manifest file of an open store.
 
-    Calls raise OSError. A failed edit may be in the file or not, so the file is rewritten before the next edit.
+    Calls raise OSError. It is unknown whether a failed edit is in the file, so the file is rewritten before the next
+    edit.
     """
 
     def __init__(self, files: Files, root: Path, node: str, boot_id: str, state: LoadedManifest) -> None:
@@ -237,8 +241,8 @@ class Manifest:
             yield _pack(_edit_fields(Edit((segment,))))
 
 
-def _edit_fields(edit: Edit) -> dict[str, Any]:
-    fields: dict[str, Any] = {"add": [s._asdict() for s in edit.add], "drop": list(edit.drop)}
+def _edit_fields(edit: Edit) -> dict[str, object]:
+    fields: dict[str, object] = {"add": [s._asdict() for s in edit.add], "drop": list(edit.drop)}
     if edit.sealed_to is not None:
         fields["sealed_to"] = edit.sealed_to
     if edit.next_sequence is not None:

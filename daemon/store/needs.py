@@ -1,21 +1,21 @@
-"""The rows of a table that a query can need: the one test that decides whether a segment is read at all."""
+"""The rows of a table that a query can need. Only this decides whether a segment is read at all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 __all__ = ("EVER", "Need", "Range")
 
 
 class Range(NamedTuple):
-    """A range of times, UTC ns, both ends included; None: open."""
+    """A range of times, UTC ns, both ends included. None: the range is open at this end."""
 
     low: int | None = None
     high: int | None = None
 
     def holds(self, first: int, last: int) -> bool:
-        """Returns whether some time between ``first`` and ``last`` lies in the range."""
+        """Returns whether the range contains a time between ``first`` and ``last``."""
         return (self.low is None or last >= self.low) and (self.high is None or first <= self.high)
 
     def both(self, other: Range) -> Range:
@@ -33,34 +33,26 @@ EVER = Range()
 
 
 class Need(NamedTuple):
-    """The rows with ``ts`` in ``times`` and one of ``jobs`` (None: any)."""
+    """The rows that have ``ts`` in ``times`` and one of ``jobs`` (None: any job)."""
 
     times: Range = EVER
     jobs: frozenset[str] | None = None
 
     def holds(self, first: int, last: int, jobs: Collection[str] | None) -> bool:
-        """Returns whether a segment can have a needed row: its ``ts`` lie in ``first`` to ``last``, its jobs are
+        """Returns whether a segment may have a needed row: its ``ts`` are from ``first`` to ``last``, its jobs are
         ``jobs`` (None: unknown)."""
         if self.jobs is not None and jobs is not None and self.jobs.isdisjoint(jobs):
             return False
         return self.times.holds(first, last)
 
     def either(self, other: Need) -> Need:
-        """Returns a need that covers the rows of this one and of ``other``."""
+        """Returns a need that covers the rows of this need and of ``other``."""
         jobs = None if self.jobs is None or other.jobs is None else self.jobs | other.jobs
         return Need(self.times.either(other.times), jobs)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the need as JSON for ``from_dict``, in another process."""
-        jobs = None if self.jobs is None else sorted(self.jobs)
-        return {"low": self.times.low, "high": self.times.high, "jobs": jobs}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Need:
-        """Returns the need in ``fields``; an absent field: no bound. Raises TypeError or ValueError for other types."""
-        low, high, jobs = fields.get("low"), fields.get("high"), fields.get("jobs")
-        times = Range(None if low is None else int(low), None if high is None else int(high))
-        return cls(times, None if jobs is None else frozenset(map(str, jobs)))
+    def packed(self) -> list[object]:
+        """Returns the need for JSON, of which ``api.typed`` makes a Need."""
+        return [self.times, None if self.jobs is None else sorted(self.jobs)]
 
 
 def _pick(choose: Callable[[int, int], int], one: int | None, two: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Snapshots: the segments and log parts that a query reads, as JSON-able values."""
+"""Snapshots: the segments and log parts that a query reads, as JSON values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SnapshotSegment(TypedDict):
 
 
 class SnapshotPart(TypedDict):
-    """A log part, of which the first ``length`` bytes are read; ``tables`` has the rows by table."""
+    """A log part, whose first ``length`` bytes are read. ``tables``: the number of rows by table."""
 
     path: str
     length: int
@@ -63,7 +63,7 @@ def make_snapshot(
 
 
 def snapshot_segment(root: Path, segment: Segment) -> SnapshotSegment:
-    """Returns the entry of ``segment`` in a snapshot: path, size, checksum, rows, times and jobs."""
+    """Returns ``segment`` as an entry of a snapshot: path, size, checksum, rows, times and jobs."""
     return {
         "path": str(root / segment.path),
         "size": segment.size,

@@ -18,7 +18,7 @@ __all__ = ("StoreState",)
 
 
 class _Leases:
-    """Not safe for two threads: its owner locks."""
+    """The files that snapshots hold. Not safe for two threads: the owner locks."""
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[int, frozenset[Path]]] = {}
@@ -32,35 +32,37 @@ class _Leases:
 
     @property
     def doomed(self) -> frozenset[Path]:
-        """Files that are to be removed and are still held."""
+        """Files to be removed that snapshots still hold."""
         return frozenset(self._doomed)
 
     def take(self, paths: Iterable[Path], until_ns: int) -> int:
-        """Holds ``paths`` until ``until_ns`` (monotonic) at the latest; returns the generation to release."""
+        """Holds ``paths`` until ``until_ns`` (monotonic) at the latest. Returns the generation, which ``release``
+        needs.
+        """
         self._generation += 1
         self._held[self._generation] = (until_ns, frozenset(paths))
         return self._generation
 
     def doom(self, paths: Iterable[Path]) -> list[Path]:
-        """Marks ``paths`` to be removed; returns all files that may be removed now."""
+        """Marks ``paths`` to be removed. Returns all files that may be removed now."""
         self._doomed.update(paths)
         return self._free()
 
     def pardon(self, paths: Iterable[Path]) -> None:
-        """Keeps ``paths``: new files were written under these names."""
+        """Keeps ``paths`` after all: new files were written under these names."""
         self._doomed.difference_update(paths)
 
     def keep_doomed(self, paths: Iterable[Path]) -> None:
-        """Marks ``paths`` to be removed once more, since removing them failed."""
+        """Marks ``paths`` again to be removed, since removing them failed."""
         self._doomed.update(paths)
 
     def release(self, generation: int) -> list[Path]:
-        """Ends a lease, if there is one; returns all files that may be removed now."""
+        """Ends a lease, if there is one. Returns all files that may be removed now."""
         self._held.pop(generation, None)
         return self._free()
 
     def expire(self, now_ns: int) -> list[Path]:
-        """Ends the leases whose time is past; returns all files that may be removed now."""
+        """Ends the leases whose time is over. Returns all files that may be removed now."""
         for generation in [g for g, (until, _) in self._held.items() if until <= now_ns]:
             del self._held[generation]
         return self._free()
@@ -76,10 +78,10 @@ _MAX_LOSSES = 1000
 
 
 class StoreState:
-    """Safe to call from any thread.
+    """The state of an open store. Safe for any thread.
 
-    ``problems``: reasons by subject, empty while all is well. ``full``: appending is refused. ``set_aside_bytes`` is
-    the size of ``corrupt/``, ``merging_bytes`` that of a merged segment while it is written.
+    ``problems``: reasons by subject, empty while there are none. ``full``: appending is refused. ``set_aside_bytes``:
+    the size of ``corrupt/``. ``merging_bytes``: the size of a merged segment while it is written.
     """
 
     def __init__(self, files: Files, root: Path, parts: Iterable[Part], segments: Iterable[Segment]) -> None:
@@ -103,7 +105,7 @@ class StoreState:
 
     @property
     def closed_parts(self) -> tuple[Part, ...]:
-        """Parts that take no more records and are not sealed yet, oldest first."""
+        """Parts that get no more records and are not sealed yet, oldest first."""
         return self._closed
 
     @property
@@ -118,7 +120,7 @@ class StoreState:
 
     @property
     def other_bytes(self) -> int:
-        """Bytes used besides segments and a merge in progress."""
+        """Bytes of all files other than segments and a merge in progress."""
         return self.log_bytes + self.set_aside_bytes
 
     @property
@@ -146,14 +148,16 @@ class StoreState:
             self._rows += sum(after.rows.values()) - sum(before.rows.values())
 
     def part_closed(self, part: Part | None) -> None:
-        """Makes the live part a closed part, which takes no more records. None: it had no record and is removed."""
+        """Makes the live part a closed part, which gets no more records. None: the part had no record and is
+        removed.
+        """
         with self._lock:
             self._live = None
             if part is not None:
                 self._closed = (*self._closed, part)
 
     def sealed(self, parts: Sequence[Part], segments: Iterable[Segment], losses: Iterable[Loss]) -> None:
-        """Puts ``segments``, which have the rows of all closed parts up to the last of ``parts``, in their place."""
+        """Puts ``segments`` in place of the closed parts up to the last of ``parts``, whose rows they have."""
         with self._lock:
             self._add(segments)
             self._closed = tuple(p for p in self._closed if p.number > parts[-1].number)
@@ -161,7 +165,7 @@ class StoreState:
         self.add_losses(losses)
 
     def dropped(self, segments: Sequence[Segment]) -> None:
-        """Removes ``segments`` that retention dropped."""
+        """Removes ``segments``, which retention dropped."""
         with self._lock:
             for segment in segments:
                 self._segments.pop(segment.path, None)
@@ -170,20 +174,20 @@ class StoreState:
             self._dropped_rows += sum(s.rows for s in segments)
 
     def vanished(self, segments: Iterable[Segment], parts: Collection[Part]) -> None:
-        """Removes ``segments`` and ``parts``, whose files somebody else removed."""
+        """Removes ``segments`` and ``parts`` whose files were deleted by others."""
         with self._lock:
             for segment in segments:
                 self._segments.pop(segment.path, None)
             self._closed = tuple(p for p in self._closed if p not in parts)
 
     def set_aside(self, segment: Segment, rest: Segment | None) -> None:
-        """Puts ``rest``, which has the good rows if there are any, in place of the damaged ``segment``."""
+        """Puts ``rest``, the segment of the good rows, if there are any, in place of the damaged ``segment``."""
         with self._lock:
             self._segments.pop(segment.path, None)
             self._add([rest] if rest else ())
 
     def merged(self, sources: Sequence[Segment], segment: Segment) -> None:
-        """Puts ``segment``, which has the rows of ``sources``, in their place."""
+        """Puts ``segment`` in place of ``sources``, whose rows it has."""
         with self._lock:
             for source in sources:
                 self._segments.pop(source.path, None)
@@ -223,19 +227,19 @@ class StoreState:
         self._unlink(free)
 
     def expire(self, now_ns: int) -> None:
-        """Releases the generations whose time (monotonic) is past."""
+        """Releases the generations whose time (monotonic) is over."""
         with self._lock:
             free = self._leases.expire(now_ns)
         self._unlink(free)
 
     def remove(self, paths: Iterable[Path]) -> None:
-        """Unlinks files; files that snapshots hold are unlinked when the snapshots are released."""
+        """Unlinks files; if snapshots hold them, they are unlinked when the snapshots are released."""
         with self._lock:
             free = self._leases.doom(paths)
         self._unlink(free)
 
     def describe(self, other_problem: str = "") -> StateStatus:
-        """Returns the status; ``other_problem`` counts like an entry of ``problems``."""
+        """Returns the status. ``other_problem`` counts like an entry of ``problems``."""
         with self._lock:
             segments = list(self._segments.values())
             parts = [*self._closed, *([self._live] if self._live else [])]
@@ -264,7 +268,7 @@ class StoreState:
     def _add(self, segments: Iterable[Segment]) -> None:
         added = {s.path: s for s in segments}
         self._segments.update(added)
-        # An unused older file of that name may be waiting to be removed.
+        # An older, unused file of this name may be waiting to be removed.
         self._leases.pardon(self._root / path for path in added)
 
     def _hold(self, segments: Sequence[Segment]) -> None:

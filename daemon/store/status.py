@@ -1,4 +1,4 @@
-"""The status of the store, JSON-able."""
+"""The status of the store, as JSON values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ("StateStatus", "StoreStatus", "TableStatus", "status_by_table")
 
 
 class TableStatus(TypedDict):
-    """The segments of one table; ``ts_min`` is their first ``ts``, UTC ns."""
+    """The segments of one table. ``ts_min``: their first ``ts``, UTC ns."""
 
     segments: int
     bytes: int
@@ -20,7 +20,9 @@ class TableStatus(TypedDict):
 
 
 class StateStatus(TypedDict):
-    """JSON-able. ``state`` is "running" or "degraded" for ``reason``; counts are since the start."""
+    """The status of the open store, as JSON values. ``state`` is "running", or "degraded" for ``reason``; numbers count
+    from the start.
+    """
 
     state: str
     reason: str
@@ -41,7 +43,9 @@ class StateStatus(TypedDict):
 
 
 class StoreStatus(StateStatus):
-    """``set_aside`` files, ``torn_records`` found at the start, and ``foreign`` files that were left alone."""
+    """The status with ``set_aside`` files, ``torn_records`` seen at the start, and ``foreign`` files that were left
+    alone.
+    """
 
     set_aside: int
     torn_records: int

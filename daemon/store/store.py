@@ -1,8 +1,9 @@
-"""The store: a log that takes records, segments into which the log is sealed, and snapshots of the two for queries.
+"""The store: a log to which records are appended, segments into which the log is sealed, and snapshots of both for
+queries.
 
 Locks, always taken in this order: the appender's (one record at a time), the editor's (one edit of the manifest at a
-time), the state's (never held over a call to the file system). The appender's lock for syncing is taken alone or under
-the appender's first lock, ``_maintaining`` (one round at a time) before all others.
+time), the state's (never held over a call to the file system). The appender's lock for syncing is taken alone, or while
+the appender's first lock is held. ``_maintaining`` (one round at a time) is taken before all others.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ from probing.daemon.store.tasks.worker import LocalWorker, Worker
 
 __all__ = ("Store",)
 
-# Time for which the process tries to make a deleted state directory again.
+# How long the process tries to make a deleted state directory again, ns.
 _DELETED_NS = 10 * 1_000_000_000
-# While sealing is behind, one of _MERGE_EACH rounds of maintenance merges.
+# While sealing is behind, merging runs in one of this many rounds of maintenance.
 _MERGE_EACH = 5
 
 
 class Store:
-    """Safe to call from any thread. Made by ``Store.open``."""
+    """An open store, from ``Store.open``. Safe for any thread."""
 
     def __init__(
         self,
@@ -80,12 +81,12 @@ class Store:
         self._compactor = Compactor(context, self._editor, self._space, self._quarantine)
         self._appender = Appender(context, node, self._space, found, limits.part_bytes, self._background.wake)
         self._maintaining = threading.Lock()
-        # Rounds of maintenance in a row in which sealing was behind.
+        # The number of rounds of maintenance in a row in which sealing was behind.
         self._rounds_behind = 0
         self._torn = found.torn
         self._foreign = tuple(found.foreign)
         self.recovery_losses: tuple[Loss, ...] = tuple(found.losses)
-        # Since when the directory is deleted and could not be made again, monotonic ns.
+        # The time since which the directory is deleted and could not be made again, CLOCK_MONOTONIC ns.
         self._deleted_since: int | None = None
 
     @classmethod
@@ -132,7 +133,7 @@ class Store:
         with contextlib.suppress(StoreError):
             store._space.check()
         if background:
-            # Before the first append, and before the start counts as complete, maintenance checks for space.
+            # Maintenance checks for space before the first append, and before the start counts as complete.
             with contextlib.suppress(StoreError):
                 store._space.retain()
             store._background.start()
@@ -140,7 +141,7 @@ class Store:
 
     @property
     def positions(self) -> Positions:
-        """Ring positions of the last record in the log."""
+        """The ring positions in the last record of the log."""
         return self._appender.positions
 
     def append(
@@ -149,12 +150,13 @@ class Store:
         positions: Positions,
         pair: ClockPair | None = None,
     ) -> None:
-        """Writes one record: it is in the log in full when this returns, and not at all after an error.
+        """Writes one record. When this returns, the record is completely in the log; after an error it is not in the
+        log at all.
 
-        ``batches`` have the physical schemas of their tables; rings that ``positions`` leaves out keep their positions;
-        ``pair`` is the instant of the drain, by default now. Raises StoreFull when there is no space even without the
-        oldest segments, StoreError when the disk fails, InternalError for batches that do not fit, FormatError for
-        rows too large for a record.
+        ``batches`` have the physical schemas of their tables. Rings missing in ``positions`` keep their positions.
+        ``pair``: the instant of the drain, by default now. Raises StoreFull if there is no space even without the
+        oldest segments, StoreError if the disk fails, InternalError for batches with other schemas, FormatError for
+        rows that are too large for a record.
         """
         self._appender.append(batches, positions, pair or self._context.clock.pair())
         self._background.appended()
@@ -164,7 +166,7 @@ class Store:
         self._appender.sync()
 
     def seal(self, now: bool = False) -> int:
-        """Seals closed parts when enough have gathered, with ``now`` the whole log; returns the number of sealed parts.
+        """Seals closed parts if there are enough, with ``now`` the whole log. Returns the number of sealed parts.
 
         Raises StoreError or StoreFull; the parts stay in the log and are tried again.
         """
@@ -173,7 +175,8 @@ class Store:
         return self._sealer.seal(now)
 
     def maintain(self) -> None:
-        """One round of the background thread, each second: leases, retention, sealing, some merging, a checksum.
+        """Runs one round of maintenance, which is due each second: leases, retention, sealing, some merging, a
+        checksum.
 
         Raises StoreError.
         """
@@ -184,7 +187,7 @@ class Store:
             # Retention runs first: sealing needs space.
             self._space.retain()
             self._sealer.seal(False)
-            # Merging waits while sealing is behind, but not for long: else small segments grow in number without bound.
+            # Merging waits while sealing is behind, but not for long: small segments must not grow in number.
             self._rounds_behind = self._rounds_behind + 1 if self._sealer.is_behind else 0
             if self._rounds_behind % _MERGE_EACH == 0:
                 self._compactor.turn()
@@ -194,13 +197,15 @@ class Store:
     def check(self) -> None:
         """Raises StoreError when the state directory was deleted and could not be made again for 10 s.
 
-        A fresh process may be able to make the directory.
+        A new process may be able to make the directory.
         """
         if self._deleted_since is not None and self._context.clock.pair().mono_ns - self._deleted_since > _DELETED_NS:
             raise StoreError(self._state.problems.get("remake", "the state directory was deleted"))
 
     def set_limits(self, limits: StoreLimits) -> None:
-        """Sets new limits. Rows beyond stricter limits go with the first ``maintain`` after ``limits.grace_s``."""
+        """Sets new limits. Rows beyond stricter limits are deleted by the first ``maintain`` after
+        ``limits.grace_s``.
+        """
         self._limits = limits
         self._appender.part_bytes = limits.part_bytes
         self._space.set_limits(limits)
@@ -208,7 +213,7 @@ class Store:
         self._background.wake()
 
     def deletion(self, limits: StoreLimits) -> Deletion:
-        """Returns the rows that ``limits`` would delete now and the configured limits would not. Raises StoreError."""
+        """Returns the rows that ``limits`` would delete now, but the configured limits would not. Raises StoreError."""
         try:
             return self._space.deletion(limits)
         except OSError as e:
@@ -222,7 +227,7 @@ class Store:
             raise store_error(e, self._root) from e
 
     def verify(self) -> list[str]:
-        """Checks all segments against the manifest. Sets bad segments aside as losses; returns their problems."""
+        """Checks all segments against the manifest. Sets bad segments aside as losses. Returns their problems."""
         return self._quarantine.check_all()
 
     def quarantine(self, path: str | Path, reason: str) -> bool:
@@ -237,7 +242,7 @@ class Store:
     def snapshot(self, wanted: Callable[[Segment], bool] = lambda _: True) -> StoreSnapshot:
         """Returns the files that a query reads: the ``wanted`` segments, and the log.
 
-        They stay until ``release(snapshot["generation"])``, at most ``lease_s``.
+        The files stay until ``release(snapshot["generation"])``, but at most for ``lease_s``.
         """
         generation, segments, parts = self._state.lease(self._lease_end(), wanted)
         return make_snapshot(generation, self._node, self._root, segments, parts)
@@ -285,7 +290,7 @@ class Store:
         }
 
     def close(self) -> None:
-        """Syncs, stops the threads and unlocks the directory. The next start seals the parts that are not sealed."""
+        """Syncs, stops the threads and unlocks the directory. The next start seals the remaining parts."""
         self._background.stop()
         with self._maintaining:
             self._compactor.stop()
@@ -312,9 +317,9 @@ class Store:
             return None
 
     def _remake(self) -> None:
-        """Makes the state directory again after somebody deleted it, or its log, and records the losses."""
+        """Makes the state directory again after it, or its log, was deleted; records the losses."""
         self._deleted_since = self._deleted_since or self._context.clock.pair().mono_ns
-        # The live part's file may be gone with the directory.
+        # The file of the live part may be gone with the directory.
         self._appender.end_part()
         try:
             for folder in (WAL_DIR, CORRUPT_DIR):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from probing.daemon.ipc import connect
+from probing.daemon.ipc import Header, connect
 
 __all__ = ("collector_status",)
 
 
-def collector_status(path: str, timeout: float) -> dict[str, Any]:
-    """Returns Status.to_dict of the collector at ``path``. Raises ChannelClosed, ChannelTimeout and its errors."""
+def collector_status(path: str, timeout: float) -> Header:
+    """Returns the collector's Status.to_dict. ``path``: its control socket. Raises ChannelClosed, ChannelTimeout, or
+    the collector's error.
+    """
     with connect(path, timeout) as channel:
         answer = channel.request({"op": "status"}, timeout=timeout)
     return {**answer.header, **json.loads(answer.payload or b"{}")}

@@ -1,8 +1,7 @@
-"""Starts the daemon's processes, each by exec with its own rights.
+"""Starts the daemon's processes, each with its own rights, and restarts those that end.
 
-Finds the memory limit that killed a process of ours, by the kernel's counters of cgroups.
-
-Version 2 counts in ``memory.events``, ``oom`` where the limit was reached and in all cgroups above; version 1 in
+``MemoryLimits`` says which memory limit killed a process, by the kernel's counters of cgroups. Version 2 counts in
+``memory.events``: ``oom`` in the cgroup whose limit was reached and in all cgroups above. Version 1 counts in
 ``memory.oom_control``, in the cgroup of the process alone (Documentation/admin-guide/cgroup-v{1/memory,2}.rst).
 """
 
@@ -35,7 +34,7 @@ __all__ = (
     "end",
 )
 
-# -I: neither the directory, nor a variable, nor a user's own packages can change the imports.
+# With -I neither the directory, nor a variable, nor a user's own packages can change the imports.
 PROGRAMS = {
     "collector": ("-I", "-m", "probing.daemon.collector"),
     "hook": ("-I", "-m", "probing.daemon.confined.hook"),
@@ -48,27 +47,27 @@ PROGRAMS = {
     "sql": ("-I", "-m", "probing.daemon.confined.sql_worker"),
 }
 log = logging.getLogger("probingd.supervisor")
-# The first report may take so many times ``hang_s``.
+# The first report may take this many times ``hang_s``.
 FIRST_SIGN = 4
 # A process that got SIGABRT writes its stacks within this time, s.
 ABORT_S = 3.0
-# An arena of malloc for each of its threads would cost the collector megabytes. The threads that OpenBLAS starts when
+# With an arena of malloc for each thread the collector would need megabytes more. The threads that OpenBLAS starts when
 # numpy is imported spin for 0.1 s of CPU, and nothing here multiplies matrices.
 FEW_THREADS = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"}
-# Freed memory goes back to the system: large blocks at once, instead of leaving holes in the heap.
+# Freed memory goes back to the system: large blocks at once, so that they leave no holes in the heap.
 COLLECTOR_MEMORY = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_MMAP_THRESHOLD_": "1048576",
     "MALLOC_TRIM_THRESHOLD_": "4194304",
 }
-# A run this long was no failed start, so the next start does not wait.
+# A process that ran this long did not fail to start, s, so the next start does not wait.
 SETTLED_S = 1.0
 FIRST_DELAY_S = 0.05
 LAST_DELAY_S = 5.0
 
 
 class Spawner:
-    """Starts processes. ``programs``: arguments of Python, by kind."""
+    """Starts processes. ``programs``: arguments for Python, by kind of process."""
 
     def __init__(self, rights: RightsTable, config: Config, programs: Mapping[str, Sequence[str]] = PROGRAMS) -> None:
         self._rights = rights
@@ -87,7 +86,7 @@ class Spawner:
         }
 
     def configure(self, config: Config) -> None:
-        """Gives ``config`` to the processes that start from now on."""
+        """Uses ``config`` for the processes that start from now on."""
         self._args = config.to_args()
         self._service_args = service_config(config).to_args()
 
@@ -102,7 +101,7 @@ class Spawner:
     ) -> subprocess.Popen[bytes]:
         """Starts a process of ``kind`` with ``connection`` as descriptor 0 and ``errors`` as the pipe of ``fatal``.
 
-        ``ports``: its end of the channel of ``Ports``. ``restarted``: how the process before it ended.
+        ``ports``: the process's end of the channel of ``Ports``. ``restarted``: how the previous process ended.
         """
         environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", **FEW_THREADS}
         if kind == "collector":
@@ -131,10 +130,10 @@ class Spawner:
 
 @dataclass
 class Service:
-    """A process that is restarted whenever it ends, with a growing delay while it fails at once.
+    """A process that is restarted whenever it ends; the delay grows while it fails at once.
 
     ``seen``: time of its last report. ``answers``: whether it answered since its start. ``aborted``: when SIGABRT was
-    sent for want of reports. Times are of time.monotonic().
+    sent because reports were missing. Times are on time.monotonic().
     """
 
     kind: str
@@ -162,7 +161,7 @@ class Service:
         self.output = b""
 
     def listen(self) -> bool:
-        """Reads its reports. False at the end of the pipe."""
+        """Reads the reports of the process. Returns False at the end of the pipe."""
         try:
             data = os.read(self.errors, MAX_LINE * 4)
         except BlockingIOError:
@@ -170,17 +169,17 @@ class Service:
         if data:
             lines = (self.output + data).split(b"\n")
             self.answers |= ANSWERS in lines
-            # The error that ended it, and an incomplete line.
+            # Kept are lines with the error that ended the process, and an incomplete line.
             self.output = b"\n".join((*(line for line in lines[:-1] if line not in (b"", ANSWERS)), lines[-1]))
             self.output = self.output[-MAX_LINE * 4 :]
             self.seen = time.monotonic()
         return bool(data)
 
     def press(self, now: float, hang_s: float) -> None:
-        """Ends it, with its stacks in the log, after ``hang_s`` without a report."""
+        """Aborts the process, with its stacks in the log, after ``hang_s`` without a report."""
         if self.process is None:
             return
-        # The first report comes after all imports, perhaps from a slow disk.
+        # The first report comes after all imports, which may read from a slow disk.
         patience = hang_s if self.seen > self.started else FIRST_SIGN * hang_s
         if self.aborted is None and now > self.seen + patience:
             self.aborted = now
@@ -192,7 +191,7 @@ class Service:
             self.process.kill()
 
     def ended(self, *, again: bool) -> bytes:
-        """Records the end of the process and returns its last line; ``again``: schedules the next start."""
+        """Records the end of the process and returns its last line. ``again``: a new start is scheduled."""
         self.listen()
         os.close(self.errors)
         self.errors, self.process = -1, None
@@ -209,7 +208,7 @@ class Service:
 
 
 def describe(code: int) -> str:
-    """Describes ``Popen.returncode`` for a log line."""
+    """Returns a text for a log line about ``code``, a ``Popen.returncode``."""
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
 
@@ -229,7 +228,7 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> None:
     except subprocess.TimeoutExpired:
         log.warning("pid %d did not end in time and is killed", process.pid)
         process.kill()
-        # A process in uninterruptible sleep ends with its system call; do not wait for it.
+        # A process in uninterruptible sleep ends only with its system call: do not wait for it.
         with suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
 
@@ -242,12 +241,12 @@ class MemoryLimits:
     """The memory limits above this process and its children; ``root`` is where cgroups are mounted."""
 
     def __init__(self, root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> None:
-        # From the process upwards.
+        # From the cgroup of the process upwards.
         self._groups = list(_groups(root, own))
         self._kills = self._count()
 
     def reached(self) -> str:
-        """Describes the limit reached since the last call; empty when none was."""
+        """Returns a description of the limit that was reached since the last call; empty if none was."""
         before, self._kills = self._kills, self._count()
         grown = [group for group, old, new in zip(self._groups, before, self._kills, strict=True) if new > old]
         if not grown:

@@ -1,7 +1,7 @@
 """Stops and restarts a running daemon from another process, by the lock on its socket.
 
-It is a POSIX lock on a file beside the socket, whose holder the kernel names. Only the owner may open the file: a
-reader could hold a shared lock on it, and so keep a daemon from starting.
+The lock is a POSIX lock on a file beside the socket; the kernel says who holds it. Only the owner may open the file:
+another user could hold a shared lock on it and keep a daemon from starting.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Lock:
 
     @classmethod
     def take(cls, config: Config) -> Lock | None:
-        """Takes the lock of ``config.socket``; None while a daemon holds it. Raises StoreError for an unusable file."""
+        """Locks ``config.socket`` and returns the lock; None while a daemon holds it. Raises StoreError for an unusable
+        file.
+        """
         path = lock_path(config)
         while True:
             fd = _open(path)
@@ -52,7 +54,7 @@ class Lock:
                 return cls(path, fd)
             holder = None if held else _holder(fd)
             if holder is None and not held and _is_at(path, fd):
-                # Only others hold shared locks, taken while everybody could read the file; no daemon takes one.
+                # Only other users hold shared locks, from when everybody could read the file; a daemon's is exclusive.
                 path.unlink(missing_ok=True)
             os.close(fd)
             if holder is not None:
@@ -64,12 +66,12 @@ class Lock:
 
 
 def lock_path(config: Config) -> Path:
-    """Returns the path of the locked file."""
+    """Returns the path of the lock file."""
     return Path(config.socket + ".lock")
 
 
 def owner_of(config: Config) -> int | None:
-    """Returns the pid of the supervisor of this configuration's socket, from the kernel; None when none runs.
+    """Returns the pid of the supervisor of ``config.socket``, from the kernel; None if none runs.
 
     It must hold an exclusive lock and run as the owner of the file: root, this process's user, or the owner of the
     directory.
@@ -83,7 +85,7 @@ def owner_of(config: Config) -> int | None:
         raise StoreError(f"cannot read {path}: {e.strerror}", hint="ask as root") from e
     try:
         owner = _require_file(path, fd).st_uid
-        # In a directory that all may write to, anybody can create the lock.
+        # In a directory that all may write to, any user can create the lock.
         if owner not in (0, os.geteuid(), path.parent.stat().st_uid):
             return None
         pid = _holder(fd)
@@ -93,7 +95,9 @@ def owner_of(config: Config) -> int | None:
 
 
 def _holder(fd: int) -> int | None:
-    """Returns the pid of an exclusive holder; a query for a shared lock conflicts with no shared one."""
+    """Returns the pid of the holder of an exclusive lock; the query asks for a shared lock, which no shared lock
+    conflicts with.
+    """
     asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
     return None if kind == fcntl.F_UNLCK else int(pid)
@@ -127,12 +131,12 @@ def _open(path: Path) -> int:
 def _require_file(path: Path, fd: int) -> os.stat_result:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
-        raise StoreError(f"{path} is there and is no file", hint="remove it, or choose another --socket")
+        raise StoreError(f"{path} exists and is not a file", hint="remove it, or choose another --socket")
     return found
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    """Returns whether ``path`` still names the file, which an ending daemon removes."""
+    """Returns whether ``path`` still names the open file: a daemon removes the file when it ends."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(fd))
     except FileNotFoundError:
@@ -148,14 +152,14 @@ def stop(config: Config, *, keep_pins: bool = False) -> None:
 
 
 def restart(config: Config) -> None:
-    """Restarts its collector and service; pinned probes keep filling the rings."""
+    """Restarts the collector and the service of the daemon; pinned probes keep filling the rings."""
     _signal(config, signal.SIGHUP)
 
 
 def cleanup(config: Config, *, everything: bool = False) -> int:
-    """Removes the pins of ``config.instance``, or of all instances, and so their programs and links.
+    """Removes the pins of ``config.instance``, or of all instances, which ends their programs and links.
 
-    Returns how many layouts of probes there were. Raises UsageError while a daemon uses them.
+    Returns the number of removed layouts. Raises UsageError while a daemon uses them.
     """
     owner = owner_of(config)
     if owner is not None:
@@ -172,7 +176,7 @@ def _signal(config: Config, number: signal.Signals, wait_s: float = 0.0) -> None
     except ProcessLookupError:
         return
     try:
-        # The descriptor holds the process, so a reused pid is noticed here.
+        # The pidfd stands for this very process, so a reused pid is noticed here.
         if owner_of(config) != pid:
             return
         signal.pidfd_send_signal(process, number)

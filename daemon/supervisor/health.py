@@ -1,4 +1,6 @@
-"""Reports health and the fatal error of a process to the supervisor and systemd; ends it on SIGTERM or SIGINT."""
+"""Reports the health of a process, and the error that ends it, to the supervisor and systemd; ends the process on
+SIGTERM or SIGINT.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,16 @@ __all__ = (
 
 ERROR_FD = "PROBINGD_ERROR_FD"
 ANSWERS = b"answers"
-# Why the process before this one ended.
+# Variable with the reason why the previous process ended.
 RESTARTED = "PROBINGD_RESTARTED"
-# A write of at most PIPE_BUF bytes to a pipe is whole or not there.
+# A write of at most PIPE_BUF bytes to a pipe is never torn.
 MAX_LINE = 4096
 
 
 def report(error: ProbingError, more: str = "") -> None:
-    """Reports the error that ends this process to the supervisor; without one to stderr and systemd, with ``more``."""
+    """Reports the error that ends this process: to the supervisor, or without one to stderr and systemd, with
+    ``more``.
+    """
     fd = os.environ.get(ERROR_FD, "")
     if fd.isdigit():
         with suppress(OSError):
@@ -52,15 +56,15 @@ def report(error: ProbingError, more: str = "") -> None:
 
 
 def fields_of(error: ProbingError) -> dict[str, object]:
-    """Returns what ``parse`` takes, as JSON, within MAX_LINE."""
+    """Returns the fields of ``error`` that ``parse`` reads, as JSON of at most MAX_LINE bytes."""
     return {"kind": error.kind, "message": error.message[:800], "hint": error.hint[:400]}
 
 
 def alive(*, answers: bool) -> None:
-    """Reports to the supervisor, if there is one, that this process is alive."""
+    """Tells the supervisor, if there is one, that this process is alive."""
     fd = os.environ.get(ERROR_FD, "")
     if fd.isdigit():
-        # A supervisor that closed the pipe has ended, and this process with it.
+        # If the pipe is closed, the supervisor has ended, and this process ends with it.
         with suppress(OSError):
             os.write(int(fd), ANSWERS + b"\n" if answers else b"\n")
 
@@ -75,7 +79,9 @@ def parse(line: bytes) -> ProbingError | None:
 
 
 def result_of(main: Callable[[], int]) -> int | ProbingError:
-    """Returns what ``main`` returns, or the ProbingError that it raises; a lack of descriptors is one, too."""
+    """Returns the result of ``main``, or the ProbingError that it raised; a lack of descriptors becomes a
+    ProbingError.
+    """
     try:
         return main()
     except ProbingError as e:
@@ -98,23 +104,24 @@ def guard(main: Callable[[], int]) -> int:
     return result.exit_code
 
 
-# For a start, s: the log is recovered, programs are loaded, processes are found.
+# The time for a start, s: the log is recovered, programs are loaded, processes are found.
 _START_S = 120.0
-# Requests in the time after which the watcher gives up.
+# The number of requests within the time after which the watcher gives up.
 PARTS = 5
-# Pause between two requests until the first answer, s; short, since the start waits for that answer.
+# The pause between two requests before the first answer, s; short, since the start waits for that answer.
 SOON_S = 0.05
 STOP_S = 5.0
-# Pause between two requests without a watcher, s.
+# The pause between two requests if nobody watches, s.
 ALONE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Asks ``well(seconds)``: whether the process answers within so many seconds and made progress within as many.
+    """Watches this process from inside. ``well(seconds)`` returns whether it answers, and made progress, within
+    ``seconds``.
 
-    ``hang_s``: seconds without a report after which the supervisor acts; 0: only systemd watches. The main thread
-    calls ``step`` in each round of its own loop; until the first call the process counts as starting.
+    ``hang_s``: seconds without a report after which the supervisor acts; 0: only systemd watches. The main thread calls
+    ``step`` in each round of its loop; before the first call the process counts as starting.
     """
 
     def __init__(self, hang_s: float, well: Callable[[float], bool]) -> None:
@@ -132,7 +139,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the requests; the last one must have been answered or closed."""
+        """Ends the requests. The last request must have been answered or closed before."""
         self._ended.set()
         self._started.set()
         self._thread.join(STOP_S)
@@ -176,8 +183,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def stop_on_signal(stop: Callable[[], object]) -> None:
     """Calls ``stop`` at the first SIGTERM or SIGINT, in the main thread, and ignores both from then on.
 
-    A process that is asked to stop twice stops cleanly: the interpreter restores the default action of signals with a
-    handler, but not of ignored ones, before it has ended (CPython, ``_PySignal_Fini``), and so does an event loop.
+    So a process that gets two signals stops cleanly. When the interpreter ends, it restores the default action of
+    signals that have a handler, but not of ignored signals (CPython, ``_PySignal_Fini``); an event loop does the same.
     """
 
     def handler(*_: object) -> None:

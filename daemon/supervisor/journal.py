@@ -1,4 +1,6 @@
-"""Writes to stderr as a terminal wants it, or as systemd's journal does: a priority before each line (sd-daemon(3))."""
+"""Writes lines to stderr in the form for a terminal, or for systemd's journal: with a priority before each line
+(sd-daemon(3)).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _ERROR = _PRIORITIES[logging.ERROR]
 
 
 def to_journal() -> bool:
-    """Returns whether stderr is the journal's (JOURNAL_STREAM of systemd.exec(5) names its device and inode)."""
+    """Returns whether stderr goes to the journal: JOURNAL_STREAM of systemd.exec(5) has its device and inode then."""
     named = os.environ.get("JOURNAL_STREAM", "")
     if not named:
         return False
@@ -29,9 +31,9 @@ def to_journal() -> bool:
 
 
 def log_to_stderr(process: str) -> None:
-    """Lets the loggers write lines to stderr, from level INFO on: TIME LEVEL PROCESS MODULE: MESSAGE, TIME in UTC.
+    """Makes the loggers write to stderr, from level INFO on: TIME LEVEL PROCESS MODULE: MESSAGE, TIME in UTC.
 
-    ``process`` is a kind of process of the daemon. The journal has the time itself.
+    ``process`` is a kind of process of the daemon. In the journal TIME is left out, as the journal adds it.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_ForJournal(process) if to_journal() else _Lines(process))
@@ -45,7 +47,7 @@ def line_of(error: ProbingError) -> str:
 
 
 def print_error(error: ProbingError, more: str = "") -> None:
-    """Prints ``error:`` and ``hint:`` to stderr, a line each; to the journal both in one line, with ``more``."""
+    """Prints ``error:`` and ``hint:`` to stderr on two lines; to the journal on one line, with ``more``."""
     if to_journal():
         text = f"<{_ERROR}>{line_of(error)}{more}\n"
     else:

@@ -1,7 +1,7 @@
 """``probingd run``: one thread and one select loop that starts, restarts and ends the other processes.
 
-It never forks after a thread has begun, imports none of the heavy libraries, and is the only process that keeps the
-rights it was started with. It reads the configuration again on request, and refuses one that it could not run with.
+It never forks after it started a thread, imports no large library, and is the only process that keeps the rights it was
+started with. On request it reads the configuration again, and refuses a configuration that it could not run with.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from probing.daemon.supervisor.runtime import Runtime, pins_of
 
 __all__ = ("Supervisor",)
 
-# What the supervisor itself has made or given away: users, sockets, directories, capabilities.
+# Options for things that the supervisor has made or given away: users, sockets, directories, capabilities.
 _FIXED = (
     "instance",
     "state_dir",
@@ -48,16 +48,16 @@ _CHECK_S = 20.0
 
 
 def _check_reload(before: Config, after: Config, rights: RightsTable) -> list[str]:
-    """Returns the keys that differ. Raises ConfigError when the daemon cannot go on with ``after``.
+    """Returns the keys whose values differ. Raises ConfigError when the daemon cannot go on with ``after``.
 
-    The service's user checks it, who has to be able to read the files that it names, in a process of its own, whose
-    imports would stay in this one.
+    The check runs as the service's user, which has to be able to read the files that ``after`` names. It runs in
+    another process, since its imports would stay in this process.
     """
     changed = [key for key, _ in options() if text_of(before, key) != text_of(after, key)]
     if fixed := [key for key in changed if key in _FIXED]:
         raise ConfigError(f"a reload cannot change {', '.join(fixed)}", hint="stop probingd and start it again")
     words = [*rights.command(rights.service), sys.executable, "-I", "-m", "probing.daemon.cli", "check"]
-    # All that differs from the defaults is in the arguments.
+    # The arguments contain every value that differs from its default.
     words += ["--only-config", "--config=/dev/null", *after.to_args()]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_CHECK_S, check=False)
@@ -75,11 +75,11 @@ READY_S = 120.0
 STOP_S = 10.0
 HELPERS_STOP_S = 1.0
 FAILED_STARTS = 3
-# A collector whose supervisor was killed releases its locks within this time.
+# A collector whose supervisor was killed releases its locks within this time, s.
 LOCKED_S = 3.0
-# A round of the loop takes a second at most; after a longer one this process itself was stopped.
+# A round of the loop takes a second at most; if it takes longer than this, s, this process itself was stopped.
 STILL_S = 5.0
-# More helpers than this on one socket are a fault of the connecting process.
+# A process that asks for more helpers than this on one socket has a fault.
 MAX_HELPERS = 64
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 
@@ -87,8 +87,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 class Supervisor:
     """Runs the daemon until a signal ends it; raises the error that ended a failed start.
 
-    SIGTERM and SIGINT stop it and remove every pin, SIGUSR1 stops it and keeps them, SIGHUP restarts the children with
-    what ``reread`` returns, unless that is wrong.
+    SIGTERM and SIGINT stop the daemon and remove every pin. SIGUSR1 stops it and keeps the pins. SIGHUP restarts the
+    children with the configuration that ``reread`` returns, unless that is wrong.
     """
 
     def __init__(
@@ -170,14 +170,14 @@ class Supervisor:
                 elif not key.data.listen():
                     self._selector.unregister(key.fd)
             if signalled:
-                # Last: it closes the pipes of children that ended, which are ready in the same round.
+                # The signals come last: they close the pipes of children that ended, which are ready in the same round.
                 self._signals(wake)
             if not self._ready and self._collector.answers and self._service.answers:
                 self._answered()
 
     def _start(self, child: Service) -> None:
         if child is self._service:
-            # The process before has ended, so a port that it bound itself is free.
+            # The previous process has ended, so a port that it bound itself is free.
             self._ports.bind(now=True)
             with self._ports.offer() as channel:
                 child.start(self._spawner, channel.fileno())
@@ -313,5 +313,5 @@ class Supervisor:
 
 
 def _noted(number: int, frame: object) -> None:
-    """Does nothing: the number arrives on the wake-up descriptor, which needs a handler."""
+    """Does nothing. The signal's number arrives on the wake-up descriptor, but only if the signal has a handler."""
     del number, frame

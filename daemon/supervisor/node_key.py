@@ -1,8 +1,8 @@
-"""The file with the private key of the node: kept in the state directory, and handed to the service at each start.
+"""Keeps the private key of the node in the state directory, and hands it to the service at each start.
 
-The state directory is the collector's, and the service passes no further than its own directory: so the supervisor
-copies the file there. Under systemd ``python -m probing.daemon.supervisor.node_key`` does so before the service starts,
-with its command line.
+The service can enter only its own directory, and not the state directory, which is the collector's: so the supervisor
+copies the file there. Under systemd ``python -m probing.daemon.supervisor.node_key``, with the service's command line,
+does so before the service starts.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pathlib import Path
 
 __all__ = ("HANDED", "KEPT", "hand_key", "main", "take_key")
 
-# In the state directory, and in the directory of the service's socket.
+# The name of the file, in the state directory and in the directory of the service's socket.
 KEPT = HANDED = "node.key"
 _BYTES = 32
 log = logging.getLogger("probingd.supervisor")
 
 
 def hand_key(state_dir: Path, directory: Path, owner: tuple[int, int] | None) -> None:
-    """Writes the key of the node, made anew where there is none, into ``directory`` for ``owner`` (uid and gid).
+    """Writes the key of the node into ``directory`` for ``owner`` (uid and gid); a missing key is made.
 
-    Where it cannot be kept, a line is logged and the service goes by a key of its own, until it ends.
+    If the key cannot be kept, a line is logged, and the service uses a key of its own until it ends.
     """
     try:
         key = _read(state_dir / KEPT) or _made(state_dir / KEPT)
@@ -39,15 +39,15 @@ def hand_key(state_dir: Path, directory: Path, owner: tuple[int, int] | None) ->
 
 
 def take_key(directory: Path) -> bytes:
-    """Returns the key that was handed to the service, or kept there by it; a new one where there is none."""
+    """Returns the key that was handed to the service, or that the service kept there; a new key if there is none."""
     with suppress(OSError):
         return _read(directory / HANDED) or _made(directory / HANDED)
     return secrets.token_bytes(_BYTES)
 
 
 def main() -> None:
-    """Hands the key to the service's user, where the command line says."""
-    # What the processes that hand or take a key have imported anyway.
+    """Hands the key to the service's user, as the command line says."""
+    # Processes that hand or take a key have imported this anyway.
     from probing.daemon.config import Config
 
     config = Config.from_args(sys.argv[1:])
@@ -64,7 +64,7 @@ def _made(path: Path) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    """Returns the key in the file; empty for a file that is gone, or that a crash left short."""
+    """Returns the key in the file; empty if the file is missing, or a crash left it short."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -39,24 +39,24 @@ def notify(state: str, fds: Sequence[int] = ()) -> None:
             data = state.encode()[:_MAX_BYTES].decode(errors="ignore").encode()
             socket.send_fds(sock, [data], list(fds)) if fds else sock.send(data)
         except OSError:
-            # Not sent again: the next notification follows.
+            # The state is not sent again: the next notification follows soon.
             return
 
 
 class Status:
-    """The line that `systemctl status` shows, by ``summary``; without systemd nothing is asked."""
+    """The line that `systemctl status` shows, as returned by ``summary``, which is not called without systemd."""
 
     def __init__(self, summary: Callable[[], str]) -> None:
         self._summary = summary
         self._sent = ""
 
     def ready(self) -> None:
-        """Reports that the start is over."""
+        """Reports that the start is complete."""
         notify("READY=1")
         self.tick()
 
     def tick(self) -> None:
-        """Sends the line where it changed."""
+        """Sends the line if it has changed."""
         if os.environ.get("NOTIFY_SOCKET") and (text := self._summary()) != self._sent:
             notify(f"STATUS={text}")
             self._sent = text
@@ -75,7 +75,7 @@ _MAX_FDS = 64
 
 
 class FdStore:
-    """Listening sockets by name. Takes over those of the process before, once, when it is made."""
+    """Listening sockets by name, kept with systemd. Takes over the sockets of the previous process when it is made."""
 
     def __init__(self) -> None:
         self._stored: dict[str, list[socket.socket]] = {}
@@ -94,7 +94,9 @@ class FdStore:
                 os.close(fd)
 
     def take(self, name: str, family: int, address: Any) -> socket.socket | None:
-        """Returns the stored socket that listens on ``address``; the others of ``name`` are closed and forgotten."""
+        """Returns the stored socket that listens on ``address``, or None; other sockets of ``name`` are closed and
+        dropped.
+        """
         sockets = self._stored.pop(name, [])
         found = next((sock for sock in sockets if _listens(sock, family, address)), None)
         for sock in sockets:
@@ -108,17 +110,17 @@ class FdStore:
         return found
 
     def keep(self, name: str, listener: socket.socket) -> None:
-        """Has systemd hold ``listener`` for the next process, too."""
+        """Asks systemd to hold ``listener`` for the next process, too."""
         notify(f"FDSTORE=1\nFDNAME={name}", (listener.fileno(),))
 
     def drop(self, name: str) -> None:
-        """Has systemd close the sockets of ``name``."""
+        """Asks systemd to close the sockets of ``name``."""
         for sock in self._stored.pop(name, []):
             sock.close()
         notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
     def drop_others(self, names: Collection[str]) -> None:
-        """Has systemd close the sockets of all but ``names``: ports that are not configured any more."""
+        """Asks systemd to close all sockets except those of ``names``: their ports are not configured any more."""
         for name in self._stored.keys() - set(names):
             self.drop(name)
 

@@ -1,7 +1,8 @@
-"""The TCP ports of the service: the supervisor keeps them, so that nobody takes one while the service restarts.
+"""Keeps the TCP ports of the service in the supervisor, so that nobody can take a port while the service restarts.
 
-A user who took the port would be shown the tokens of those who connect. The service gets each socket over a channel
-that it inherits, also later, where the port was taken at first. Without a supervisor the service binds by itself.
+A user who took the port would receive the tokens of clients. The service gets each socket over a channel that it
+inherits; if a port was taken at first, it gets the socket later. Without a supervisor the service binds its ports
+itself.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ __all__ = ("PORTS_FD", "RETRY_S", "Ports", "bind", "problem_of", "resolved")
 
 # The variable with the number of the channel's descriptor.
 PORTS_FD = "PROBINGD_PORTS_FD"
-# Time between attempts to bind a port that is taken, and between look-ups of a name, which may block for seconds, s.
+# The time between attempts to bind a port, and between look-ups of a name, s, which may block.
 RETRY_S = 5.0
 NAME_RETRY_S = 60.0
 BACKLOG = 128
-# Seconds without a byte until the first probe, seconds between probes, and their number.
+# TCP_KEEPIDLE, seconds without a byte before the first probe; TCP_KEEPINTVL, seconds between probes; and their number.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
 _SEND_S = 1.0
 _log = logging.getLogger("probingd.supervisor")
@@ -35,7 +36,9 @@ _log = logging.getLogger("probingd.supervisor")
 
 @dataclass
 class _Port:
-    """``due``: the time of the next attempt, time.monotonic(). ``problem``: why it does not listen."""
+    """A port. ``due``: the time of the next attempt to bind, on time.monotonic(). ``problem``: why it does not
+    listen.
+    """
 
     address: str
     listener: socket.socket | None = None
@@ -44,7 +47,7 @@ class _Port:
 
 
 class Ports:
-    """The ports of a configuration. Belongs to the supervisor's loop."""
+    """The ports of a configuration, for the supervisor's loop."""
 
     def __init__(self, config: Config) -> None:
         self._store = FdStore()
@@ -54,11 +57,11 @@ class Ports:
 
     @property
     def due(self) -> float:
-        """When ``bind`` has something to try, time.monotonic(); infinite while all ports listen."""
+        """When ``bind`` has something to try, on time.monotonic(); infinite while all ports listen."""
         return min((port.due for port in self._ports.values() if port.listener is None), default=math.inf)
 
     def configure(self, config: Config) -> None:
-        """Closes the ports that ``config`` has no more. The others keep their sockets."""
+        """Closes the ports that are not in ``config``. The others keep their sockets."""
         wanted = {name: address for name, address in (("tcp", config.listen), ("http", config.http)) if address}
         for name, port in list(self._ports.items()):
             if wanted.get(name) != port.address:
@@ -70,14 +73,16 @@ class Ports:
             self._ports.setdefault(name, _Port(address))
 
     def bind(self, *, now: bool = False) -> None:
-        """Binds the ports that are due, or all that are missing, and hands them to the service that runs."""
+        """Binds the ports that are due, or with ``now`` all that do not listen; hands them to the running service."""
         for name, port in self._ports.items():
             if port.listener is None and (now or port.due <= time.monotonic()) and self._bind(name, port):
                 self._tell(name, port)
         self._store.drop_others(self._ports)
 
     def offer(self) -> socket.socket:
-        """Returns the end of a new channel for a new service, with all ports that listen; the caller closes it."""
+        """Returns the service's end of a new channel, over which all listening ports were sent; the caller
+        closes it.
+        """
         self._hang_up()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._channel = Channel(ours)
@@ -93,7 +98,7 @@ class Ports:
         self._ports.clear()
 
     def _bind(self, name: str, port: _Port) -> bool:
-        """Returns whether there is news: a socket, or another problem."""
+        """Tries to bind a port. Returns whether anything changed: there is a socket, or another problem."""
         try:
             family, address = resolved(port.address)
             if (listener := self._store.take(name, family, address)) is None:
@@ -115,7 +120,7 @@ class Ports:
         if self._channel is not None:
             fds = () if port.listener is None else (port.listener.fileno(),)
             header = {"port": name, "address": port.address, "problem": port.problem}
-            # A service that ended gets all ports when it starts again.
+            # A service that has ended gets all ports when it starts again.
             with contextlib.suppress(ProbingError):
                 self._channel.send(header, fds=fds, timeout=_SEND_S)
 
@@ -133,7 +138,7 @@ def resolved(address: str) -> tuple[int, Any]:
 
 
 def problem_of(address: str, error: OSError) -> str:
-    """Returns what Status says of a port that cannot be bound."""
+    """Returns the text in Status about a port that cannot be bound."""
     return f"cannot listen on {address}: {error.strerror or error}; it is tried again every {RETRY_S:.0f} s"
 
 
@@ -145,7 +150,7 @@ def bind(family: int, address: Any) -> socket.socket:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if family != socket.AF_UNIX:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Its connections inherit them: one whose other end is gone gives its place back after two minutes.
+            # Connections inherit these options: a connection whose other end is gone frees its place after two minutes.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEPALIVE:
                 listener.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,7 +1,7 @@
-"""``python -m probing.daemon.supervisor.ready``: ends with 0 once the daemon collects and answers.
+"""``python -m probing.daemon.supervisor.ready`` waits for the daemon, and ends with 0 once it collects and answers.
 
-It asks the collector on its own socket and then the service on the public one, as a client would. Under systemd it ends
-with the error of the process that cannot start.
+It asks the collector on its control socket and then, as a client would, the service on the public socket. Under systemd
+it ends with the error of the process that cannot start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ("RUNNING", "Units", "error_paths", "main", "service_state")
 RUNNING = ("running", "degraded", "paused")
 INTERVAL_S = 0.05
 ANSWER_S = 2.0
-# Below the TimeoutStartSec of probingd.service, which would end this process without a reason.
+# This is below TimeoutStartSec of probingd.service, at which systemd would end this process without a reason.
 GIVE_UP_S = 140.0
 # systemd starts a unit again within this time, s.
 GONE_S = 5.0
@@ -40,7 +40,7 @@ def main() -> int:
     config = Config.from_args(sys.argv[1:])
     units = Units(config, time.monotonic() + GIVE_UP_S)
     units.wait_for("the collector", lambda: _collects(config.control_socket))
-    # Imported late: it takes long, and the collector starts meanwhile.
+    # Imported here and below: a library that is missing is an error line.
     import grpc
 
     def answers() -> bool:
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def error_paths(config: Config) -> tuple[Path, Path]:
-    """Returns where the units' collector and service leave the error that ends them."""
+    """Returns the paths where the units of collector and service leave the error that ends them."""
     runtime = Path(config.runtime_dir)
     return runtime / CONTROL / "error", (runtime / PUBLIC).with_name("error")
 
@@ -68,7 +68,9 @@ class Units:
         self._seen = dict.fromkeys(UNITS, time.monotonic())
 
     def wait_for(self, who: str, answers: Callable[[], bool]) -> None:
-        """Waits until ``answers``. Raises the error of a unit that cannot start, InternalError for one that is gone."""
+        """Waits until ``answers`` returns True. Raises the error of a unit that cannot start, InternalError for a unit
+        that is gone.
+        """
         while not answers():
             for error in filter(None, map(left_error, self._errors)):
                 raise error
@@ -81,7 +83,7 @@ class Units:
             time.sleep(INTERVAL_S)
 
     def _gone(self) -> Iterator[str]:
-        """Yields the units that had no process for a while; none where their control groups cannot be seen."""
+        """Yields the units that had no process for a while; none if their control groups cannot be seen."""
         now = time.monotonic()
         if self._slice is None:
             return
@@ -93,7 +95,9 @@ class Units:
 
 
 def _slice() -> Path | None:
-    """Returns the control group of all units, by its own; None elsewhere than in the unit, or with cgroup v1."""
+    """Returns the control group that contains all units, found by this process's own; None outside of a unit, or with
+    cgroup v1.
+    """
     try:
         own = Path("/proc/self/cgroup").read_text().partition("0::/")[2].strip()
     except OSError:
@@ -117,7 +121,6 @@ def _collects(path: str) -> bool:
 
 def service_state(channel: grpc.Channel, timeout: float) -> str | None:
     """Returns the ``state`` of the service; None without an answer within ``timeout`` seconds."""
-    # Imported late: it takes long.
     import grpc
 
     from probing.api.proto.probing.v1.node_pb2 import StatusRequest

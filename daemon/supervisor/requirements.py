@@ -1,4 +1,4 @@
-"""Tests in a millisecond what the daemon needs before anything starts, with one error for each lack; makes its users
+"""Tests in a millisecond what the daemon needs before anything starts; raises one error for each lack. Makes its users
 and group where no package has made them, as packaging/sysusers.d/probingd.conf does.
 """
 
@@ -32,12 +32,12 @@ __all__ = (
 )
 
 _BTF = Path("/sys/kernel/btf/vmlinux")
-# The first long-term kernel with BTF, ring buffers and CAP_BPF together (5.8), and the oldest that is tested.
+# The oldest kernel that is tested: the first long-term kernel with BTF, ring buffers and CAP_BPF.
 OLDEST_KERNEL = (5, 10)
-# The first kernel with uprobe_multi. Older ones of some distributions have it too, so features are probed.
+# The first kernel with uprobe_multi. Some older kernels of distributions have it too, so features are tried.
 MULTI_KERNEL = (6, 6)
 OPEN_FILES = 65536
-# Pins, rings and links of all sources, and a connection for each reader, caller and worker.
+# Descriptors for pins, rings and links of all sources, and for a connection for each reader, caller and worker.
 FEWEST_FILES = 1024
 _HAS_MULTI = "import sys; from probing.daemon.bpf.capabilities import detect; sys.exit(not detect().uprobe_multi)"
 
@@ -61,7 +61,7 @@ def require(rights: RightsTable) -> None:
 def raise_limits() -> None:
     """Raises the limit of open files and of locked memory, which counts BPF maps before Linux 5.11.
 
-    Core dumps would hold data of jobs: their limit is 1 byte, since at 0 a program may still get them (core(5)).
+    Limits core dumps, which would contain data of jobs, to 1 byte: at 0 a program may still receive them (core(5)).
     Raises PrivilegeError when too few files may be open.
     """
     wanted = {
@@ -70,7 +70,7 @@ def raise_limits() -> None:
         resource.RLIMIT_CORE: 1,
     }
     for limit, value in wanted.items():
-        # Without CAP_SYS_RESOURCE the limit stays.
+        # Without CAP_SYS_RESOURCE the limit stays as it is.
         with suppress(ValueError, PermissionError):
             resource.setrlimit(limit, (value, value))
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -97,10 +97,10 @@ def kernel_release() -> tuple[int, int]:
 
 
 def needs_sys_admin() -> bool:
-    """Returns whether uprobes need perf events here, and so CAP_SYS_ADMIN."""
+    """Returns whether uprobes need perf events on this kernel, and so CAP_SYS_ADMIN."""
     if kernel_release() >= MULTI_KERNEL:
         return False
-    # In a process of its own: the supervisor would keep the imported modules for good.
+    # Tested in another process: the supervisor would keep the imported modules for good.
     return subprocess.run([sys.executable, "-I", "-c", _HAS_MULTI], check=False).returncode != 0
 
 
@@ -109,7 +109,9 @@ _ROLES = ("collector", "service", "worker")
 
 
 def missing_users(users: UsersConfig) -> list[str]:
-    """Returns which of the default users are missing, and of their group; a name that was chosen must exist."""
+    """Returns the names of the default users and of their group that are missing. Names that were configured must
+    exist.
+    """
     usual = UsersConfig()
     missing = [f"group {users.group}"] if users.group == usual.group and not _exists(grp.getgrnam, users.group) else []
     names = ((getattr(users, role), getattr(usual, role)) for role in _ROLES)
@@ -117,7 +119,9 @@ def missing_users(users: UsersConfig) -> list[str]:
 
 
 def make_missing_users(users: UsersConfig) -> list[str]:
-    """Makes what ``missing_users`` returns, and returns it. Raises ConfigError where the host cannot make them."""
+    """Makes the users and the group of ``missing_users``, and returns their names. Raises ConfigError where the host
+    cannot make them.
+    """
     missing = missing_users(users)
     for name in missing:
         if name.startswith("group "):
@@ -142,6 +146,6 @@ def _run(tool: str, *arguments: str) -> None:
     if found is None:
         raise ConfigError(f"the daemon's user {arguments[-1]} is missing, and so is {tool}", hint=hint)
     done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
-    # 9: another start has made it meanwhile.
+    # 9: another start has made the user meanwhile.
     if done.returncode not in (0, 9):
         raise ConfigError(f"{tool} cannot make {arguments[-1]}: {done.stderr.strip()[:200]}", hint=hint)

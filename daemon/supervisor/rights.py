@@ -1,6 +1,6 @@
-"""The rights of each process, and the ``setpriv`` command that grants exactly those.
+"""The rights of each process, and the ``setpriv`` command that grants exactly these rights.
 
-The numbers are those of include/uapi/linux/capability.h. setpriv gets numbers, since old builds lack the newest names
+The numbers come from include/uapi/linux/capability.h. setpriv gets numbers, since old builds lack the newest names
 (libcap-ng before 0.8.1 lacks CAP_BPF).
 """
 
@@ -79,13 +79,17 @@ class Account(NamedTuple):
 
 
 class Rights(NamedTuple):
-    """The user and capabilities of a process. ``account`` None: the supervisor's, which cannot change its user."""
+    """The user and capabilities of a process. ``account``: None for the supervisor's user, if the supervisor cannot
+    change users.
+    """
 
     account: Account | None
     capabilities: tuple[str, ...]
 
     def command(self, *, drop_bounding: bool = True) -> list[str]:
-        """Returns the arguments to put before a command, so that it has only these rights and ends with its parent."""
+        """Returns the arguments to put before a command, so that it has only these rights and ends when its parent
+        ends.
+        """
         words = [_setpriv(), "--no-new-privs", "--pdeathsig=SIGTERM"]
         if self.account:
             words += [f"--reuid={self.account.uid}", f"--regid={self.account.gid}"]
@@ -100,7 +104,7 @@ class Rights(NamedTuple):
 
 @dataclass(frozen=True)
 class RightsTable:
-    """The rights of each kind of process under one configuration."""
+    """The rights of each kind of process for one configuration."""
 
     switches: bool
     collector: Rights
@@ -126,7 +130,7 @@ class RightsTable:
 
 
 def permitted(pid: str = "self") -> frozenset[str]:
-    """Returns the permitted capabilities of process ``pid``, of those in CAPABILITIES."""
+    """Returns the permitted capabilities of process ``pid`` that are in CAPABILITIES."""
     return _capabilities(pid, "CapPrm")
 
 
@@ -135,18 +139,19 @@ def effective(pid: str = "self") -> frozenset[str]:
 
 
 def changes_users() -> bool:
-    """Returns whether this process may give its children other users than its own."""
+    """Returns whether this process may start its children as other users."""
     return permitted() >= {"SETUID", "SETGID", "SETPCAP", "CHOWN"}
 
 
 def collector_capabilities(config: Config, *, sys_admin: bool = False) -> tuple[str, ...]:
-    """Returns the capabilities that the collector gets: those that it needs, and SYSLOG where this process has it."""
+    """Returns the capabilities of the collector: those that it needs, and SYSLOG if this process has it."""
     wanted = (*COLLECTOR, "SYS_ADMIN") if sys_admin or config.probes.force_fallback else COLLECTOR
     return (*wanted, "SYSLOG") if "SYSLOG" in permitted() else wanted
 
 
 def rights_table(config: Config, *, sys_admin: bool = False) -> RightsTable:
-    """Looks the users up. ``sys_admin``: the collector also needs CAP_SYS_ADMIN, as the kernel lacks uprobe_multi.
+    """Returns the rights for ``config``, whose users are looked up. ``sys_admin``: the collector also needs
+    CAP_SYS_ADMIN, as the kernel lacks uprobe_multi.
 
     Raises ConfigError for an unknown user or group.
     """
@@ -164,7 +169,7 @@ def rights_table(config: Config, *, sys_admin: bool = False) -> RightsTable:
         )
     users = config.users
     group = _group(users.group)
-    # Files of the state directory belong to the group, so that SQL workers can read them.
+    # Files of the state directory belong to this group, so that SQL workers can read them.
     collector = Account(_account("collector", users.collector, group).uid, group, ())
     worker = _account("worker", users.worker, group)
     service = _account("service", users.service, group)
@@ -181,7 +186,7 @@ def rights_table(config: Config, *, sys_admin: bool = False) -> RightsTable:
 
 
 def device_groups(control: Path = Path("/dev/nvidiactl")) -> tuple[int, ...]:
-    """Returns the group that a site has given the files of NVIDIA's driver to; none where anybody may open them.
+    """Returns the group to which a site has given the files of NVIDIA's driver; empty if everybody may open them.
 
     The driver makes them with mode 0666 unless NVreg_DeviceFileMode says otherwise.
     """
@@ -190,7 +195,7 @@ def device_groups(control: Path = Path("/dev/nvidiactl")) -> tuple[int, ...]:
     except OSError:
         return ()
     mode = stat.S_IMODE(found.st_mode)
-    # Not root's: a process without rights must not be in its group.
+    # Not root's group: a process without rights must not be in it.
     return (found.st_gid,) if mode & 0o066 == 0o060 and found.st_gid else ()
 
 

@@ -1,6 +1,7 @@
 """Creates the sockets, directories and BPF file system that the processes need.
 
-The supervisor creates them before the first start, for the user that needs them, so no other process needs that right.
+The supervisor creates them before the first start, for the users that need them, so no other process needs a right to
+do so.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from probing.daemon.supervisor.rights import Account, RightsTable
 __all__ = ("INETD_SOCKETS", "Runtime", "make_state_dir", "pins_of", "service_config")
 
 log = logging.getLogger("probingd.supervisor")
-# The connecting process owns a socket: the service those of _OF_SERVICE, the collector all others.
+# The sockets on which a connection starts a process. The process that connects owns the socket: the service owns those
+# of _OF_SERVICE, the collector all others.
 INETD_SOCKETS = ("reader", "parser", "maintenance", "sql", "hook", "interpreter", "nvml")
 REMAINS_S = 5.0
 _POLL_S = 0.1
@@ -42,7 +44,7 @@ class Runtime:
         self.listeners: dict[str, socket.socket] = {}
 
     def prepare(self) -> None:
-        """Creates everything. Raises StateLocked, StoreError or PrivilegeError, and then leaves what it made."""
+        """Creates everything. Raises StateLocked, StoreError or PrivilegeError; what was created until then stays."""
         if not (parent := Path(self._config.socket).parent).exists():
             _make(parent, None, 0o755)
         elif parent.stat().st_mode & 0o022:
@@ -54,11 +56,13 @@ class Runtime:
         self._make_pin_dir()
         account = self._rights.service.account
         owner = (account.uid, account.gid) if account else None
-        # Last: what fails before leaves no key behind.
+        # The key comes last, so that a failure before it leaves no key behind.
         hand_key(Path(self._config.state_dir), self._public().parent, owner)
 
     def close(self) -> None:
-        """Removes the sockets and releases the lock. State and pins stay, but for a directory that was made in vain."""
+        """Removes the sockets and releases the lock. State and pins stay; only a state directory that was made in vain
+        is removed.
+        """
         for listener in self.listeners.values():
             listener.close()
         self.listeners.clear()
@@ -72,7 +76,7 @@ class Runtime:
                 Path(self._config.state_dir).rmdir()
 
     def keep_state_dir(self) -> None:
-        """Creates a deleted state directory again; the collector has no right to."""
+        """Creates a deleted state directory again, which the collector has no right to do."""
         if not Path(self._config.state_dir).exists():
             try:
                 self._make_state_dir()
@@ -84,7 +88,7 @@ class Runtime:
         lock = Lock.take(self._config)
         if lock is None:
             raise self._taken(f"probingd, pid {owner_of(self._config)}")
-        # No daemon holds the lock: what answers may be left of a killed daemon, and ends within seconds.
+        # No daemon holds the lock: a process that still answers remains from a killed daemon, and ends soon.
         deadline = time.monotonic() + REMAINS_S
         while _answers(self._config.socket):
             if time.monotonic() > deadline:
@@ -98,7 +102,7 @@ class Runtime:
         return StateLocked(f"socket {self._config.socket} is taken by {by}", hint=hint)
 
     def _clear(self) -> None:
-        # Only sockets and our own link: a wrong --socket must not cost anybody a file.
+        # Only sockets and our link are removed: a wrong --socket must not delete other files.
         for directory in (self._directory / "public", self._directory / CONTROL, self._directory):
             if directory.is_dir() and not directory.is_symlink():
                 for path in directory.iterdir():
@@ -110,14 +114,14 @@ class Runtime:
         if public.is_socket() or (public.is_symlink() and public.readlink() == self._public()):
             public.unlink(missing_ok=True)
         elif public.exists() or public.is_symlink():
-            raise StoreError(f"{public} is there and is no socket", hint="choose another --socket")
+            raise StoreError(f"{public} exists and is not a socket", hint="choose another --socket")
 
     def _public(self) -> Path:
         return Path(service_config(self._config).socket)
 
     def _listen(self) -> None:
-        # Closed to all others until every socket has its owner: nobody can put another file in its place. It may be
-        # there, with the file that pauses all probes.
+        # The directory is closed to all others until every socket has its owner, so nobody can put another file in its
+        # place. It may exist already, with the file that pauses all probes.
         _own(self._directory, None, 0o700)
         owners = dict.fromkeys(INETD_SOCKETS, self._rights.collector)
         owners |= dict.fromkeys(_OF_SERVICE, self._rights.service)
@@ -126,9 +130,9 @@ class Runtime:
             self.listeners[name] = _bind(path)
             if account := owners[name].account:
                 os.chown(path, account.uid, account.gid, follow_symlinks=False)
-        # The service has no right to the public directory, so it listens in one of its own behind a link.
+        # The service may not write to the public directory, so it listens in a directory of its own behind a link.
         _own(self._public().parent, self._rights.service.account, 0o755)
-        # The directory of the collector's own socket: beside the collector only the service enters it, by its group.
+        # Only the collector and, by its group, the service may enter the directory of the control socket.
         collector, service = self._rights.collector.account, self._rights.service.account
         _own(self._directory / CONTROL, collector, 0o710 if service else 0o700, group=service.gid if service else None)
         Path(self._config.socket).symlink_to(self._public())
@@ -161,7 +165,7 @@ class Runtime:
 
 
 def make_state_dir(path: Path, account: Account | None) -> None:
-    """Creates a state directory as a start of the daemon does. Raises StoreError."""
+    """Creates a state directory as the daemon does at its start. Raises StoreError."""
     _make(path, account, 0o750)
 
 
@@ -187,7 +191,9 @@ def _bind(path: Path) -> socket.socket:
 
 
 def _is_free(path: Path) -> bool:
-    """Returns whether root's directory may change its owner: it holds no others, so it is no home and not /etc."""
+    """Returns whether the owner of root's directory may be changed: it contains no other directory, so it is no home
+    and not /etc.
+    """
     found = path.stat()
     if found.st_uid != 0 or found.st_mode & stat.S_ISVTX:
         return False
@@ -217,11 +223,13 @@ def _make(path: Path, account: Account | None, mode: int) -> None:
 
 
 def _own(path: Path, account: Account | None, mode: int, group: int | None = None) -> None:
-    """Creates ``path``, or takes an existing one over; ``account`` None: for this process. Raises StoreError."""
+    """Creates ``path``, or makes ``account`` the owner of an existing directory (None: this process). Raises
+    StoreError.
+    """
     if not path.exists() and not path.is_symlink():
         _make(path, account, mode)
     elif path.is_symlink() or not path.is_dir():
-        raise StoreError(f"{path} is there and is no directory", hint="remove it, or choose another --socket")
+        raise StoreError(f"{path} exists and is not a directory", hint="remove it, or choose another --socket")
     else:
         try:
             _give(path, account or Account(os.geteuid(), os.getegid(), ()), mode)

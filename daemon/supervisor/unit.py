@@ -1,8 +1,9 @@
 """Ends the process of a systemd unit so that a restart follows only where it can help.
 
-The exit status names the kind of the error: the units list those that no restart mends as RestartPreventExitStatus=.
-The error itself lies in ``PROBINGD_ERROR_FILE``, for ``ready``. Other errors end the first start at once; a start that
-fails after a failed one waits before it ends, since systemd before 254 has no delay that grows.
+The exit status names the kind of the error. The units list the kinds that no restart repairs as
+RestartPreventExitStatus=. The error itself is in ``PROBINGD_ERROR_FILE``, for ``ready``. The first failed start ends at
+once; a failed start after another failed start waits before it ends, since systemd before 254 cannot increase its
+delay.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ERROR_FILE = "PROBINGD_ERROR_FILE"
 # sysexits.h, whose names systemd knows: TEMPFAIL, DATAERR, UNAVAILABLE, CONFIG.
 _TEMPFAIL, _DATAERR, _UNAVAILABLE, _CONFIG = 75, 65, 69, 78
 LASTING = (_DATAERR, _UNAVAILABLE, _CONFIG)
-# A process that ran longer did not fail to start. Below the units' WatchdogSec.
+# A process that ran longer than this, s, did not fail to start. The value is below the units' WatchdogSec.
 RETRY_S = 20.0
 _TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _Main = Callable[[], int]
@@ -51,7 +52,7 @@ def run(load: Callable[[], _Main]) -> int:
 
 
 def status_of(error: ProbingError) -> int:
-    """Returns the exit status of a process that ``error`` ends."""
+    """Returns the exit status for a process that ``error`` ends."""
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in _TRANSIENT:
         return _TEMPFAIL
@@ -63,7 +64,7 @@ def status_of(error: ProbingError) -> int:
 
 
 def left_error(path: Path) -> ProbingError | None:
-    """Returns the error that ended the process of ``path`` for good or keeps ending it; None while there is none."""
+    """Returns the error in ``path`` that ended its process for good, or keeps ending it; None if there is none."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_LINE)
@@ -74,12 +75,14 @@ def left_error(path: Path) -> ProbingError | None:
 
 
 class _ErrorFile:
-    """Opened before the process gives up the right to open files for writing. ``again``: the start before failed."""
+    """The file for the error. It is opened before the process gives up the right to write files. ``again``: the
+    previous start failed.
+    """
 
     def __init__(self, path: str) -> None:
         self._fd: int | None = None
         self.again = False
-        # Without it ``ready`` only finds out that the process is gone.
+        # Without the file ``ready`` only sees that the process is gone.
         with suppress(OSError):
             if path:
                 self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
@@ -98,17 +101,14 @@ class _ErrorFile:
 
 
 def _run(load: Callable[[], _Main]) -> int:
-    # What is imported stays: to collect garbage meanwhile takes a twentieth of the time and finds nothing.
-    gc.disable()
     try:
         main = load()
-    except Exception as e:  # half an installation fails in any way
+    except Exception as e:  # an incomplete installation can fail in any way
         what = str(e) if isinstance(e, ImportError) else f"{type(e).__name__}: {e}"
         hint = "install probingd again, for the Python that this host has"
         raise PrivilegeError(f"a library of probingd is missing or does not fit: {what}", hint=hint) from None
-    finally:
-        gc.freeze()
-        gc.enable()
+    # What is imported stays.
+    gc.freeze()
     try:
         return main()
     except (ProbingError, OSError):
@@ -123,6 +123,6 @@ def _wait(left: _ErrorFile) -> None:
     try:
         time.sleep(RETRY_S)
     except SystemExit:
-        # Whoever stops it wants the next start to fail at once.
+        # When an administrator stops the unit, the next start may fail at once.
         left.clear()
         raise

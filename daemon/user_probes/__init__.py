@@ -1,1 +1,1 @@
-"""Runs probes that users write: bcc compiles them in a process of its own, the collector attaches and reads them."""
+"""Runs probes that users write: a process with bcc compiles them, the collector attaches and reads them."""

@@ -1,7 +1,7 @@
 """Generates the C text that bcc compiles: a prelude, an entry for each attachment, and the user's code.
 
-The columns give the struct of an event. Each attachment has an entry of its own, which checks the budget before it
-calls the user's function; that function is ``static``, which makes bcc inline it.
+The columns determine the struct of an event. Each attachment has its own entry, which checks the budget before it calls
+the user's function; this function is ``static``, so that bcc inlines it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ("COUNTS", "MAPS", "TaskOffsets", "entries", "record_dtype", "render")
 MAPS = ("probing_events", "probing_counts", "probing_listed")
 """The maps of the prelude: the ring, COUNTS of each CPU, and the processes that may hit tracepoints, by tgid."""
 COUNTS = np.dtype([("hits", "<u8"), ("refused", "<u8"), ("emitted", "<u8"), ("lost", "<u8")])
-# A program has 512 bytes of stack, of which the prelude and the user's variables need some.
+# The most bytes of an event: a program has 512 bytes of stack, of which the prelude and the user's variables need some.
 MAX_EVENT_BYTES = 384
 RING_PAGES = 256
 MAX_LISTED = 8192
@@ -107,7 +107,7 @@ int probing_entry_{index}({context})
 
 
 class TaskOffsets(NamedTuple):
-    """Offsets in struct task_struct of the running kernel: bcc may compile against headers of another one."""
+    """Offsets in struct task_struct of the running kernel, since bcc may compile with headers of another kernel."""
 
     group_leader: int
     start_boottime: int
@@ -147,9 +147,10 @@ def record_dtype(spec: Spec) -> np.dtype[Any]:
 
 
 def entries(spec: Spec, *, multi: bool) -> list[tuple[str, int, int]]:
-    """Returns (name of the entry, type of program, attach type) of each attachment, in the order of ``spec.attach``.
+    """Returns the name of the entry, the type of program and the attach type of each attachment, in the order of
+    ``spec.attach``.
 
-    ``multi``: functions get a uprobe_multi link, for which the program is loaded with another attach type.
+    ``multi``: functions get a uprobe_multi link, whose programs are loaded with another attach type.
     """
     uprobe = (_PROG_KPROBE, UPROBE_MULTI if multi else 0)
     return [
@@ -172,7 +173,7 @@ def render(spec: Spec, folder: Path, offsets: TaskOffsets) -> str:
         leader=offsets.group_leader,
         boottime=offsets.start_boottime,
     )
-    # Before the user's text: bcc inserts the struct of a tracepoint in front of the entry that takes it.
+    # The entries come before the user's text, as bcc inserts the struct of a tracepoint before the entry that uses it.
     calls = "".join(_entry(spec, i, place) for i, place in enumerate(spec.attach))
     return f"{prelude}{calls}#line 1 {json.dumps(f'{folder / spec.name}.c')}\n{spec.code}\n"
 
@@ -182,7 +183,7 @@ def _entry(spec: Spec, index: int, place: Attach) -> str:
     if place.tracepoint:
         category, _, point = place.tracepoint.partition(":")
         structure = f"struct tracepoint__{category}__{point}"
-    # A uprobe is placed in chosen processes only; all processes hit a tracepoint.
+    # A uprobe is attached only in chosen processes; a tracepoint is hit by all processes.
     guard = "probing_is_listed() && " if place.tracepoint and spec.who != "all" else ""
     context = f"{structure} *ctx"
     return _ENTRY.format(structure=structure, function=place.function, context=context, index=index, guard=guard)

@@ -2,7 +2,7 @@
 
 Only this process loads LLVM. Descriptor 0 is a socket that speaks ``daemon/ipc.py``: one request with the C text, one
 answer with the descriptors of the loaded programs and of their maps, or with an error. It reads no target, and drops
-the rights that this would need. Only the standard library and bcc are used.
+the rights to do so. Only the standard library and bcc are used.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MAX_SOURCE = 1 << 20
 MAX_LOG = 256 << 10
 MEMORY_BYTES = 4 << 30
 CPU_SECONDS = 20
-# include/uapi/linux/capability.h: DAC_READ_SEARCH for the formats of tracepoints, SYS_RESOURCE for locked memory
-# before 5.11, PERFMON and BPF to load.
+# Capabilities of include/uapi/linux/capability.h: DAC_READ_SEARCH for the formats of tracepoints, SYS_RESOURCE for
+# locked memory before 5.11, PERFMON and BPF for loading.
 _KEPT = 1 << 2 | 1 << 24 | 1 << 38 | 1 << 39
 _CAPABILITY_VERSION_3 = 0x20080522
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _AMBIENT_CLEAR = 1, 38, 47, 4
@@ -59,7 +59,7 @@ def main() -> int:
     answer: dict[str, Any]
     fds: list[int] = []
     try:
-        # Kept until the answer is sent, since it owns the descriptors.
+        # The object is kept until the answer is sent, since it owns the descriptors.
         loaded, fds = _load(request, source)
         answer = {"ok": True}
     except ModuleNotFoundError:
@@ -92,11 +92,13 @@ def _load(request: dict[str, Any], source: str) -> tuple[Any, list[int]]:
 
 
 def _verified(code: bytes, kind: int, attach_type: int) -> int:
-    """Loads a program whose maps are resolved in ``code``, without bcc, which knows no attach types of uprobes."""
+    """Loads a program whose maps are resolved in ``code``. It does so without bcc, which has no attach types for
+    uprobes.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     instructions, text = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
     log = ctypes.create_string_buffer(MAX_LOG)
-    # union bpf_attr of BPF_PROG_LOAD, include/uapi/linux/bpf.h.
+    # The union bpf_attr of BPF_PROG_LOAD, include/uapi/linux/bpf.h.
     attributes = struct.pack(
         "<IIQQIIQII16sII",
         kind,
@@ -121,7 +123,7 @@ def _verified(code: bytes, kind: int, attach_type: int) -> int:
 
 
 def _merge(trees: list[Path], into: Path) -> None:
-    """Merges trees of kernel headers: Debian separates the files of a flavour from the common ones."""
+    """Merges trees of kernel headers: Debian separates the files of a flavour from the common files."""
     for part in ("include", f"arch/{_ARCH[platform.machine()]}/include"):
         target = into / part
         target.mkdir(parents=True)
@@ -135,7 +137,7 @@ def _merge(trees: list[Path], into: Path) -> None:
 def _confine() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
-    # Two words each of effective, permitted and inheritable: low, then high.
+    # Two words each for effective, permitted and inheritable: low, then high.
     data = ctypes.create_string_buffer(24)
     if libc.capget(header, data):
         raise OSError(ctypes.get_errno(), "capget")

@@ -1,5 +1,5 @@
-"""Has a probe of a user compiled and loaded by a process with bcc, and finds what that needs from the kernel: offsets
-in task_struct, and headers.
+"""Compiles and loads a user's probe by a process with bcc, and finds what that needs from the kernel: offsets in
+task_struct, and headers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KCONFIG = "include/linux/kconfig.h"
 
 
 def _task_offsets() -> TaskOffsets:
-    """Returns the offsets of the running kernel, from its BTF. Raises PrivilegeError where it has none."""
+    """Returns the offsets of the running kernel, from its BTF. Raises PrivilegeError if it has no BTF."""
     offsets = _member_offsets("task_struct", ("group_leader", "start_boottime"))
     return TaskOffsets(offsets["group_leader"], offsets["start_boottime"])
 
@@ -46,7 +46,7 @@ def _member_offsets(structure: str, wanted: tuple[str, ...]) -> dict[str, int]:
     lib = library().functions
     kernel = lib.btf__load_vmlinux_btf()
     if not kernel:
-        raise PrivilegeError("the kernel says nothing of its types: it has no BTF")
+        raise PrivilegeError("the kernel has no BTF, which describes its types")
     try:
         found: dict[str, int] = {}
         index = lib.btf__find_by_name_kind(kernel, structure.encode(), _KIND_STRUCT)
@@ -66,9 +66,10 @@ def _member_offsets(structure: str, wanted: tuple[str, ...]) -> dict[str, int]:
 
 
 def header_trees(modules: Path = _MODULES, sources: Path = _SOURCES) -> list[str] | None:
-    """Returns trees of kernel headers to be merged; None where bcc finds those of this kernel by itself.
+    """Returns trees of kernel headers to be merged; None if bcc itself finds the headers of this kernel.
 
-    Headers of another kernel suffice for probes that read no kernel structure. Raises PrivilegeError without any.
+    Headers of another kernel suffice for probes that read no kernel structure. Raises PrivilegeError if there are no
+    headers.
     """
     release = os.uname().release
     if any((modules / release / tree / _KCONFIG).is_file() for tree in ("source", "build")):
@@ -85,7 +86,7 @@ def header_trees(modules: Path = _MODULES, sources: Path = _SOURCES) -> list[str
 
 
 def _candidates(modules: Path, sources: Path, release: str) -> Iterator[list[Path]]:
-    """Yields trees of this kernel first, then the newest. systemd may hide ``modules`` from a service."""
+    """Yields header trees, those of this kernel first, then the newest. systemd may hide ``modules`` from a service."""
 
     def listed(folder: Path) -> list[Path]:
         try:
@@ -96,7 +97,7 @@ def _candidates(modules: Path, sources: Path, release: str) -> Iterator[list[Pat
     for module in listed(modules):
         yield [module / "build", module / "source"]
     for tree in [*listed(sources), *listed(sources / "kernels")]:
-        # Debian separates the files of a flavour from the common ones.
+        # Debian separates the files of a flavour from the common files.
         yield [tree, tree.with_name(f"{tree.name.rpartition('-')[0]}-common")]
 
 
@@ -126,16 +127,16 @@ class Loaded:
 def load(
     spec: Spec, folder: Path, scratch: Path, *, multi: bool = True, python: str = _PYTHON, timeout: float = TIMEOUT_S
 ) -> Loaded:
-    """Compile ``spec`` and have the kernel verify it, in about half a second. ``multi``: for uprobe_multi links.
-    Trees of headers are merged in a temporary directory in ``scratch``.
+    """Compiles ``spec`` and lets the kernel verify it, in about half a second. ``multi``: the programs are for
+    uprobe_multi links. Trees of headers are merged in a temporary directory in ``scratch``.
 
-    Raises ConfigError for code that does not compile, AttachError for what the kernel refuses, PrivilegeError where
-    bcc or headers are missing; the output of compiler and verifier goes to the daemon's log.
+    Raises ConfigError for code that does not compile, AttachError for a program that the kernel refuses, PrivilegeError
+    where bcc or headers are missing; the output of compiler and verifier goes to the daemon's log.
     """
     source = render(spec, folder, _task_offsets())
     header = {"entries": entries(spec, multi=multi), "maps": list(MAPS), "headers": header_trees()}
     try:
-        # -I: neither the environment nor the working directory may change what is imported.
+        # With -I neither the environment nor the working directory can change the imports.
         child = Child([python, "-I", str(_CHILD)], {"TMPDIR": str(scratch)})
     except OSError as e:
         raise PrivilegeError(f"{python} cannot be run: {e.strerror}", hint=_NO_BCC) from e
@@ -158,7 +159,7 @@ def _loaded(spec: Spec, answer: Message) -> Loaded:
         if failed := answer.header.get("failed"):
             raise _failure(spec, str(failed), str(answer.header.get("why", "")), log)
         if len(answer.fds) != wanted:
-            raise InternalError(f"the compiler of {spec.name}.c gave {len(answer.fds)} of {wanted} descriptors")
+            raise InternalError(f"the compiler of {spec.name}.c returned {len(answer.fds)} of {wanted} descriptors")
         fds, answer.fds = answer.fds, []
     finally:
         answer.close_fds()
@@ -182,11 +183,11 @@ def _failure(spec: Spec, failed: str, why: str, log: str) -> ProbingError:
 
 
 def complaint_of(log: str) -> str:
-    """Returns the line with the error in the log of the compiler or the verifier; empty where there is none."""
+    """Returns the line with the error from the log of the compiler or the verifier; empty if there is none."""
     if found := _ERROR.search(log):
         return found[1][:_MAX_COMPLAINT]
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    # The verifier's error comes last, before its statistics and the lines that bcc adds.
+    # The verifier's error is the last line before its statistics and the lines that bcc adds.
     ends = [i for i, line in enumerate(lines) if line.startswith("processed ")]
     if ends and ends[-1]:
         return lines[ends[-1] - 1][:_MAX_COMPLAINT]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -17,40 +17,35 @@ from probing.api.errors import ConfigError, ProbingError
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.elf.symbols import SymbolFinder
+from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.parsers import symbols_by
 from probing.daemon.processes.procfs import Mapping
-from probing.daemon.processes.readers import Readers
-from probing.daemon.source import Identity, Loss, Processes, ProcessKey, Sink, Source
+from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.user_probes.compiler import load
 from probing.daemon.user_probes.running import Counts, Running, rows_of
 from probing.daemon.user_probes.spec import read_spec, spec_names, stamp_of
-from probing.daemon.user_probes.tables import UserTables
 from probing.daemon.user_probes.targets import Targets
+from probing.daemon.user_tables import UserTables
 from probing.daemon.worker import Worker
 
-__all__ = ("LiveProcesses", "ProbeState", "UserProbes")
+__all__ = ("ProbeState", "UserProbes")
 
-# Interval at which files, processes and counters are read, s.
+# The time between two looks at files, processes and counters, s.
 LOOK_S = 0.5
-# How often the rings are read while there are probes, and otherwise, s.
+# The time between two reads of the rings, s: while there are probes, and otherwise.
 _DRAIN_S, _IDLE_S = 0.1, 1.0
 # How long a probe that was hit too often stays detached, ns.
 REST_NS = 10_000_000_000
-# Pause before a probe that failed to load for a passing reason is tried again, ns.
+# The pause before a probe that failed to load for a temporary reason is tried again, ns.
 RETRY_NS = 60_000_000_000
 MAX_REPLACED = 4096
 _log = logging.getLogger(__name__)
 
 
-class LiveProcesses(Processes, Protocol):
-    """``processes.discovery.Discovery``."""
-
-    def live(self) -> list[Identity]: ...
-
-
 class ProbeState(NamedTuple):
-    """``state`` is that of a source: running, degraded, paused or stopped."""
+    """The state of a probe. ``state``: one of the states of a source: running, degraded, paused or stopped."""
 
     name: str
     table: str
@@ -62,7 +57,7 @@ class ProbeState(NamedTuple):
 
 @dataclass(slots=True)
 class _Probe:
-    """The probe NAME. ``off_ns``: monotonic time since which it is off; ``reported``: counts at the last report."""
+    """The probe NAME. ``off_ns``: monotonic time since which it is off; ``reported``: the counts at the last report."""
 
     stamp: tuple[object, ...]
     running: Running | None = None
@@ -75,8 +70,8 @@ class _Probe:
 
 
 class UserProbes(Source):
-    """``readers`` and ``symbols`` look into processes. ``multi``: the kernel has uprobe_multi links; ``fuse``: files of
-    FUSE mounts get probes too. Bcc and its compiler are only started when there is a probe.
+    """The source of users' probes. ``readers`` and ``symbols`` read processes. ``multi``: the kernel has uprobe_multi
+    links; ``fuse``: files of FUSE mounts get probes too. bcc and its compiler are started only if there is a probe.
     """
 
     name = "user_probes"
@@ -86,8 +81,8 @@ class UserProbes(Source):
         folder: Path,
         tables: UserTables,
         sink: Sink,
-        processes: LiveProcesses,
-        readers: Readers,
+        processes: Discovery,
+        readers: ReaderPool,
         symbols: SymbolFinder,
         node: str,
         clock: Clock,
@@ -108,7 +103,7 @@ class UserProbes(Source):
         self._paused_ns = 0
         self._replaced: deque[ProcessKey] = deque(maxlen=MAX_REPLACED)
         self._counted_ns = clock.pair().real_ns
-        # Guards the dictionary and the rings: ``tick`` reads them, our thread replaces them.
+        # Guards the dictionary and the rings: ``tick`` reads them, our thread changes them.
         self._lock = threading.Lock()
         self._worker = Worker("user probes", self._look, lambda: LOOK_S)
 
@@ -128,21 +123,21 @@ class UserProbes(Source):
         )
 
     def start(self) -> None:
-        """Returns at once; probes are loaded one after the other, and a wrong one is ``degraded``."""
+        """Starts the thread, and returns at once. Probes are loaded one by one; a wrong probe is ``degraded``."""
         self._worker.start()
 
     def finish(self) -> None:
         self.stop()
 
     def stop(self) -> None:
-        """Detach and unload every probe, and put the last rows."""
+        """Detaches and unloads all probes, and puts the last rows."""
         self._worker.stop()
         self.drain()
         for name in list(self._probes):
             self._unload(name)
 
     def pause(self, paused: bool) -> None:
-        """Detach all probes, or attach them again."""
+        """Detaches all probes, or attaches them again."""
         if paused and not self._paused_ns:
             self._paused_ns = self._clock.pair().real_ns
         elif not paused and self._paused_ns:
@@ -154,7 +149,7 @@ class UserProbes(Source):
         self._worker.wake()
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Attach anew: the new program maps other libraries."""
+        """Attaches the probes again, as the new program maps other libraries."""
         self._replaced.append(ProcessKey(pid, start_ns))
         self._worker.wake()
 
@@ -163,14 +158,14 @@ class UserProbes(Source):
 
     @property
     def tick_s(self) -> Callable[[], float]:
-        """Often while there are probes: ``tick`` reads their rings."""
+        """The interval is short while there are probes, since ``tick`` reads their rings."""
         return lambda: _DRAIN_S if self._probes else _IDLE_S
 
     def tick(self) -> None:
         self.drain()
 
     def drain(self) -> None:
-        """Read the rings of the probes, and put the rows."""
+        """Reads the rings of the probes, and puts the rows."""
         with self._lock:
             for name, probe in self._probes.items():
                 if probe.running is not None:
@@ -182,7 +177,7 @@ class UserProbes(Source):
         ]
 
     def probes(self) -> list[ProbeState]:
-        """The state of each probe, and of the directory where it cannot be read."""
+        """Returns the state of each probe, and of the directory if it cannot be read."""
         with self._lock:
             found = [self._state(name, probe) for name, probe in sorted(self._probes.items())]
         if self._trouble:
@@ -248,13 +243,13 @@ class UserProbes(Source):
                 return
 
     def _load(self, name: str, stamp: tuple[object, ...]) -> None:
-        """Load a probe. The earlier version ends even when this one fails: what runs is what the directory holds."""
+        """Loads a probe. The earlier version ends even if this one fails: only what is in the directory runs."""
         probe = _Probe(stamp)
         try:
             spec = read_spec(self._folder, name)
             loaded = load(spec, self._folder, self._tables.folder, multi=self._multi)
             try:
-                probe.running = Running(spec, self._tables.define(spec), loaded, multi=self._multi)
+                probe.running = Running(spec, self._tables.define(spec.table), loaded, multi=self._multi)
             except BaseException:
                 loaded.close()
                 raise
@@ -269,7 +264,7 @@ class UserProbes(Source):
         self._replace(name, None)
 
     def _replace(self, name: str, by: _Probe | None) -> None:
-        """Ends the probe and puts ``by`` into its place in one step: no reader of the states finds it missing."""
+        """Ends the probe and puts ``by`` in its place in one step, so that no reader of the states sees it missing."""
         ended = self._probes.get(name)
         if ended is not None and ended.running is not None:
             ended.running.detach()
@@ -296,7 +291,7 @@ class UserProbes(Source):
             _log.warning("the ring of the probe %s cannot be read: %s", name, e.message)
 
     def _count(self) -> None:
-        """Report losses, and detach a probe that is hit too often for a while."""
+        """Reports losses, and detaches a probe for a while that is hit too often."""
         pair = self._clock.pair()
         since, self._counted_ns = self._counted_ns, pair.real_ns
         for name, probe in list(self._probes.items()):

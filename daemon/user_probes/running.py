@@ -1,4 +1,4 @@
-"""A loaded probe of a user: its attachments, its ring, its counters, and its events as rows of its table.
+"""A loaded probe of a user: its attachments, ring and counters, and its events as rows of its table.
 
 The links are never pinned: they end with their descriptors, so no probe of a user outlives the collector.
 """
@@ -43,7 +43,7 @@ ALL = 0
 _TYPE_TRACEPOINT = 2
 _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 
-# A process may map the library late: the first and the longest pause between two looks at it, s.
+# A process may map the library late: the first and the longest pause between two looks at the process, s.
 FIRST_LOOK_S = 1.0
 LAST_LOOK_S = 30.0
 MAX_EVENTS = 4096
@@ -51,7 +51,9 @@ _EVERYWHERE = ProcessKey(ALL, 0)
 
 
 class Counts(NamedTuple):
-    """Since the probe was loaded. ``refused`` hits came over the budget, ``lost`` events found the ring full."""
+    """Counts since the probe was loaded. ``refused``: hits over the budget; ``lost``: events for which the ring was
+    full.
+    """
 
     hits: int
     refused: int
@@ -67,10 +69,10 @@ class _Follow:
 
 
 class Running:
-    """``follow``, ``detach`` and ``close`` are for one thread; ``drain`` may be called by another."""
+    """A loaded probe. ``follow``, ``detach`` and ``close`` are for one thread; another may call ``drain``."""
 
     def __init__(self, spec: Spec, table: Table, loaded: Loaded, *, multi: bool = True) -> None:
-        """``multi``: the programs were loaded for uprobe_multi links."""
+        """Makes a running probe. ``multi``: the programs were loaded for uprobe_multi links."""
         self.spec, self.table = spec, table
         self._programs, self._multi = loaded.programs, multi
         self._ring = Ring.open(f"user:{spec.name}", loaded.maps["probing_events"], record_dtype(spec))
@@ -91,7 +93,7 @@ class Running:
 
     @property
     def attached(self) -> str:
-        """Describes where it is attached."""
+        """Returns a text that says where the probe is attached."""
         if self.spec.who == "all":
             return "in all processes" if self._events.get(_EVERYWHERE) else "nowhere"
         if self._events.get(_EVERYWHERE):
@@ -104,7 +106,7 @@ class Running:
         return Counts(*(int(of_cpus[name].sum()) for name in COUNTS.names or ()))
 
     def drain(self, take: Callable[[npt.NDArray[Any]], None]) -> None:
-        """Call ``take`` with the records of the ring, which are freed when it returns."""
+        """Calls ``take`` with the records of the ring, which are freed when it returns."""
         while True:
             records, end = self._ring.drain(1 << 20)
             if not len(records):
@@ -113,13 +115,13 @@ class Running:
             self._ring.commit(end)
 
     def detach(self) -> None:
-        """Detach it from all processes; ``follow`` attaches it again."""
+        """Detaches the probe from all processes; ``follow`` attaches it again."""
         for key in list(self._events):
             self._end(key)
         self._followed.clear()
 
     def forget(self, keys: Iterable[ProcessKey]) -> None:
-        """Detach from processes, and treat them as new ones."""
+        """Detaches the probe from processes, and treats them as new."""
         for key in keys:
             self._end(key)
             self._followed.pop(key, None)
@@ -127,9 +129,9 @@ class Running:
     def follow(
         self, live: Collection[Identity], files: Callable[[Identity], Sequence[Mapping]], targets: Targets
     ) -> None:
-        """Attach to all processes of ``live``, and drop those that have ended.
+        """Attaches the probe to all processes of ``live``, and drops processes that have ended.
 
-        ``reasons`` says what could not be attached, by attachment.
+        ``reasons`` says, by attachment, why it could not be attached.
         """
         if self.spec.who == "all" or any(place.tracepoint for place in self.spec.attach):
             self._everywhere(targets)
@@ -143,7 +145,7 @@ class Running:
             self._look(who, files, targets)
 
     def _everywhere(self, targets: Targets) -> None:
-        """Attach tracepoints, and functions that are probed in all processes."""
+        """Attaches tracepoints, and functions that are probed in all processes."""
         if _EVERYWHERE in self._events:
             return
         events: list[int] = []
@@ -175,7 +177,7 @@ class Running:
         try:
             mapped = files(who)
             self.reasons.pop("processes", None)
-            # Returns first, so that each call whose begin is seen has its end seen.
+            # Returns are attached first, so that the end of each call is seen whose begin is seen.
             for index in sorted(follow.missing, key=lambda i: not self.spec.attach[i].on_return):
                 if self._place(who, index, targets.matching(mapped, self.spec.attach[index].library), targets):
                     follow.missing.discard(index)
@@ -209,8 +211,8 @@ class Running:
 
 
 def _attach_function(program: int, fd: int, offset: int, pid: int, place: Attach, *, multi: bool) -> int:
-    """Returns the descriptor of a link, or of a perf event where ``multi`` is False. ``offset`` is in the file
-    open at ``fd``.
+    """Returns the descriptor of a link, or of a perf event if ``multi`` is False. ``offset`` is in the file with
+    descriptor ``fd``.
 
     With ``pid``, all its threads are probed, and no other process meets a breakpoint (kernel/trace/bpf_trace.c,
     uprobe_multi_link_filter; trace_uprobe.c, uprobe_perf_filter). Raises AttachError, PrivilegeError.

@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 class Field(NamedTuple):
-    """A column that the program fills. ``bytes`` is the size of a text, 0 for a number."""
+    """A column that the program fills. ``bytes``: the size of a text, 0 for a number."""
 
     name: str
     type: str
@@ -65,7 +65,7 @@ class Attach(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """A probe. ``budget``: hits a second of all its attachments together; ``who`` is one of WHO."""
+    """A probe. ``budget``: hits a second of all its attachments together; ``who``: a word of WHO."""
 
     name: str
     doc: str
@@ -81,7 +81,7 @@ class Spec(NamedTuple):
 
 
 def spec_names(folder: Path) -> list[str]:
-    """Returns each NAME for which there is a NAME.toml. Raises ConfigError where there are too many."""
+    """Returns each NAME for which NAME.toml exists. Raises ConfigError if there are too many."""
     try:
         names = sorted(path.stem for path in folder.iterdir() if path.suffix == ".toml")
     except (FileNotFoundError, NotADirectoryError):
@@ -108,10 +108,14 @@ def stamp_of(folder: Path, name: str) -> tuple[object, ...]:
 
 
 def read_spec(folder: Path, name: str) -> Spec:
-    """Reads the probe NAME of ``folder``. Raises ConfigError, which names the file and the key."""
+    """Returns the specification of the probe NAME in ``folder``. Raises ConfigError, which names the file and
+    the key.
+    """
     path = folder / f"{name}.toml"
     if not USER_NAME.fullmatch(name):
-        raise ConfigError(f"{str(path)[:200]!r} is no name of a probe", hint="use a-z, 0-9 and _, at most 41 of them")
+        raise ConfigError(
+            f"{str(path)[:200]!r} cannot be the name of a probe", hint="use a-z, 0-9 and _, at most 41 of them"
+        )
     _check_owner(folder)
     text = _read(path, MAX_TOML_BYTES)
     code = _read(folder / f"{name}.c", MAX_C_BYTES)
@@ -123,7 +127,7 @@ def read_spec(folder: Path, name: str) -> Spec:
 
 
 def _check_owner(path: Path) -> None:
-    # These files become kernel code: only users that have the rights already may write them.
+    # These files become kernel code, so only users who have the rights already may write them.
     try:
         status = path.stat()
     except OSError as e:
@@ -142,16 +146,16 @@ def _read(path: Path, limit: int) -> str:
             data = stream.read(limit + 1)
         text = data.decode()
     except OSError as e:
-        raise ConfigError(f"{path} cannot be read: {e.strerror}", hint="the daemon's user must be able to") from e
+        raise ConfigError(f"{path} cannot be read: {e.strerror}", hint="make it readable for the daemon's user") from e
     except UnicodeDecodeError as e:
-        raise ConfigError(f"{path} is no UTF-8 text", hint="write it as UTF-8") from e
+        raise ConfigError(f"{path} is not UTF-8 text", hint="write it as UTF-8") from e
     if len(data) > limit or "\0" in text:
         raise ConfigError(f"{path} is longer than {limit} bytes or holds a zero byte", hint="shorten it")
     return text
 
 
 class _Reader:
-    """Checks the keys of one file."""
+    """Reads and checks the keys of one file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -11,7 +11,7 @@ from typing import Any
 from probing.api.errors import ConfigError, UnsupportedTarget
 from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity
 from probing.daemon.user_probes.spec import Attach
 
@@ -23,13 +23,15 @@ MAX_KNOWN = 4096
 
 
 class Targets:
-    """For one thread. Readers open the files of targets, parsers read them; FUSE mounts only with ``fuse``."""
+    """Finds the places of probes in processes. For one thread. Readers open the files of targets, parsers read them;
+    files on FUSE only with ``fuse``.
+    """
 
-    def __init__(self, readers: Readers, symbols: SymbolFinder, *, fuse: bool = False) -> None:
+    def __init__(self, readers: ReaderPool, symbols: SymbolFinder, *, fuse: bool = False) -> None:
         self._fuse = fuse
         self._readers = readers
         self._symbols = symbols
-        # By device, inode, size, time of change and symbol.
+        # Offsets by device, inode, size, time of change and symbol.
         self._known: dict[tuple[int, int, int, int, str], int | None] = {}
 
     def files(self, who: Identity) -> list[Mapping]:
@@ -38,7 +40,9 @@ class Targets:
         return [mapping for mapping in parse_maps(answer.payload) if mapping.executable and mapping.inode]
 
     def matching(self, files: Sequence[Mapping], library: str) -> list[Mapping]:
-        """Returns one mapping of each file that ``library`` matches: its path where that has a slash, else its name."""
+        """Returns one mapping of each file whose path matches ``library``; if ``library`` has no slash, whose name
+        matches.
+        """
         found: dict[tuple[Any, int], Mapping] = {}
         for mapping in files:
             path = clean_text(mapping.path)
@@ -59,7 +63,9 @@ class Targets:
             os.close(fd)
 
     def offset(self, fd: int, place: Attach) -> int:
-        """Returns the offset of the function in the file open at ``fd``. Raises UnsupportedTarget where it has none."""
+        """Returns the offset of the function in the file with descriptor ``fd``. Raises UnsupportedTarget if it has no
+        such function.
+        """
         status = os.fstat(fd)
         key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, place.symbol)
         if key not in self._known:

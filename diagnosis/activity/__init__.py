@@ -1,1 +1,1 @@
-"""Activities: what a rank does, for people."""
+"""Activities: what a rank is doing, as text for users."""

@@ -1,4 +1,6 @@
-"""Finds what a rank does, from its stack and its condition: a file system, a checkpoint and so on."""
+"""Finds out what a rank is doing, from its stack and its condition: reading a file system, writing a checkpoint and so
+on.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ __all__ = (
     "activity_of",
 )
 
-# What a process does with a file, by system call.
+# What a process does with a file, as a verb, by system call.
 _VERBS = MappingProxyType(
     {
         **dict.fromkeys(("read", "pread64", "readv", "preadv", "preadv2", "getdents64", "getdents"), "reads"),
@@ -75,7 +77,7 @@ _MOVED_BYTES = 64 << 10
 
 
 def _find_checkpoint(scene: Scene) -> Seen | None:
-    """Returns whether the process writes or reads a checkpoint, and the file that it waits for."""
+    """Returns whether the process writes or reads a checkpoint, and for which file it waits."""
     frame = _checkpoint_frame(scene)
     if frame is None:
         return None
@@ -112,14 +114,14 @@ def _checkpoint_frame(scene: Scene) -> Frame | None:
     for frame in scene.python:
         if frame.file.endswith(_FILES) or any(part in frame.file for part in _PACKAGES):
             return frame
-        # A function only named like this must also do I/O.
+        # A function counts by its name only if the process also does I/O.
         if _NAME.search(frame.func.lower()) and (_io(scene) or scene.letter == "D" or _moves_data(scene)):
             return frame
     return None
 
 
 def _io(scene: Scene) -> str:
-    """Returns "writes /mnt/c/a.pt (fuse.x /mnt/c)"; empty where the main thread is in no call on a file."""
+    """Returns a text such as "writes /mnt/c/a.pt (fuse.x /mnt/c)"; empty if the main thread is in no call on a file."""
     c = scene.condition
     verb = _VERBS.get(c.syscall or "")
     if verb is None or c.target_kind in _NO_FILES or c.target_fd == 0:
@@ -131,19 +133,20 @@ def _io(scene: Scene) -> str:
 
 _SYSTEM = re.compile(r"/(?:libc[.-]|libpthread|ld-|(?:lib)?python3)[^/]*$|^\[")
 _LINE = 600
-# A thread that uses a smaller share of a CPU only polls.
+# A thread that uses a smaller share of a CPU than this only polls.
 _POLLS = 0.02
-# Samples of the first seconds of a daemon do not show what was before.
+# Samples from the first seconds of a daemon do not show what happened before, ns.
 _FIRST_SAMPLES_NS = 3_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a rank does. ``kind``: a key of ``kinds.ACTIVITIES``.
+    """What a rank is doing. ``kind``: a key of ``kinds.ACTIVITIES``.
 
-    ``why``: a clause for people, as "its data loader waits in fetch_shard, data.py:12". ``frame``: the frame that shows
-    it. ``since_ns``: since when, or longer, UTC. ``progressing``: whether it makes progress (its stack moves, it uses
-    the CPU in changing frames, it writes); None if not known. ``evidence``: lines for people. ``next_steps``: advice.
+    ``why``: a clause to print, such as "its data loader waits in fetch_shard, data.py:12". ``frame``: the frame that
+    shows it. ``since_ns``: UTC; it may have begun earlier. ``progressing``: whether it makes progress (its stack moves,
+    it uses the CPU in changing frames, it writes); None if unknown. ``evidence``: lines to print. ``next_steps``:
+    advice.
     """
 
     kind: str
@@ -156,7 +159,7 @@ class Activity:
 
 
 def activity_of(rank: Rank, facts: Facts) -> Activity:
-    """Returns what ``rank`` does at the moment of ``facts``."""
+    """Returns what ``rank`` is doing at the moment of ``facts``."""
     scene = Scene.of_rank(rank, facts)
     seen = _look(scene)
     evidence = (*seen.evidence, full_shm(scene), _tracer(scene, seen.kind))
@@ -173,13 +176,13 @@ def _look(scene: Scene) -> Seen:
     found = next((seen for find in _TOPICS if (seen := find(scene))), None) or _unknown(scene)
     settled = found.settled or found.progressing is not None
     progressing = found.progressing if settled else _progressing(scene)
-    # A thread that makes progress has not been at its line since it last slept.
+    # A thread that makes progress cannot have been at its line since it last slept.
     since = found.since_ns if found.since_ns is not None or progressing else scene.since_ns
     return replace(found, since_ns=since, progressing=progressing)
 
 
 def _progressing(scene: Scene) -> bool | None:
-    """Whether the process makes progress; None if not known."""
+    """Returns whether the process makes progress; None if unknown."""
     main = scene.main
     if _moves_data(scene) or any(t.moving and letter(t) == "R" for t in scene.threads if not t.main):
         return True
@@ -187,7 +190,7 @@ def _progressing(scene: Scene) -> bool | None:
         return False
     if _changed(scene):
         return True
-    # The stack of a loop that polls moves, too; and two readings may find a loop that works at the same line.
+    # The stack of a polling loop moves, too; and two readings may show a working loop at the same line.
     if main is not None and main.moving:
         return True if scene.condition.cpu_ns is None or uses_cpu(scene, _POLLS) else None
     stands = main is not None and main.moving is False and main.since_ns is not None
@@ -195,7 +198,7 @@ def _progressing(scene: Scene) -> bool | None:
 
 
 def _changed(scene: Scene) -> bool:
-    """Whether samples showed the main thread elsewhere within the last W seconds."""
+    """Returns whether samples of the last W seconds showed the main thread elsewhere."""
     since = scene.main.since_ns if scene.main else None
     began = scene.watching_since_ns
     if since is None or began is None or since - began < _FIRST_SAMPLES_NS:

@@ -1,4 +1,6 @@
-"""The main thread waits for the next batch, from a torch DataLoader or from worker processes of the program."""
+"""Recognizes a main thread that waits for the next batch, from a torch DataLoader or from worker processes of the
+program.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,16 @@ __all__ = ("find_data_loader", "find_worker")
 _LOADER = "torch/utils/data/dataloader.py"
 _WORKER = "torch/utils/data/_utils/worker.py"
 _FETCH = "torch/utils/data/_utils/fetch.py"
-# Queues and pipes between processes.
+# Files of Python's queues and pipes between processes.
 _SHARED = ("/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py")
 _HALTED = ("exited", "stopped", "traced")
-# These kinds say only where the worker is.
+# These kinds of activity only say where the worker is.
 _BARE = ("sleeping", "unknown", "lock")
 _Look = Callable[[Scene], Seen]
 
 
 def find_data_loader(scene: Scene, look: _Look) -> Seen | None:
-    """Returns what the data loader of the process waits for. ``look`` returns what a worker does."""
+    """Returns what the data loader of the process waits for. ``look`` returns what a worker is doing."""
     at = innermost(scene.python, _LOADER)
     if at is None or scene.rank is None:
         return None
@@ -38,7 +40,7 @@ def find_data_loader(scene: Scene, look: _Look) -> Seen | None:
 
 
 def find_worker(scene: Scene, look: _Look) -> Seen | None:
-    """Returns the worker process of the program that died or makes no progress, if the main thread waits for it."""
+    """Returns the worker process that ended or makes no progress, if the main thread waits for it."""
     inner = takewhile(is_library, scene.python)
     if scene.rank is None or not any(file in frame.file for frame in inner for file in _SHARED):
         return None
@@ -48,7 +50,7 @@ def find_worker(scene: Scene, look: _Look) -> Seen | None:
 
 
 def _in_process(scene: Scene, look: _Look) -> Seen:
-    """Without workers the main thread itself reads the data."""
+    """Returns what the main thread does if it has no workers, and so reads the data itself."""
     assert scene.main is not None
     at = innermost(scene.main.frames, _LOADER)
     main = replace(scene.main, frames=scene.main.frames[:at])
@@ -70,7 +72,7 @@ def _halted(scene: Scene, seen: Sequence[tuple[Helper, Seen]]) -> Seen | None:
 
 
 def _busy(scene: Scene, seen: Sequence[tuple[Helper, Seen]]) -> Seen | None:
-    """Returns the busy worker that has made no progress for the longest time."""
+    """Returns the busy worker that has gone longest without progress."""
     busy = [(worker, does) for worker, does in seen if does.frame is not None and not _is_idle(worker)]
     if not busy:
         return None
@@ -93,7 +95,7 @@ def _named(does: Seen, source: str, who: str = "its data loader") -> Seen:
 
 
 def _is_idle(worker: Helper) -> bool:
-    """Whether a worker waits for work: in its loop outside of the dataset, or in a queue of the program."""
+    """Returns whether a worker waits for work: in its loop outside of the dataset, or in a queue of the program."""
     main = next((thread for thread in worker.threads if thread.main), None)
     python = [frame for frame in main.frames if not frame.native] if main else []
     loop = innermost(python, _WORKER)

@@ -1,4 +1,4 @@
-"""The kinds of activity, as docs/verdicts.md describes them: what each means, and what to do."""
+"""The kinds of activity that docs/verdicts.md describes: what each means, and what to do."""
 
 from __future__ import annotations
 

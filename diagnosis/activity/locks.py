@@ -1,4 +1,4 @@
-"""The main thread waits for a lock, in its process or between processes, or for the GIL."""
+"""Recognizes a main thread that waits for a lock, within its process or between processes, or for the GIL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECOND_NS = 1_000_000_000
 _MOST_THREADS = 4
 _FUTEX = frozenset(("futex", "futex_waitv", "futex_wait"))
 _GIL = ("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyGILState_Ensure")
-# Functions of CPython and of glibc that take a lock.
+# Functions of CPython and glibc that acquire a lock.
 _LOCKS = (
     "PyThread_acquire_lock",
     "acquire_timed",
@@ -36,9 +36,9 @@ _LOCKS = (
 _JOINS = "waits for another thread to end"
 _LOCKS_OF_PYTHON = ("PyThread_acquire_lock", "acquire_timed", "_PyMutex_Lock", "PyMutex_Lock")
 _OWN = "no other thread runs Python code: its own thread has taken it, or one that has ended or left Python"
-# Of CPython 3.8 to 3.14, Modules/signalmodule.c: it calls the handlers of signals that have come.
+# Functions of CPython 3.8 to 3.14, Modules/signalmodule.c, that call the handlers of signals.
 _SIGNALS = ("PyErr_CheckSignals", "_PyErr_CheckSignals", "handle_signals")
-# What a function of Python's library waits for, by the end of its file and its name.
+# What functions of Python's library wait for, by the end of their file and their name.
 _PYTHON = (
     ("/threading.py", ("join", "_wait_for_tstate_lock", "_join", "_shutdown"), _JOINS),
     ("/queue.py", ("get", "put", "join"), "waits in a queue"),
@@ -48,22 +48,22 @@ _PYTHON = (
     ("/multiprocessing/synchronize.py", (), "waits for a lock between processes"),
     ("/threading.py", ("acquire", "wait", "wait_for", "__enter__"), "waits for a lock or condition"),
 )
-# The libraries of a thread that waits for a lock of Python. Stripped ones have no names of functions.
+# The libraries in the stack of a thread that waits for a Python lock. Stripped libraries do not name their functions.
 _OF_PYTHON = re.compile(r"libc[.-]|libpthread|ld-|\[vdso\]|(?:lib)?python3|_multiprocessing\.|_queue\.|_posixshmem\.|$")
 _CPYTHON = re.compile(r"(?:lib)?python3")
-# The package filelock tries to take a lock of flock(2) each 50 ms, and torch looks each 100 ms whether a file is gone:
-# the stack moves, and the rank does not get on.
+# The package filelock tries to get a lock of flock(2) every 50 ms, and torch checks every 100 ms whether a file is
+# gone: the stack moves, but the rank makes no progress.
 _FILE_LOCK = re.compile(r"/filelock/.*\.py$|/torch/utils/file_baton\.py$")
 _POLLS = re.compile(r"acquire|wait$")
 _TIMED_WAITS = ("pthread_cond_timedwait", "pthread_cond_clockwait", "___pthread_cond_timedwait")
 _FILE_LOCKS = frozenset(("flock", "fcntl"))
-# A thread that waits for the GIL on a busy machine: wake-ups a second, and the largest share of a CPU.
+# A thread that waits for the GIL on a busy machine: least number of wake-ups a second, and largest share of a CPU.
 _WAKES, _AWAKE = 20, 0.02
 _OWNER = re.compile(r"owner=(\d+)")
 
 
 def find_gil(scene: Scene) -> Seen | None:
-    """Returns the thread that keeps the GIL: one that sleeps, or one whose stack stays the same while others wait."""
+    """Returns the thread that keeps the GIL: a thread that sleeps, or whose stack stays the same while others wait."""
     holder = next((thread for thread in scene.threads if thread.gil), None)
     if holder is None or not _stands(scene, holder):
         return None
@@ -113,7 +113,7 @@ def _what(scene: Scene) -> str:
     if not scene.python:
         return ""
     for file, names, what in _PYTHON:
-        # The frames of the library, inside the user's call.
+        # These are the frames of the library, inside the user's call.
         if innermost(_library(scene), file, names) is not None:
             return what
     if scene.runs_in(*_LOCKS) and not scene.runs_in(*_GIL):
@@ -129,7 +129,7 @@ def _module(frame: Frame) -> str:
 
 
 def _library(scene: Scene) -> tuple[Frame, ...]:
-    """The frames inside the innermost frame of the user's code; all frames where there is none."""
+    """Returns the frames inside the innermost frame of the user's code; all frames if there is none."""
     if scene.user is None or is_library(scene.user):
         return scene.python
     return scene.python[: scene.python.index(scene.user)]
@@ -139,7 +139,7 @@ def _interrupted(scene: Scene) -> Frame | None:
     """Returns the Python function that a signal interrupted, if the main thread is in the signal's handler."""
     frames = scene.main.frames if scene.main else ()
     at = next((n for n, frame in enumerate(frames) if frame.native and frame.func.startswith(_SIGNALS)), None)
-    # Frames of a handler that runs are above ``at``; while no handler runs, ``at`` itself may be the innermost frame.
+    # Frames of a running handler are above ``at``; while no handler runs, ``at`` may be the innermost frame.
     if at is None or not python_frames(frames[:at]):
         return None
     return user_frame(frames[at:])
@@ -177,15 +177,15 @@ def _waits(thread: Thread) -> bool:
 
 
 def _waits_for_gil(thread: Thread) -> bool:
-    # A stripped CPython does not name take_gil, the only function of it that waits on a condition of the C library.
+    # A stripped CPython does not name take_gil, its only function that waits on a condition of the C library.
     frames = [frame for frame in thread.frames[:8] if frame.native]
     timed = any(a.func.startswith(_TIMED_WAITS) and _CPYTHON.match(_module(b)) for a, b in pairwise(frames))
     return timed or any("take_gil" in frame.func for frame in frames)
 
 
 def _wakes_for_gil(scene: Scene, thread: Thread) -> bool:
-    # A thread that waits for the GIL wakes every 5 ms and uses next to no CPU; caught awake, or ready to run, it has no
-    # native frames.
+    # A thread that waits for the GIL wakes every 5 ms and uses almost no CPU; when it is read while awake, or ready to
+    # run, it has no native frames.
     c = scene.condition
     if not thread.main or thread.moving is not False or scene.letter != "R" or not c.interval_ns:
         return False

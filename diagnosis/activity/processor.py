@@ -1,4 +1,4 @@
-"""The process runs, or would run but lacks CPU or memory."""
+"""Recognizes a process that runs, or that could run but lacks CPU or memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = (
     "uses_cpu",
 )
 
-# Shares of the time between the readings.
+# Shares of the time between the readings from which a process counts as throttled, as starved, and as busy.
 _THROTTLED, _STARVED, _BUSY = 0.2, 0.4, 0.2
-# In one function for so long, with these shares of the time on a CPU and ready to run, a thread runs there.
+# The time in one function, and its shares on a CPU and ready to run, from which a thread works there.
 _STAYS_NS, _USED, _AWAKE = 30_000_000_000, 0.05, 0.8
-# Of CPython 3.8 to 3.14: Modules/gcmodule.c, Python/gc.c. A stripped one has no names of them.
+# Functions of CPython 3.8 to 3.14: Modules/gcmodule.c, Python/gc.c. A stripped CPython does not name them.
 _COLLECTS = ("gc_collect_main", "gc_collect_generations", "gc_collect_region", "deduce_unreachable", "PyGC_Collect")
-# Of Python's re, Lib/re/__init__.py and before 3.11 Lib/re.py; a running thread's C frames are not read.
+# The files of Python's module re, from 3.11 on and before; the C frames of a running thread are not read.
 REGEX_FILES = ("/re/__init__.py", "/re.py")
 _MATCHES = frozenset(("match", "fullmatch", "search", "sub", "subn", "split", "findall"))
 _PATTERN = 120
@@ -57,21 +57,21 @@ def find_compiling(scene: Scene) -> Seen | None:
     if frame is None and (child is None or not waits):
         return None
     evidence = f"its child {clean(child[0])} (pid {child[1]}) is in state {child[2]}" if child else ""
-    # A compiler ends by itself, also one in a grandchild or of another rank.
+    # A compiler ends by itself, even one in a grandchild or of another rank.
     runs = child is None or child[2] not in ("T", "t")
     where = scene.where if scene.user is not None and not is_library(scene.user) else ""
     return Seen("compiling", f"compiles{where}", frame=scene.user, progressing=runs, evidence=(evidence,))
 
 
 def find_collecting(scene: Scene) -> Seen | None:
-    """Returns whether the main thread collects garbage: its duration grows with the number of objects."""
+    """Returns whether the main thread collects garbage, which takes longer the more objects there are."""
     if not scene.runs_in(*_COLLECTS):
         return None
     return Seen("garbage_collection", f"collects garbage{scene.where}", frame=scene.user, progressing=True)
 
 
 def find_matching(scene: Scene) -> Seen | None:
-    """Returns whether the main thread matches a regular expression: one that backtracks may take for ever."""
+    """Returns whether the main thread matches a regular expression, which may take forever if it backtracks."""
     inner = scene.python[0] if scene.python else None
     in_module = inner is not None and inner.file.endswith(REGEX_FILES) and inner.func in _MATCHES
     still = scene.main is not None and not scene.main.moving
@@ -90,7 +90,7 @@ def find_matching(scene: Scene) -> Seen | None:
 def find_hindered(scene: Scene) -> Seen | None:
     """Returns whether the process is throttled, swaps, or waits for a CPU.
 
-    One that has used the CPU in a single function for 30 s runs there: that it shares the CPU is evidence.
+    A process that used the CPU in a single function for 30 s runs there; that it shares the CPU is only evidence.
     """
     if (swaps := _swapping(scene)) is not None:
         return swaps
@@ -102,7 +102,9 @@ def find_hindered(scene: Scene) -> Seen | None:
 
 
 def _stays(scene: Scene) -> bool:
-    """Whether the main thread has been in one Python function for long, uses the CPU there and hardly sleeps."""
+    """Returns whether the main thread has been in one Python function for long, uses the CPU there and hardly
+    sleeps.
+    """
     since, c = scene.main.since_ns if scene.main else None, scene.condition
     if since is None or scene.now_ns - since < _STAYS_NS:
         return False
@@ -111,7 +113,7 @@ def _stays(scene: Scene) -> bool:
 
 
 def find_computing(scene: Scene) -> Seen | None:
-    """Returns whether the process runs, and where."""
+    """Returns whether the process runs, and in which code."""
     moving = scene.main.moving if scene.main else None
     if scene.letter != "R" and not moving and not uses_cpu(scene):
         return None

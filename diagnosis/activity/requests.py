@@ -1,4 +1,4 @@
-"""The main thread waits for requests, as in an idle server, or for the answer to a request of its own."""
+"""Recognizes a main thread that waits for requests, as in an idle server, or for the answer to its own request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ("IDLE", "RPC", "find_requests", "find_rpc")
 IDLE = "idle"
 RPC = "rpc"
 _API = "torch/distributed/rpc/api.py"
-# What a function of torch.distributed.rpc waits for. Futures of torch wait in C++, called from the user's line.
+# For functions of torch.distributed.rpc: what they wait for. Futures of torch wait in C++, called from the user's line.
 _RPC_WAITS = {
     "rpc_sync": "waits for the answer of an RPC",
     **dict.fromkeys(("_wait_all_workers", "shutdown"), "serves RPCs until all ranks have ended theirs"),
@@ -22,13 +22,13 @@ _FUTURE = "PythonFutureWrapper::wait"
 _ACCEPTS = frozenset(("accept", "accept4"))
 _PYTHON_ACCEPT = ("/socket.py", ("accept",))
 _LISTENER = "listener"
-# vLLM's queue from an engine to its workers, also in SGLang.
+# vLLM's queue from an engine to its workers; SGLang has it, too.
 _RING = "/shm_broadcast.py"
 _RING_READS = ("acquire_read", "dequeue")
 _ZMQ = "/zmq/"
 _ZMQ_WAITS = ("zmq_poll", "zmq_msg_recv", "zmq_recv")
 _QUEUES = (("/queue.py", ("get",)), ("/threading.py", ("wait",)))
-# Servers of metrics and of debuggers run in any process: no work comes from them.
+# Servers of metrics and of debuggers, which run in any process and bring no work.
 _MONITORS = ("/prometheus_client/", "/debugpy/", "/tensorboard/", "/wsgiref/", "/http/server.py")
 
 
@@ -52,7 +52,9 @@ def find_requests(scene: Scene) -> Seen | None:
 
 
 def find_rpc(scene: Scene) -> Seen | None:
-    """Returns whether the process waits for an answer by torch.distributed.rpc, or serves until all are done."""
+    """Returns whether the process waits for an answer through torch.distributed.rpc, or serves until all ranks are
+    done.
+    """
     at = innermost(scene.python, _API, _RPC_WAITS)
     if at is not None:
         does = _RPC_WAITS[scene.python[at].func.rpartition(".")[2]]
@@ -79,7 +81,7 @@ def _receives(thread: Thread) -> bool:
 
 
 def _accepts(python: Sequence[Frame]) -> bool:
-    """Whether the innermost Python frame accepts a connection; its system call may not be known."""
+    """Returns whether the innermost Python frame accepts a connection; the system call may be unknown."""
     return innermost(python[:1], *_PYTHON_ACCEPT) is not None
 
 
@@ -93,5 +95,5 @@ def _reads_zmq(thread: Thread | None) -> bool:
 
 
 def _address(target: str | None) -> str:
-    """Returns "tcp 127.0.0.1:8000" of "socket:[4711] tcp 127.0.0.1:8000"."""
+    """Returns the part after the brackets of a target such as "socket:[4711] tcp 127.0.0.1:8000"."""
     return clean((target or "").partition(" ")[2] or "a socket")

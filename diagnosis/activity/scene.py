@@ -1,4 +1,6 @@
-"""A process as the finders of activities see it: main thread, Python and native frames, and kernel state."""
+"""A process as the functions that recognize activities see it: main thread, Python and native frames, and
+kernel state.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from probing.diagnosis.words import clean, frame_text
 __all__ = ("Scene", "Seen", "innermost", "is_library", "letter", "python_frames", "user_frame")
 
 _PATH = 200
-# The kernel's letters by the words for the states of threads.
+# The kernel's letters by our words for the states of threads.
 _LETTERS = {"running": "R", "sleeping": "S", "blocked": "D", "stopped": "T", "zombie": "Z"}
 _FORKED = "/multiprocessing/process.py"
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|/pytorch/torch/|^<frozen |^<eval_with_key>")
@@ -22,7 +24,7 @@ _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|/pyto
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a process does. ``does``: a predicate, as "sleeps in step, train.py:40". ``who``: its subject.
+    """What a process does. ``does``: a predicate such as "sleeps in step, train.py:40". ``who``: its subject.
 
     ``settled``: ``progressing`` is final, even if None.
     """
@@ -39,7 +41,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class Scene:
-    """``now_ns``: when the facts were taken, by the clock of ``node``. ``rank``: None for a helper."""
+    """The facts about a process. ``now_ns``: when they were read, by the clock of ``node``. ``rank``: None for a
+    helper.
+    """
 
     pid: int
     state: str | None
@@ -86,12 +90,12 @@ class Scene:
 
     @property
     def letter(self) -> str:
-        """The kernel's state letter of the main thread; empty if not known."""
+        """The kernel's state letter of the main thread; empty if unknown."""
         return self.condition.state or (letter(self.main) if self.main else "")
 
     @property
     def target(self) -> str:
-        """The file, pipe, socket or child of the main thread's system call, for people."""
+        """The file, pipe, socket or child in the main thread's system call, as text."""
         return clean(self.condition.target or "", _PATH)
 
     @property
@@ -104,13 +108,13 @@ class Scene:
 
     @property
     def since_ns(self) -> int | None:
-        """Since when the main thread is at its line, or longer."""
+        """The time since which the main thread is at its line; it may be there for longer."""
         known = [self.condition.asleep_since_ns, self.main.since_ns if self.main else None]
         return min((t for t in known if t is not None), default=None)
 
     @property
     def watching_since_ns(self) -> int | None:
-        """The start of the daemon that watches it."""
+        """The start of the daemon that watches the process."""
         node = self.rank.node if self.rank else ""
         return next((n.watching_since_ns for n in self.facts.nodes if n.node == node), None)
 
@@ -129,7 +133,7 @@ class Scene:
 
     @property
     def kernel(self) -> str:
-        """The kernel's view of the main thread as a text; empty if not known."""
+        """What the kernel shows of the main thread, as text; empty if unknown."""
         c = self.condition
         about = [f"in {clean(c.syscall)}"] if c.syscall else []
         about += [f"on {self.target}"] if c.target else []
@@ -152,12 +156,12 @@ def user_frame(frames: Iterable[Frame]) -> Frame | None:
 
 
 def is_library(frame: Frame) -> bool:
-    """Returns whether a frame belongs to Python itself or to an installed package, as torch."""
+    """Returns whether a frame belongs to Python itself or to an installed package such as torch."""
     return bool(_LIBRARY.search(frame.file))
 
 
 def innermost(frames: Iterable[Frame], file: str, names: Iterable[str] = ()) -> int | None:
-    """Returns the index of the innermost frame whose file ends in ``file`` and whose function is one of ``names``."""
+    """Returns the index of the innermost frame whose file ends in ``file`` and whose function is in ``names``."""
     for at, frame in enumerate(frames):
         if frame.file.endswith(file) and (not names or frame.func.rpartition(".")[2] in names):
             return at
@@ -165,5 +169,5 @@ def innermost(frames: Iterable[Frame], file: str, names: Iterable[str] = ()) -> 
 
 
 def letter(thread: Thread) -> str:
-    """Returns the kernel's letter of a thread's state; empty when not known."""
+    """Returns the kernel's letter of a thread's state; empty if unknown."""
     return _LETTERS.get(thread.state or "", (thread.state or "")[:1])

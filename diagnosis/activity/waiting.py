@@ -1,4 +1,6 @@
-"""The process has ended or is stopped, or its main thread waits: for ranks, CUDA, input, a process or a timer."""
+"""Recognizes a process that has ended or is stopped, or whose main thread waits: for ranks, CUDA, input, a process or a
+timer.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def find_stopped(scene: Scene) -> Seen | None:
 
 
 def full_shm(scene: Scene) -> str:
-    """Returns a text if /dev/shm is full, else an empty one."""
+    """Returns a text if /dev/shm is full, else ""."""
     used, total = scene.condition.shm_used_bytes, scene.condition.shm_size_bytes
     if not total or used is None or used < _FULL * total:
         return ""
@@ -85,13 +87,13 @@ def find_init(scene: Scene) -> Seen | None:
 
 
 def find_collective(scene: Scene) -> Seen | None:
-    """Returns the operation that the rank waits in, if its stack shows the wait or was not read."""
+    """Returns the operation in which the rank waits, if its stack shows the wait or was not read."""
     wait = _wait(scene)
     return _seen(scene, wait) if wait is not None and ("stack" in wait.witnesses or not scene.python) else None
 
 
 def find_open(scene: Scene) -> Seen | None:
-    """Returns the operation of the rank in flight, if only that shows that it waits."""
+    """Returns the operation in flight, if only this shows that the rank waits."""
     wait = _wait(scene)
     return _seen(scene, wait) if wait is not None else None
 
@@ -109,7 +111,7 @@ def _seen(scene: Scene, wait: Wait) -> Seen:
 
 _KIND = "cuda_context_lock"
 _FRAMES = 32
-# Loading waits until the kernels of the context have ended; with lazy loading (CUDA 11.7) a first launch loads.
+# Loading a module waits for the kernels of the context; with lazy loading the first launch loads it.
 _LOADS = re.compile(
     r"cuLibrary(?:LoadData|LoadFromFile|GetKernel)\w*|cuModule(?:Load|GetFunction)\w*|cudaLibraryLoad\w*"
 )
@@ -121,8 +123,8 @@ _WAITS = re.compile(
 def find_context_lock(scene: Scene) -> Seen | None:
     """Returns whether the main thread waits in CUDA while a thread loads a module, or loads one itself.
 
-    A kernel that waits for a peer does not end, so the load that waits for it does not either, and nor does any call
-    that needs the context.
+    A kernel that waits for a peer does not end. So neither the load that waits for the kernel ends, nor any call that
+    needs the context.
     """
     main = scene.main
     if main is None or scene.letter == "R":
@@ -144,7 +146,7 @@ def find_context_lock(scene: Scene) -> Seen | None:
 
 
 def _call(thread: Thread, calls: re.Pattern[str]) -> str:
-    """Returns the function of CUDA on the native stack of ``thread``; empty if it is not there."""
+    """Returns the function of CUDA on the native stack of ``thread``; empty if there is none."""
     native = (frame.func for frame in thread.frames[:_FRAMES] if frame.native)
     return next((match[0] for name in native if (match := calls.fullmatch(name))), "")
 
@@ -153,14 +155,14 @@ _READS = frozenset(("read", "readv", "pread64", "poll", "ppoll", "select", "psel
 _WRITES = frozenset(("write", "writev", "pwrite64", "sendfile"))
 _OPENS = frozenset(("open", "openat", "openat2"))
 _SLEEPS = frozenset(("nanosleep", "clock_nanosleep"))
-# Without a file to wait for, these only sleep.
+# If there is no file to wait for, these calls only sleep.
 _TIMED = frozenset(("select", "pselect6", "poll", "ppoll"))
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/cmd.py", "/IPython/terminal/debugger.py")
 _STANDARD = {1: "standard output", 2: "standard error"}
 
 
 def find_stdin(scene: Scene) -> Seen | None:
-    """Returns whether the process waits for input, as at a breakpoint."""
+    """Returns whether the process waits for input, for example at a breakpoint."""
     c = scene.condition
     at_prompt = any(innermost(scene.python, name) is not None for name in _DEBUGGERS)
     reads = c.target_fd == 0 and c.syscall in _READS and c.target_kind != "file"
@@ -171,7 +173,7 @@ def find_stdin(scene: Scene) -> Seen | None:
 
 
 def find_pipe(scene: Scene) -> Seen | None:
-    """Returns which pipe or FIFO the process waits for."""
+    """Returns for which pipe or FIFO the process waits."""
     c = scene.condition
     if c.target_kind not in ("pipe", "fifo") or c.target is None:
         return None
@@ -189,7 +191,7 @@ def find_pipe(scene: Scene) -> Seen | None:
 
 
 def find_network(scene: Scene) -> Seen | None:
-    """Returns which socket the process waits for, with its other end."""
+    """Returns for which socket the process waits, with the other end."""
     c = scene.condition
     if c.target_kind != "socket" or c.target is None or c.syscall is None:
         return None
@@ -205,7 +207,7 @@ def find_network(scene: Scene) -> Seen | None:
 
 
 def find_child(scene: Scene) -> Seen | None:
-    """Returns the child that the process waits for."""
+    """Returns for which child the process waits."""
     if scene.condition.target_kind != "child" or scene.condition.target is None:
         return None
     child = "any of its children" if scene.target == "any child" else f"its child {scene.target}"
@@ -215,7 +217,7 @@ def find_child(scene: Scene) -> Seen | None:
 
 
 def find_sleep(scene: Scene) -> Seen | None:
-    """Returns whether the main thread sleeps for a chosen time."""
+    """Returns whether the main thread sleeps for a time that the program chose."""
     c = scene.condition
     waits_for_nothing = c.syscall in _TIMED and c.target is None and c.target_fd is None
     if c.syscall not in _SLEEPS and not waits_for_nothing and not scene.runs_in("time_sleep", "pysleep"):

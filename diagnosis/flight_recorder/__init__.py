@@ -1,1 +1,1 @@
-"""Dumps of PyTorch's flight recorder, read as plain data, and what they show of a hang."""
+"""Reads dumps of PyTorch's flight recorder as plain data, and finds out what they show about a hang."""

@@ -1,6 +1,6 @@
 """Reads dumps of PyTorch's flight recorder: what each rank has called, and what has not completed.
 
-Keys are those of torch/csrc/distributed/c10d/FlightRecorder.hpp, format versions 1.0 to 2.10 (torch 2.3 to 2.13). A
+The keys come from torch/csrc/distributed/c10d/FlightRecorder.hpp, format versions 1.0 to 2.10 (torch 2.3 to 2.13). A
 dump is a pickle, or JSON if the job asked its WorkerServer for it.
 """
 
@@ -40,27 +40,27 @@ MAX_MEMBERS = 16_384
 _MAX_TEXT = 256
 _PICKLE = 0x80
 _NUMBER = re.compile(r"\d{1,9}")
-# "nccl:send 0->3" and "nccl:recv 0<-3": ranks of the group.
+# Texts such as "nccl:send 0->3" and "nccl:recv 0<-3", which have ranks of the group.
 _P2P = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})$")
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group, the same on all its ranks. ``ranks``: of the job, in the order of the group; empty where the
-    dump does not list them, as with gloo."""
+    """A process group, equal on all its ranks. ``ranks``: ranks of the job, in the order of the group; empty if the
+    dump does not list them, as for gloo."""
 
     name: str
     ranks: tuple[int, ...]
     desc: str = field(default="", compare=False)
 
     def __hash__(self) -> int:
-        # A group may have ten thousand ranks.
+        # The hash uses only the name, as a group may have ten thousand ranks.
         return hash(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An operation in the order of the dump. ``peer``: the other rank of the job, for a send or receive."""
+    """An operation of a dump, in its order. ``peer``: the other rank of the job, for a send or receive."""
 
     group: Group
     seq: int
@@ -72,10 +72,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class RankDump:
-    """The dump of a rank. ``called``: the highest sequence number in the records of each group. ``status``: the same by
-    the number of the group in this process; ``numbers``: those numbers of groups, where a record shows them.
+    """The dump of a rank. ``called``: the highest sequence number in the records of each group. ``status``: the highest
+    sequence numbers by the number of the group in this process; ``numbers``: the groups of these numbers, if a record
+    shows them.
 
-    ``world``: the ranks of the default group; empty where the dump does not list them.
+    ``world``: the ranks of the default group; empty if the dump does not list them.
     """
 
     rank: int
@@ -92,15 +93,15 @@ def load_dump(data: bytes) -> Any:
     if data[:1] == bytes([_PICKLE]):
         return load_plain(data)
     if data[:64].lstrip()[:1] not in (b"{", b"["):
-        raise UnsupportedTarget("the file is no dump of a flight recorder", hint="dumps are pickles or JSON")
+        raise UnsupportedTarget("the file is not a dump of a flight recorder", hint="dumps are pickles or JSON")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as e:
-        raise CorruptTarget("the dump is not the JSON that it begins as") from e
+        raise CorruptTarget("the dump begins like JSON, but is not valid JSON") from e
 
 
 def read_dump(rank: int, data: bytes) -> RankDump:
-    """Returns the dump of ``rank``. Raises UnsupportedTarget and CorruptTarget for what is none."""
+    """Returns the dump of ``rank``. Raises UnsupportedTarget and CorruptTarget if ``data`` is no dump."""
     dump = load_dump(data)
     if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
         raise CorruptTarget("the dump has no list of records")
@@ -130,7 +131,7 @@ def _groups(config: Mapping[Any, Any]) -> dict[str, Group]:
         if not isinstance(about, dict):
             continue
         ranks = about.get("ranks")
-        # A list of numbers, or its text.
+        # The value is a list of numbers, or its text.
         numbers = _NUMBER.findall(ranks[: 8 * MAX_MEMBERS]) if isinstance(ranks, str) else ranks
         if isinstance(numbers, list | tuple):
             members = tuple(n for one in numbers[:MAX_MEMBERS] if (n := _rank(one)) is not None)
@@ -166,7 +167,7 @@ def _record(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> Record | N
 
 
 def _member(group: Group, number: int) -> int | None:
-    """Returns the rank in the job of a rank of the group; None if not known."""
+    """Returns the rank in the job of a rank of the group; None if unknown."""
     if not group.ranks:
         return number if group.desc == DEFAULT else None
     return group.ranks[number] if number < len(group.ranks) else None
@@ -189,14 +190,16 @@ def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 1 << 63 else None
 
 
-# Ranks that wait for each other call at nearly the same time; the longest usual time-out is half an hour.
+# Ranks that wait for each other call within this time, ns; the longest usual time-out is half an hour.
 _APART_NS = 3_600 * 10**9
-# These end on no rank before all ranks have called them: a root may send and go on.
+# These operations end on no rank before all ranks have called them; in others a root may send and go on.
 _TOGETHER = frozenset(("all_reduce", "allreduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
 
 
 def contradictions(dumps: Sequence[RankDump]) -> tuple[str, ...]:
-    """Returns a sentence for each thing that dumps of one job at one moment cannot show; none where they may be."""
+    """Returns a sentence for each contradiction between dumps that should be of one job at one moment; empty if there
+    is none.
+    """
     found = (_worlds(dumps), _other_groups(dumps), _times(dumps), _calls(dumps))
     return tuple(text for each in found for text in each)
 

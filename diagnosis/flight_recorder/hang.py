@@ -1,9 +1,10 @@
-"""Names the ranks that hold a job up, from the dumps of PyTorch's flight recorder alone.
+"""Names the ranks that hold a job up, using only the dumps of PyTorch's flight recorder.
 
-A rank waits in the first operation that has not completed on it: its GPU executes them in their order. It waits there
-for the members of the group that have not come to that operation: they have not called it, or an earlier operation has
-not completed on them. A rank that others wait for and that waits for nobody holds them up. If it has called nothing
-more, its program is elsewhere. If its operation has completed on all others, its own GPU or driver does not get on.
+A rank waits in the first operation that has not completed on it, since its GPU executes operations in their order.
+There it waits for the members of the group that have not come to that operation: they have not called it, or an earlier
+operation has not completed on them. A rank holds others up if they wait for it and it waits for no rank. If it has
+called nothing more, its program is elsewhere. If its operation has completed on all others, its own GPU or driver is
+stuck.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ def diagnose_dumps(job: str, dumps: Sequence[RankDump], missing: Sequence[Missin
 
 
 def _whole(dumps: Sequence[RankDump], unreadable: frozenset[int]) -> list[RankDump]:
-    """Returns ``dumps`` with what only all of them together show.
+    """Returns ``dumps``, each completed by what the other dumps show.
 
-    A group whose ranks no dump lists has those that called it; the default group has all. A number in the status of a
-    rank that recorded nothing of that group is a group of the same description as on other ranks.
+    If no dump lists the ranks of a group, they are the ranks that called it, for the default group all ranks. If a rank
+    recorded nothing of a group, a number in its status stands for the group that has this description on other ranks.
     """
     called: dict[str, set[int]] = {}
     descriptions: dict[str, str] = {}
@@ -91,9 +92,9 @@ def _whole(dumps: Sequence[RankDump], unreadable: frozenset[int]) -> list[RankDu
 
 @dataclass(frozen=True)
 class _Scene:
-    """``unreadable``: ranks without a readable dump. ``in_order``: the GPU executes the operations of all groups in one
-    order, not each group's in an order of its own. Groups can overlap, so this is assumed only where nothing is found
-    without it."""
+    """The dumps of a job. ``unreadable``: ranks without a readable dump. ``in_order``: the GPU executes the operations
+    of all groups in one order, and not separately for each group. Groups can overlap, so this is assumed only if there
+    is no result without it."""
 
     dumps: Mapping[int, RankDump]
     unreadable: frozenset[int] = frozenset()
@@ -102,12 +103,12 @@ class _Scene:
 
     @cached_property
     def pending(self) -> Mapping[int, Sequence[Record]]:
-        """What has not completed on each rank, in its order."""
+        """The operations that have not completed on each rank, in the rank's order."""
         return {rank: [one for one in dump.records if not one.completed] for rank, dump in self.dumps.items()}
 
     @cached_property
     def first(self) -> Mapping[int, Mapping[Group, int]]:
-        """The first collective of each group that has not completed on each rank."""
+        """The first collective of each group that has not completed, by rank."""
         found: dict[int, dict[Group, int]] = {}
         for rank, records in self.pending.items():
             own = found.setdefault(rank, {})
@@ -118,7 +119,7 @@ class _Scene:
 
     @cached_property
     def graph(self) -> WaitGraph:
-        """Which rank waits for which, each in its first operation that lacks somebody, else in its first one."""
+        """Which rank waits for which, each in its first operation that a member lacks, else in its first operation."""
         waiters: dict[tuple[Group, int, str, frozenset[int]], list[int]] = {}
         waits: dict[int, Wait] = {}
         for rank in sorted(self.pending):
@@ -137,7 +138,7 @@ class _Scene:
 
     @cached_property
     def ends(self) -> list[int]:
-        """The ranks that others wait for and that wait for nobody."""
+        """The ranks for which others wait and that wait for no rank."""
         awaited = {rank for one in self.graph.operations for rank in one.awaited}
         return sorted(r for r in awaited if r not in self.graph.pending or not self.graph.pending[r].awaited)
 
@@ -148,7 +149,7 @@ class _Scene:
         return next(iter(self.pending[rank]), None), frozenset()
 
     def _front(self, rank: int) -> list[Record]:
-        """The first operation that has not completed; sends and receives of one batch are begun together."""
+        """Returns the first operation that has not completed; sends and receives of one batch begin together."""
         pending = self.pending[rank]
         if not pending or pending[0].peer is None:
             return list(pending[:1])
@@ -163,7 +164,9 @@ class _Scene:
         return frozenset(() if met else (record.peer,))
 
     def _lacking(self, record: Record) -> frozenset[int]:
-        """The members that have not come to a collective: the same for all that wait in it, so found once."""
+        """Returns the members that have not come to a collective. The result is cached, as it is the same for all ranks
+        that wait in it.
+        """
         key = record.group, record.seq
         if key not in self._found:
             found = (member for member in record.group.ranks if not self._has_come(member, record))
@@ -171,7 +174,7 @@ class _Scene:
         return self._found[key]
 
     def _has_come(self, rank: int, record: Record) -> bool:
-        """Whether a collective has begun or ended on the GPU of ``rank``, as far as its own dump shows."""
+        """Returns whether a collective has begun or ended on the GPU of ``rank``, as far as its own dump shows."""
         if rank not in self.dumps:
             return False
         first = self.first[rank].get(record.group)
@@ -210,7 +213,7 @@ def _findings(scene: _Scene) -> Iterable[Finding]:
 
 
 def _may_hold_up(scene: _Scene) -> Finding:
-    """The ranks that others wait for may have joined: their dumps could not be read."""
+    """Returns the finding that ranks for which others wait may have joined: their dumps could not be read."""
     victims = scene.graph.victims(scene.ends)
     waits = [_wait_text(scene, one) for one in scene.graph.awaiting(scene.ends)[:_MOST_NAMED]]
     whose = "its dump" if len(scene.ends) == 1 else "their dumps"

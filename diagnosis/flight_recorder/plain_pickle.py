@@ -1,4 +1,4 @@
-"""Loads plain data from a pickle, and refuses everything else: the file cannot name, import or call any code.
+"""Loads plain data from a pickle and refuses all else: the file cannot name, import or call any code.
 
 Opcodes are those of CPython's Lib/pickletools.py, protocols 2 to 5. PyTorch writes its flight recorder's dumps with
 ``torch::jit::Pickler`` (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp), which uses a few of them.
@@ -17,9 +17,9 @@ __all__ = ("load_plain",)
 # A dump of 20,000 records has 3 million.
 MAX_OPCODES = 6_000_000
 MAX_MARKS = 64
-# Bytes of an integer; the counts in a dump take 8.
+# The most bytes of an integer; the counts in a dump take 8.
 MAX_INTEGER = 16
-# The largest integer key: of larger ones, many can share one hash.
+# The largest integer key: many larger keys could share one hash.
 MAX_KEY = 1 << 53
 _FORMATS = {size: struct.Struct(text) for size, text in {"B": "<B", "H": "<H", "i": "<i", "I": "<I", "Q": "<Q"}.items()}
 _FLOAT = struct.Struct(">d")
@@ -27,10 +27,10 @@ _MISSING = object()
 
 
 def load_plain(data: bytes) -> Any:
-    """The value in the pickle ``data``, of dict, list, tuple, str, bytes, int, float, bool and None.
+    """Returns the value in the pickle ``data``, made of dict, list, tuple, str, bytes, int, float, bool and None.
 
-    Keys are texts or integers. Containers may contain themselves and repeat each other, so the caller must bound any
-    walk. Raises UnsupportedTarget for other types and beyond the bounds above, CorruptTarget for a pickle that ends
+    Keys are texts or integers. Containers may contain themselves and each other many times, so the caller must limit
+    any walk. Raises UnsupportedTarget for other types and beyond the bounds above, CorruptTarget for a pickle that ends
     early or is malformed.
     """
     return _Machine(data).run()
@@ -53,11 +53,11 @@ class _Machine:
             self._at += 1
             if code == _STOP:
                 if len(self._stack) != 1 or self._marks:
-                    raise CorruptTarget("the pickle ends with other than one value")
+                    raise CorruptTarget("the pickle does not end with exactly one value")
                 return self._stack[0]
             handler = opcodes.get(code)
             if handler is None:
-                raise UnsupportedTarget(f"the pickle holds more than plain data (opcode {code:#04x})")
+                raise UnsupportedTarget(f"the pickle contains more than plain data (opcode {code:#04x})")
             handler(self)
         raise UnsupportedTarget(f"the pickle has more than {MAX_OPCODES} opcodes")
 
@@ -78,12 +78,12 @@ class _Machine:
 
     def pop(self) -> Any:
         if len(self._stack) <= (self._marks[-1] if self._marks else 0):
-            raise CorruptTarget("the pickle takes a value that is not there")
+            raise CorruptTarget("the pickle uses a value that is not there")
         return self._stack.pop()
 
     def top(self, kind: type) -> Any:
         if len(self._stack) <= (self._marks[-1] if self._marks else 0) or type(self._stack[-1]) is not kind:
-            raise CorruptTarget(f"the pickle adds to what is no {kind.__name__}")
+            raise CorruptTarget(f"the pickle adds to a value that is not a {kind.__name__}")
         return self._stack[-1]
 
     def mark(self) -> None:
@@ -104,7 +104,7 @@ class _Machine:
 
     def integer(self, size: int) -> None:
         if not 0 <= size <= MAX_INTEGER:
-            raise UnsupportedTarget("the pickle holds an integer that no dump has")
+            raise UnsupportedTarget("the pickle contains a larger integer than any dump has")
         self.push(int.from_bytes(self.take(size), "little", signed=True))
 
     def tuple_of(self, size: int) -> None:
@@ -117,7 +117,7 @@ class _Machine:
             raise CorruptTarget("the pickle has a key without a value")
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             if not (type(key) is str or (type(key) is int and abs(key) < MAX_KEY)):
-                raise UnsupportedTarget("the pickle has a key that is no text")
+                raise UnsupportedTarget("the pickle has a key that is not text")
             target[key] = value
 
     def set_item(self) -> None:
@@ -139,13 +139,13 @@ class _Machine:
 
     def put(self, index: int) -> None:
         if not self._stack:
-            raise CorruptTarget("the pickle remembers a value that is not there")
+            raise CorruptTarget("the pickle stores a value that is not there")
         self._memo[index] = self._stack[-1]
 
     def get(self, index: int) -> None:
         value = self._memo.get(index, _MISSING)
         if value is _MISSING:
-            raise CorruptTarget("the pickle recalls a value that it never had")
+            raise CorruptTarget("the pickle loads a value that it never stored")
         self.push(value)
 
     def memoize(self) -> None:
@@ -159,7 +159,7 @@ class _Machine:
 _STOP = ord(".")
 _OPCODES: dict[int, Callable[[_Machine], Any]] = {
     0x80: _Machine.protocol,
-    0x95: lambda m: m.number("Q"),  # the length of a frame
+    0x95: lambda m: m.number("Q"),  # the argument is the length of a frame
     ord("("): _Machine.mark,
     ord("N"): lambda m: m.push(None),
     0x88: lambda m: m.push(True),

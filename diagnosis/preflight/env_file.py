@@ -1,7 +1,8 @@
-"""Reads the file of --env-file: the variables that the ranks are to have, and where the ranks are to run.
+"""Reads the file of --env-file: the planned variables of the ranks, and the nodes on which the ranks will run.
 
-``NAME=VALUE`` a line, ``export`` before it and quotes around the value as a shell has them, ``#`` for comments. Lines
-before the first section hold for all ranks. Each section ``[NODE]`` is one rank on that node, with its own variables::
+Each line is ``NAME=VALUE``; as in a shell, ``export`` may precede it, quotes may enclose the value, and ``#`` begins a
+comment. Lines before the first section apply to all ranks. Each section ``[NODE]`` is one rank on that node, with its
+own variables::
 
     MASTER_ADDR=gn6
     NCCL_SOCKET_IFNAME=bond0
@@ -33,14 +34,16 @@ _SECTION = re.compile(r"\[\s*([\w.:@-]{1,255})\s*\]")
 
 @dataclass(frozen=True)
 class Plan:
-    """``variables`` of all ranks, and the ``ranks`` by node, which have them too."""
+    """The planned ``variables`` of all ranks, and the ``ranks`` by node; the variables of a rank include those of all
+    ranks.
+    """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     ranks: Mapping[str, tuple[NodeRank, ...]] = field(default_factory=dict)
 
 
 def parse(text: str) -> Plan:
-    """Returns the plan in ``text``. Raises UsageError with the number of the line that is wrong."""
+    """Returns the plan in ``text``. Raises UsageError with the number of the wrong line."""
     common: dict[str, str] = {}
     sections: list[tuple[str, dict[str, str]]] = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,4 +1,6 @@
-"""What one node says of itself before a job, and what several say together. None is what a node does not know."""
+"""What one node reports about itself before a job, and what several nodes report together. None: the node
+cannot tell.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """``name``: python, torch, cuda, nccl, driver or kernel."""
+    """A version of a component. ``name``: python, torch, cuda, nccl, driver or kernel."""
 
     name: str
     value: str
@@ -100,7 +102,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """MASTER_ADDR as the node resolves it. ``port``, where an address is its own: free, listening or taken."""
+    """MASTER_ADDR as the node resolves it. ``port``: free, listening or taken, if an address belongs to the node."""
 
     addresses: tuple[str, ...] = ()
     local: bool = False
@@ -109,7 +111,7 @@ class Master:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Round trip to the daemon at ``address``, the shortest of several; None where it did not answer, and ``why``."""
+    """The round trip to the daemon at ``address``, the shortest of several; None if it did not answer, and ``why``."""
 
     address: str
     round_trip_ns: int | None = None
@@ -118,7 +120,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What was sent to the daemon at ``address`` in ``duration_ns``; ``why`` where it failed."""
+    """The bytes sent to the daemon at ``address`` in ``duration_ns``; ``why`` if sending failed."""
 
     address: str
     sent_bytes: int = 0
@@ -128,7 +130,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class NodeRank:
-    """A rank of the job that is to run, or runs, on the node. ``variables`` are NCCL_*, TORCH_* and others."""
+    """A rank of the job that will run, or runs, on the node. ``variables``: NCCL_*, TORCH_* and others."""
 
     rank: int | None = None
     local_rank: int | None = None
@@ -157,18 +159,19 @@ class NodeFacts:
     problems: tuple[Problem, ...] = ()
 
     def problem(self, what: str) -> str:
-        """Returns why the facts of ``what`` are missing; empty: they are not."""
+        """Returns why the facts of ``what`` are missing, or ""."""
         return "; ".join(problem.why for problem in self.problems if problem.what == what)
 
 
 @dataclass(frozen=True)
 class Case:
-    """All that the checks look at.
+    """The input of the checks.
 
-    ``silent``: why nodes gave no facts, by name or address. ``addresses``: HOST:PORT at which other nodes reach a node,
-    by name. ``offsets``: clock of a node minus that of the asker in ns, and how far that may be off. ``variables`` are
-    those that all ranks are to have, by --env-file. ``planned``: whether the ranks are from there too, not of a job
-    that runs. ``python``: the interpreter that was asked for; ``iface``: an interface that every node must have.
+    ``silent``: why nodes sent no facts, by name or address. ``addresses``: HOST:PORT at which other nodes reach a node,
+    by name. ``offsets``: clock of a node minus the asker's clock in ns, and the error of this. ``variables``: the
+    variables of all ranks in --env-file. ``planned``: whether the ranks come from --env-file, too, and not from a
+    running job. ``python``: the interpreter whose versions are compared; ``iface``: an interface that every node must
+    have.
     """
 
     nodes: tuple[NodeFacts, ...]
@@ -182,6 +185,6 @@ class Case:
     bandwidth: bool = False
 
     def variable(self, node: NodeFacts, name: str) -> str:
-        """Returns the value of ``name`` for the first rank on ``node``, or for all ranks; empty where it is not set."""
+        """Returns the value of ``name`` for the first rank on ``node``, or for all ranks; empty if it is not set."""
         own = (v.value for rank in node.ranks for v in rank.variables if v.name == name)
         return next(own, self.variables.get(name, ""))

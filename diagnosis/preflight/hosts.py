@@ -14,7 +14,7 @@ GPUS = "gpus"
 
 
 def check_gpus(case: Case) -> Iterator[Result]:
-    """Fails for entries of CUDA_VISIBLE_DEVICES that name no GPU, and where fewer are visible than ranks need."""
+    """Fails for entries of CUDA_VISIBLE_DEVICES that name no GPU, and if fewer GPUs are visible than ranks need."""
     with_gpus = [node for node in case.nodes if _whole(node)]
     good = []
     for node in case.nodes:
@@ -47,7 +47,7 @@ def _visible(case: Case, node: NodeFacts) -> Iterator[Result]:
     parts = [part.strip() for part in value.split(",") if part.strip()]
     if not parts:
         return
-    # CUDA stops at the first entry that it does not know.
+    # CUDA ignores the list from the first unknown entry on.
     unknown = [part for part in parts if not any(_is(part, device) for device in node.devices)]
     text = f"CUDA_VISIBLE_DEVICES={value} on {node.node}"
     if unknown:
@@ -62,20 +62,22 @@ def _visible(case: Case, node: NodeFacts) -> Iterator[Result]:
 def _is(part: str, device: Device) -> bool:
     if part.isascii() and part.isdigit():
         return device.mig is None and device.device_id == int(part[:9])
-    # A UUID may be cut, as long as it is the only one that fits.
+    # A UUID may be shortened, as long as only one GPU matches.
     return bool(device.uuid) and len(part) > 4 and str(device.uuid).lower().startswith(part.lower())
 
 
 DISK = "disk"
 LEAST_SHARE, LOW_SHARE = 0.02, 0.1
-# Above this much free, a small share of a huge disk is no problem.
+# With more free bytes than this, a small share of a huge disk is no problem.
 PLENTY_BYTES = 200 << 30
-# Not checked: file systems in memory, overlays, and read-only images, which are always full.
+# File systems that are not checked: those in memory, overlays, and read-only images, which are always full.
 _IGNORED = ("squashfs", "iso9660", "erofs", "overlay", "tmpfs", "devtmpfs", "ramfs")
 
 
 def check_disks(case: Case) -> Iterator[Result]:
-    """Fails below LEAST_SHARE, warns below LOW_SHARE; fails for a file system that does not answer."""
+    """Fails below LEAST_SHARE, and warns below LOW_SHARE, of free space; fails for a file system that does not
+    answer.
+    """
     good = []
     for node in case.nodes:
         if not node.file_systems:
@@ -111,7 +113,7 @@ _RESET = "drain the node and reset the GPU"
 
 
 def check_health(case: Case) -> Iterator[Result]:
-    """Fails for what makes a job die or compute wrongly, and warns for what makes it slow."""
+    """Fails for faults that make a job die or compute wrongly, and warns for faults that make it slow."""
     good = []
     for node in case.nodes:
         if not node.devices:
@@ -149,7 +151,7 @@ def _health_results(device: Device) -> Iterator[tuple[str, str, str]]:
 
 
 SHARED_MEMORY = "shared_memory"
-# NCCL takes about 10 MB for each pair of ranks of a node; a worker of a data loader some hundred MB.
+# NCCL takes about 10 MB for each pair of ranks on a node; a worker of a data loader takes some hundred MB.
 LEAST_BYTES = 1 << 30
 GOOD_BYTES = 8 << 30
 _SHM = "/dev/shm"  # noqa: S108
@@ -157,7 +159,7 @@ _MEMORY_HINT = "mount /dev/shm with a larger size, in containers by --shm-size o
 
 
 def check_shared_memory(case: Case) -> Iterator[Result]:
-    """Fails below LEAST_BYTES that are free, and warns below GOOD_BYTES."""
+    """Yields a failure for less than LEAST_BYTES of free memory, and a warning for less than GOOD_BYTES."""
     good: dict[str, int] = {}
     for node in case.nodes:
         found = next((fs for fs in node.file_systems if fs.mount_point == _SHM), None)
@@ -191,7 +193,7 @@ _VERSION_HINT = "use one image, or one environment, on all nodes"
 
 
 def check_versions(case: Case) -> Iterator[Result]:
-    """Compares each version over nodes; one that is there on some nodes only is a difference."""
+    """Compares each version between nodes; a version that only some nodes have is a difference."""
     answered = [node for node in case.nodes if not node.problem("versions")]
     for node in case.nodes:
         if why := node.problem("versions"):

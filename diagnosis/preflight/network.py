@@ -24,7 +24,7 @@ __all__ = (
 )
 
 BANDWIDTH = "bandwidth"
-# Of the median; the rest is what hosts that work otherwise take.
+# The least bandwidth as a share of the median; other work of the hosts takes the rest.
 LEAST_SHARE = 0.5
 
 
@@ -56,7 +56,9 @@ LOW_NS, MOST_NS = 50e6, 1e9
 
 
 def check_clocks(case: Case) -> Iterator[Result]:
-    """Warns above LOW_NS, fails above MOST_NS from the median clock, beyond what the measurement can be off."""
+    """Warns above LOW_NS, and fails above MOST_NS, of difference from the median clock, beyond the error of the
+    measurement.
+    """
     known = {node.node: case.offsets[node.node] for node in case.nodes if node.node in case.offsets}
     if len(known) < 2:
         if case.nodes:
@@ -108,7 +110,7 @@ def check_infiniband(case: Case) -> Iterator[Result]:
 def _of(node: str, port: Port, usual: float | None) -> Iterator[Result]:
     where = f"{port.hca} port {port.port} of {node}"
     if port.state != "ACTIVE":
-        # A port without a cable may be meant; one that trains or has errors is not.
+        # A port without a cable may be intended; a port that trains or has errors is not.
         state = WARN if port.phys_state in ("Disabled", "Polling") else FAIL
         text = f"{where} is {port.state or 'in an unknown state'} ({port.phys_state or 'unknown'})"
         yield Result(INFINIBAND, state, text, (node,), "look at cable, transceiver and subnet manager")
@@ -120,7 +122,7 @@ def _of(node: str, port: Port, usual: float | None) -> Iterator[Result]:
 
 
 def _named_port(case: Case, node: NodeFacts, port: Port) -> bool:
-    """Whether NCCL would use the port, by NCCL_IB_HCA (prefixes; ``=`` whole names; ``^`` all but these)."""
+    """Returns whether NCCL would use the port, by NCCL_IB_HCA (prefixes; ``=`` whole names; ``^`` all but these)."""
     value = case.variable(node, "NCCL_IB_HCA")
     if not value:
         return True
@@ -135,12 +137,12 @@ def _named_port(case: Case, node: NodeFacts, port: Port) -> bool:
 
 
 INTERFACE = "interface"
-# NCCL takes no loopback and no docker interface by itself; an operstate of tunnels is unknown.
+# NCCL itself chooses no loopback and no docker interface; the operstate of tunnels is unknown.
 _UP = ("up", "unknown", None)
 
 
 def check_interfaces(case: Case) -> Iterator[Result]:
-    """Fails where no interface of a node fits, and warns where none that fits is up."""
+    """Fails if no interface of a node matches, and warns if none of the matching interfaces is up."""
     good: dict[str, list[str]] = {}
     named = False
     for node in case.nodes:
@@ -166,7 +168,7 @@ def check_interfaces(case: Case) -> Iterator[Result]:
 
 
 def chosen(wanted: str, interfaces: Sequence[Interface]) -> list[Interface]:
-    """Returns the interfaces that NCCL would choose from for the value ``wanted``."""
+    """Returns the interfaces among which NCCL would choose for the value ``wanted``."""
     text, but = (wanted[1:], True) if wanted.startswith("^") else (wanted, False)
     whole = text.startswith("=")
     parts = [part.partition(":")[0] for part in text.removeprefix("=").split(",") if part]
@@ -176,7 +178,7 @@ def chosen(wanted: str, interfaces: Sequence[Interface]) -> list[Interface]:
 
 
 def _named_interface(wanted: str) -> str:
-    """Returns the value without the signs of NCCL's syntax: ``eth9``, ``but docker``."""
+    """Returns the value in words, without the signs of NCCL's syntax: ``eth9``, ``but docker``."""
     return f"but {wanted[1:].removeprefix('=')}" if wanted.startswith("^") else wanted.removeprefix("=")
 
 
@@ -189,7 +191,7 @@ def _wanted(case: Case, node: NodeFacts) -> Iterator[tuple[str, str]]:
         yield "--iface", "=" + case.iface
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         if value := case.variable(node, name):
-            # gloo takes whole names.
+            # gloo accepts only whole names.
             yield name, value if name.startswith("NCCL") else "=" + value
 
 
@@ -197,7 +199,7 @@ MASTER = "master"
 
 
 def check_master(case: Case) -> Iterator[Result]:
-    """Fails where the name does not resolve, or to the node itself on several, and where the port is taken."""
+    """Fails if the name does not resolve, resolves to the node itself on several nodes, or if the port is taken."""
     address = next((value for node in case.nodes if (value := case.variable(node, "MASTER_ADDR"))), "")
     port = next((value for node in case.nodes if (value := case.variable(node, "MASTER_PORT"))), "29500")
     if not address:
@@ -238,7 +240,9 @@ def check_master(case: Case) -> Iterator[Result]:
 
 
 def _apart(owners: list[NodeFacts]) -> bool:
-    """Whether they are several machines: two daemons may share one, which has no boot id then that differs."""
+    """Returns whether the owners are several machines: two daemons may share a machine, whose boot ids are
+    then equal.
+    """
     return len({node.boot_id or node.node for node in owners}) > 1
 
 
@@ -259,15 +263,15 @@ def check_nodes(case: Case) -> Iterator[Result]:
 
 
 ROUND_TRIPS = "round_trips"
-# So many times the median, and at least so much more than it.
+# A round trip is slow above this many times the median, if it also exceeds it by at least this much, ns.
 FACTOR, LEAST_NS = 5.0, 1e6
 _LOOPBACK_PREFIX = ("127.", "localhost:", "[::1]:")
-# Round trip in ns from the first node to the second, or None and why.
+# The round trip in ns from the first node to the second, or None and the reason.
 Cell = tuple[str, str, int | None, str]
 
 
 def check_round_trips(case: Case) -> Iterator[Result]:
-    """Fails for pairs that do not reach each other, and warns for round trips far above the median."""
+    """Fails for pairs that cannot reach each other, and warns for round trips far above the median."""
     if len(case.nodes) < 2:
         if case.nodes:
             yield skipped(ROUND_TRIPS, "there is one node")

@@ -14,7 +14,7 @@ RANKS = "ranks"
 
 
 def check_numbers(case: Case) -> Iterator[Result]:
-    """Fails for each rule that the ranks of the nodes break together."""
+    """Fails for each rule of numbering that the ranks of all nodes together break."""
     placed = []
     for node in case.nodes:
         for rank in node.ranks:
@@ -52,13 +52,13 @@ def check_numbers(case: Case) -> Iterator[Result]:
 
 VARIABLES = "variables"
 _PREFIXES = ("NCCL_", "TORCH_", "GLOO_", "CUDA_DEVICE_MAX_", "CUDA_LAUNCH_", "PYTORCH_")
-# Names of devices and files: a difference is likely meant.
+# Variables with names of devices and files, which are likely to differ on purpose.
 _LOCAL = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_TOPO_FILE", "NCCL_RAS_ADDR")
 _LOCAL_ENDS = ("_FILE", "_DIR", "_PATH")
 
 
 def check_variables(case: Case) -> Iterator[Result]:
-    """Compares each variable over ranks; one that some ranks lack is a difference."""
+    """Compares each variable between ranks; a variable that some ranks lack is a difference."""
     ranks: dict[str, dict[str, str]] = {}
     for node in case.nodes:
         for number, rank in enumerate(node.ranks):

@@ -9,7 +9,7 @@ from typing import TypeVar
 __all__ = ("FAIL", "PASS", "SKIPPED", "STATES", "WARN", "Result", "by_value", "compared", "names", "skipped")
 
 PASS, WARN, FAIL, SKIPPED = "pass", "warn", "fail", "skipped"
-# The worst first.
+# The states of a check, the worst first.
 STATES = (FAIL, WARN, SKIPPED, PASS)
 _MOST_NAMED = 6
 _K = TypeVar("_K", bound=Hashable)
@@ -17,8 +17,8 @@ _K = TypeVar("_K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``text`` says what was found in a sentence, for ``skipped`` why; ``hint`` what to do. ``nodes``: those that it
-    is about; none: all."""
+    """The result of a check. ``text``: a sentence that says what is wrong or right, for ``skipped`` why; ``hint``: what
+    to do. ``nodes``: the nodes concerned; empty: all."""
 
     check: str
     state: str
@@ -28,14 +28,14 @@ class Result:
 
 
 def names(nodes: Iterable[str]) -> str:
-    """Returns the nodes in a text, the first few of many."""
+    """Returns the names of the nodes in a text; of many nodes only the first few."""
     found = sorted(nodes)
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return ", ".join(found[:_MOST_NAMED]) + more
 
 
 def by_value(pairs: Iterable[tuple[str, _K]]) -> dict[_K, list[str]]:
-    """Returns the nodes of each value, the value of most nodes first."""
+    """Returns the nodes by value; the value that most nodes have comes first."""
     found: dict[_K, list[str]] = {}
     for node, value in pairs:
         found.setdefault(value, []).append(node)
@@ -51,9 +51,9 @@ def compared(
     hint: str = "",
     show: Callable[[str], str] = str,
 ) -> Iterator[Result]:
-    """Yields that all nodes have the same value, or which have another than most.
+    """Yields the result that all nodes have the same value, or which nodes have another value than most.
 
-    ``values``: by node. ``state``: that of a difference.
+    ``values``: the values by node. ``state``: the state of the result if there is a difference.
     """
     found = by_value(values.items())
     if len(found) == 1:
@@ -68,5 +68,5 @@ def compared(
 
 
 def skipped(check: str, why: str, nodes: Sequence[str] = ()) -> Result:
-    """Returns that the check could not be made, and why."""
+    """Returns the result that the check could not be made, and why."""
     return Result(check, SKIPPED, why, tuple(nodes))

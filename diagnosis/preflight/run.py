@@ -1,4 +1,4 @@
-"""Runs the checks: the one list of them, in the order in which their results are shown."""
+"""Runs the checks, which are listed here in the order in which their results are shown."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ CHECKS: tuple[Callable[[Case], Iterator[Result]], ...] = (
 
 
 def results(case: Case) -> list[Result]:
-    """Returns what each check found."""
+    """Returns the results of all checks."""
     return [result for check in CHECKS for result in check(case)]
 
 
 def failed(found: list[Result]) -> bool:
-    """Whether the job should not be started: a check failed."""
+    """Returns whether the job should not be started, since a check failed."""
     return any(result.state == FAIL for result in found)

@@ -1,1 +1,1 @@
-"""The rules, one per file."""
+"""The rules, one in each file."""

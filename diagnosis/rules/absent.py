@@ -1,4 +1,4 @@
-"""Ranks wait for others whose processes are gone, or whose nodes do not answer."""
+"""Ranks wait for ranks whose processes are gone, or whose nodes do not answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VERDICTS = (DEAD, UNREACHABLE)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding for each hold-up by ranks that are gone, and for each one by unreachable ranks."""
+    """Yields a finding for each hold-up by ranks that are gone, and for each by unreachable ranks."""
     explained = case.explained
     for hold_up in hold_ups(case):
         gone = [rank for rank in hold_up.ranks if ended(case, rank) and rank not in explained]

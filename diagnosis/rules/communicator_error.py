@@ -33,16 +33,18 @@ COMMUNICATOR_ERROR = Verdict(
 )
 VERDICTS = (COMMUNICATOR_ERROR,)
 
-# Errors that only say that another rank is gone or late, in the words of probes and of RAS.
+# Errors that only say that another rank is gone or late, in the words of the probes and of RAS.
 _OF_OTHERS = frozenset({"ncclRemoteError", "ncclTimeout", "Remote process error", "Timeout"})
-# A watchdog polls errors: they are recorded up to so much later.
+# A watchdog polls for errors, so they are recorded up to this much later, ns.
 _POLL_NS = 200_000_000
 _MOST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """An error or abort of a communicator on a rank. ``t_ns``: on the common clock. ``made``: it was created."""
+    """An error or abort of a communicator on a rank. ``t_ns``: its time on the common clock. ``made``: when the
+    communicator was created.
+    """
 
     rank: int
     t_ns: int | None
@@ -57,7 +59,7 @@ class _Report:
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding for each communicator with an error, unless an earlier rule explains all its ranks."""
+    """Yields a finding for each communicator with an error, unless an earlier rule explains all its ranks."""
     explained = case.explained
     for comm, reports in _reports(case).items():
         if not explained.issuperset(report.rank for report in reports):
@@ -65,13 +67,13 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _reports(case: Case) -> dict[str, list[_Report]]:
-    """Returns the reports of errors by communicator, one for each rank, the first one first."""
+    """Returns the reports of errors by communicator: the first report of each rank, sorted by time."""
     found: dict[str, dict[int, _Report]] = {}
     for rank in case.facts.ranks:
         for one in sorted(rank.witnesses, key=lambda w: w.source != "probe"):
             aborted = bool(one.aborted) or one.state == "aborted"
             if one.async_error or aborted:
-                # RAS reports that there is an error, not since when.
+                # RAS reports that there is an error, but not since when.
                 seen = one.ts_ns if one.source == "probe" else None
                 t_ns = case.time(rank.rank, seen) if seen is not None else None
                 error = clean(one.async_error) if one.async_error else None
@@ -83,7 +85,7 @@ def _reports(case: Case) -> dict[str, list[_Report]]:
 def _finding(case: Case, comm: str, reports: Sequence[_Report]) -> Iterator[Finding]:
     failed = _failed(case, comm)
     if not any(report.error for report in reports) and not failed:
-        # A job that ends aborts its communicators with nothing in flight.
+        # When a job ends, it aborts its communicators without operations in flight.
         return
     members = _members(case, comm, reports)
     blame = _blame(case, comm, reports, members, failed)
@@ -110,7 +112,7 @@ def _finding(case: Case, comm: str, reports: Sequence[_Report]) -> Iterator[Find
 
 @dataclass(frozen=True, slots=True)
 class _Blame:
-    """The ranks to blame. ``says``: what they did; without ranks, what is not known."""
+    """The ranks to blame. ``says``: what they did; without ranks, what is unknown."""
 
     ranks: tuple[Rank, ...]
     confidence: float
@@ -145,7 +147,9 @@ def _those(reports: Sequence[_Report]) -> str:
 
 
 def _is_first(case: Case, reports: Sequence[_Report]) -> bool:
-    """Whether the first report was certainly before the second, given the errors of clocks and the poll."""
+    """Returns whether the first report was certainly before the second, given the errors of clocks and the interval of
+    polls.
+    """
     first, second = reports[0], reports[1]
     if first.t_ns is None or second.t_ns is None:
         return False
@@ -168,7 +172,7 @@ def _never_called(case: Case, number: int, comm: str, seq: int) -> bool:
     if rank is None or rank.lost:
         return False
     last = [p.seq for p in rank.progress if p.comm == comm]
-    # Of a rank without operations on it, the daemon may have started too late.
+    # If a rank has no operations on it, the daemon may have started too late.
     return all(one is not None and one < seq for one in last) and (bool(last) or rank.seen_from_ns is None)
 
 
@@ -178,7 +182,7 @@ def _members(case: Case, comm: str, reports: Sequence[_Report]) -> list[int]:
 
 
 def _goes_on(case: Case, number: int, since_ns: int) -> bool:
-    """Whether a rank has completed an operation since, on a new communicator."""
+    """Returns whether a rank has completed an operation on a new communicator since then."""
     rank = case.ranks.get(number)
     if rank is None:
         return False

@@ -36,7 +36,7 @@ VERDICTS = (DEADLOCK,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding for each cycle of collectives only, or of sends and receives only."""
+    """Yields a finding for each cycle that has only collectives, or only sends and receives."""
     for component in case.graph.components():
         alone = [rank for rank in component if is_p2p(case.graph.waits[rank].op)]
         if not alone or len(alone) == len(component):

@@ -1,4 +1,4 @@
-"""A rank died: which one was the first, of what, and which ranks died of it or wait for it."""
+"""A rank died: which died first, of what, and which ranks died because of it or wait for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RANK_DIED = Verdict(
 )
 VERDICTS: tuple[Verdict, ...] = (RANK_DIED,)
 
-# Within this time a launcher has noticed a death, and begun to end or restart the others.
+# Within this time, ns, a launcher has noticed a death, and begun to end or restart the others.
 _GRACE_NS = 5_000_000_000
 _RESTART_NS = 60_000_000_000
 _MOST = 8
@@ -50,11 +50,11 @@ _UNEVEN = (
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns one finding: the first death, else the ranks that exited early with code 0."""
+    """Yields one finding: the first death, else the ranks that exited early with code 0."""
     died = deaths(case)
     if died and not _restarting(case, died):
         first = first_of(case, died)
-        # A mismatch explains the deaths that it causes, but not a kill.
+        # A mismatch explains the deaths that it causes, but it does not explain a kill.
         if first is not None and (first.death.rank.rank not in case.explained or first.death.kind is Kind.SUDDEN):
             yield _death(case, first, died)
             return
@@ -63,7 +63,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _restarting(case: Case, died: Sequence[Death]) -> bool:
-    """Whether a launcher may still start the ranks anew."""
+    """Returns whether a launcher may still restart the ranks."""
     age = min(case.now(death.rank.rank) - death.exit.ts_ns for death in died)
     if any(r.exit is None and r.state not in ("exited", "zombie") for r in case.facts.ranks):
         return age < min(_GRACE_NS, case.facts.stall_s * 1e9)
@@ -144,24 +144,28 @@ def _exit_line(one: Death, first: Death) -> str:
 
 
 def _absent(case: Case, died: Sequence[Death]) -> tuple[list[Rank], tuple[Named, ...]]:
-    """Returns the ranks for which others waited when they died of a lost peer, and the errors that name their sockets.
+    """Returns the ranks for which others waited when these died of a lost peer, and the errors that name sockets of
+    those ranks.
 
-    Such a rank lived and had not called what those waited in, or it closed its connections while it lived.
+    Such a rank was alive and had not called the operation in which the others waited, or it closed its connections
+    while it was alive.
     """
     later = {d.rank.rank for d in died if d.kind in (Kind.OWN, Kind.UNKNOWN)}
     lived = [r for r in case.facts.ranks if (r.exit is None and r.rank not in case.waits) or r.rank in later]
     late = [rank for rank in lived if behind(case, rank)]
     first, named = first_to_close(case, {d.rank.rank for d in died if d.kind is Kind.CONSEQUENCE})
-    # A launcher ends those that are left when one has died.
+    # A launcher ends the remaining ranks when a rank has died.
     ordered = [d.rank for d in died if d.kind is Kind.ORDERED and _outlived(case, d, died[0], named)]
-    # One that came to all operations may have closed its connections since another did not come.
+    # A rank that took part in all operations may have closed its connections because another rank did not come.
     if first is None or first.rank not in [rank.rank for rank in (*(late or lived), *ordered)]:
         return late, ()
     return [first], named
 
 
 def _outlived(case: Case, one: Death, first: Death, named: Sequence[Named]) -> bool:
-    """Whether ``one`` ended after the ``first`` death, whose error names a socket of it."""
+    """Returns whether ``one`` ended after the ``first`` death, and the error of that death names a socket of
+    ``one``.
+    """
     unsure = apart_ns(case.clocks, one.rank.node, first.rank.node)
     return any(n.rank == first.rank.rank for n in named) and one.at_ns - first.at_ns > unsure
 
@@ -210,12 +214,12 @@ def _last_call(case: Case, rank: Rank) -> Iterator[str]:
 
 
 def _gone(case: Case) -> list[Rank]:
-    """Returns the ranks that exited with code 0 before they had called what others have."""
+    """Returns the ranks that exited with code 0 before they had called operations that others have called."""
     return [rank for rank in case.facts.ranks if rank.exit is not None and rank.exit.code == 0 and behind(case, rank)]
 
 
 def _leavers(case: Case, left: Sequence[Rank], died: Sequence[Death]) -> Finding:
-    """Returns the finding that ranks died because others exited early, with code 0."""
+    """Returns the finding that ranks died because others exited early with code 0."""
     victims = tuple(sorted(d.rank.rank for d in died))
     return Finding(
         RANK_DIED,
@@ -236,7 +240,9 @@ def _never(left: Sequence[Rank]) -> Iterator[str]:
 
 
 def _left(case: Case) -> Iterator[Finding]:
-    """Ranks that exited with code 0 while others wait for an operation that they never called."""
+    """Yields the finding about ranks that exited with code 0 while others wait for an operation that they
+    never called.
+    """
     gone = [rank for rank in case.facts.ranks if rank.exit is not None and rank.exit.code == 0]
     waiting = {}
     for number, wait in case.waits.items():
@@ -264,12 +270,12 @@ def _left(case: Case) -> Iterator[Finding]:
 
 
 def _never_called(case: Case, rank: Rank, wait: Wait) -> bool:
-    """Whether ``rank``, which has exited, takes part in the operation of ``wait`` and never called it."""
+    """Returns whether ``rank``, which has exited, is a member of the operation of ``wait`` and never called it."""
     sequence = case.sequences.get(wait.comm or "")
     if sequence is None or rank.lost:
         return False
     if is_p2p(wait.op):
-        # Each rank counts its sends and receives for itself.
+        # Each rank counts its own sends and receives.
         return sequence.job_rank(wait.peer) == rank.rank
     own = next((p.seq for p in rank.progress if p.comm == wait.comm), None)
     if own is not None:

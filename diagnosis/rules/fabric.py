@@ -1,4 +1,4 @@
-"""Several GPUs of one fabric clique report errors of NVLink at about the same time: the fault is of the fabric."""
+"""Several GPUs of one fabric clique report errors of NVLink at about the same time: the fault lies in the fabric."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VERDICTS = (FABRIC_FAULT,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding for each fault of a fabric."""
+    """Yields a finding for each fault of a fabric."""
     for fault in case.fabric_faults:
         yield _finding(case, fault)
 

@@ -94,9 +94,9 @@ _FAILS, _WARNS = 0.95, 0.8
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding for each part of a node, of its worst symptom; the other ones are evidence."""
+    """Yields a finding for each part of a node about its worst symptom; other symptoms are evidence."""
     parts: dict[tuple[str, str, str], list[Symptom]] = {}
-    # One fault of a fabric is no fault of each of its GPUs.
+    # A fault of a fabric is not a fault of each of its GPUs.
     of_fabric = {(one.node, one.gpu.device) for fault in case.fabric_faults for one in fault.reports}
     for symptom in case.symptoms:
         if symptom.nvlink_of is not None and (symptom.node, symptom.nvlink_of) in of_fabric:
@@ -109,7 +109,7 @@ def find(case: Case) -> Iterator[Finding]:
 def _finding(case: Case, verdict: Verdict, own: list[Symptom]) -> Finding:
     worst = own[0]
     ranks = [rank for rank in worst.ranks if rank in case.ranks]
-    # A path has the rank in its name.
+    # The name of a path contains the rank.
     used = bool(ranks) and verdict is not PACKET_LOSS
     users = f", which {ranks_of(ranks)} use{'s' if len(ranks) == 1 else ''}" if used else ""
     steps = [step for symptom in own for step in symptom.next_steps]

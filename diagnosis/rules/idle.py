@@ -1,4 +1,4 @@
-"""An idle server: its ranks wait for requests, or for a rank that does."""
+"""An idle server: its ranks wait for requests, or for a rank that waits for requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VERDICTS = (IDLE,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a note for each hold-up by ranks that wait for requests, or one where all ranks do."""
+    """Yields a note for each hold-up by ranks that wait for requests, or one note if all ranks do."""
     if not case.may_hang or case.found_error:
         return
     if case.waits:

@@ -1,4 +1,4 @@
-"""Ranks wait in the creation of a communicator or in a store, and others have not joined them."""
+"""Ranks wait while they create a communicator or use a store, and other ranks have not joined them."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ VERDICTS = (INIT_STUCK,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding if ranks wait for others in the creation of a communicator for long."""
+    """Yields a finding if ranks wait for others for long while they create a communicator."""
     waiting = sorted(rank for rank, wait in case.graph.waits.items() if wait.op == INIT)
     explained = case.explained
     if not explained.isdisjoint(waiting) or not waiting:
         return
     outside = sorted({rank for one in case.graph.pending_of(waiting) for rank in one.awaited})
-    # Ranks that wait elsewhere are in a cycle or chain, which other rules report.
+    # Ranks that wait elsewhere belong to a cycle or chain, which other rules report.
     missing_here = [r for r in outside if r not in case.graph.waits and r not in explained and not ended(case, r)]
     late = [rank for rank in missing_here if case.activity(rank).progressing is not True]
     long = (longest_wait(case, waiting).age_ns or 0) >= case.patience_ns
     if long:
         late = missing_here
     absent = sorted(set(case.world) - set(case.ranks))
-    # If all ranks are there, the creation may only be slow.
+    # If all ranks have joined, the creation may only be slow.
     if not late and (outside or (not absent and not long)):
         return
     yield _finding(case, waiting, late, absent)
@@ -91,7 +91,7 @@ def _finding(case: Case, waiting: list[int], late: list[int], absent: list[int])
 
 
 def _call(case: Case, waiting: list[int]) -> str:
-    """Returns "the creation of a communicator", or the function of a store where code of the job waits in it."""
+    """Returns "the creation of a communicator", or the store's function if code of the job waits in it."""
     mains = [main_thread(case.ranks[rank]) for rank in waiting]
     calls = {native_wait(main.frames) if main and python_wait(main.frames) is None else None for main in mains}
     store = calls.pop() if len(calls) == 1 else None

@@ -1,4 +1,4 @@
-"""All ranks of a job are slower than the job was before."""
+"""All ranks of a job are slower than before."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ MIN_BEFORE = 20
 MIN_AFTER = 10
 RATIO = 1.3
 _MOST_VALUES = 1024
-# Standard deviation of a normal distribution, in median absolute deviations.
+# The standard deviation of a normal distribution, in median absolute deviations.
 _NORMAL = 1.4826
 _NEARLY_ALL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class _ChangePoint:
-    """``index``: of the first value after the change. ``before`` and ``after``: the medians."""
+    """A change in a series. ``index``: the index of the first value after the change. ``before`` and ``after``: the
+    medians.
+    """
 
     index: int
     before: float
@@ -37,14 +39,16 @@ class _ChangePoint:
 
 
 def change_point(values: Sequence[float], *, after: int = MIN_AFTER, ratio: float = RATIO) -> _ChangePoint | None:
-    """Returns the point from which ``values``, at least the last ``after``, are longer by ``ratio`` than before.
+    """Returns the point from which on ``values`` are longer by ``ratio`` than before; at least the last ``after``
+    values must be.
 
-    None: there is no such point, or a tenth of the earlier values are as long, or a tenth of the later ones as short.
+    None if there is no such point, or if a tenth of the earlier values are as long, or a tenth of the later values as
+    short.
     """
     series = np.asarray(values[-_MOST_VALUES:], np.float64)
     if len(series) < MIN_BEFORE + after:
         return None
-    # A cheap test for the usual case: nothing changed.
+    # A cheap test for the usual case that nothing changed.
     if np.median(series[-after:]) < ratio / 1.1 * np.quantile(series, min(0.1, MIN_BEFORE / 2 / len(series))):
         return None
     index = _split(series, MIN_BEFORE)
@@ -62,7 +66,7 @@ def change_point(values: Sequence[float], *, after: int = MIN_AFTER, ratio: floa
 
 
 def _split(series: npt.NDArray[np.float64], first: int) -> int:
-    """Returns the index, at least ``first``, that splits the series into the two most uniform parts."""
+    """Returns the index, at least ``first``, at which the series splits into the two most uniform parts."""
     costs = [_cost(series[:index]) + _cost(series[index:]) for index in range(first, len(series))]
     return first + int(np.argmin(costs))
 
@@ -93,7 +97,7 @@ _WAITS_MORE = 0.15
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding if the steps became longer, and no earlier rule names the cause."""
+    """Yields a finding if the steps became longer, and no earlier rule names the cause."""
     history = case.facts.step_history
     if not history or any(f.severity == ERROR or f.verdict.id == "slow_rank" for f in case.found):
         return
@@ -123,17 +127,17 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _lasts(case: Case, change: _ChangePoint) -> bool:
-    """Whether the slow steps have lasted for long enough, up to now."""
+    """Returns whether the slow steps have lasted for long enough, and up to now."""
     history = case.facts.step_history
     newest = history[-1][0]
-    # The history is that of one node, but it is not known which one.
+    # The history is from one node, but it is unknown which.
     quiet = min((abs(node.taken_ns - newest) for node in case.facts.nodes), default=abs(case.facts.taken_ns - newest))
     lasts = newest - history[change.index - 1][0]
     return lasts >= _PERSISTS_NS and quiet <= max(_STEPS * case.gate_ns, _STEPS * change.after, _FRESH_NS)
 
 
 def _all(samples: Iterable[tuple[Sample, ...]]) -> list[Sample]:
-    """Returns the samples of all ranks as those of one rank, with shares of the whole."""
+    """Returns the samples of all ranks as if they were from one rank, with shares of the whole."""
     known = [own for own in samples if own]
     return [replace(sample, share=sample.share / len(known)) for own in known for sample in own]
 
@@ -165,5 +169,5 @@ def _evidence(
             shares = f"{share_text(now)} of the time, before {share_text(before)}"
             yield f"the ranks wait for each other or for the network {shares}"
         elif case.facts.step_history[-1][0] - since <= 2 * _PERSISTS_NS:
-            # Later, the past samples are of slow steps, too.
+            # Later the past samples are from slow steps, too, so the cause cannot be seen.
             yield "the stacks of all ranks are as before"

@@ -1,4 +1,4 @@
-"""A rank has not ended, and the others have: it holds the nodes of the job."""
+"""A rank has not ended, although all others have: it keeps the nodes of the job busy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from probing.diagnosis.words import clean, who
 __all__ = ("VERDICTS", "find")
 
 _NOTED_NS = 10 * 10**9
-# How long torchrun waits for the agents of other nodes once its ranks have ended: exit_barrier_timeout of
-# torch/distributed/elastic/agent/server/api.py.
+# How long torchrun waits for other agents after its ranks ended, ns (exit_barrier_timeout of its api.py).
 _CARES_NS = 300 * 10**9
 _MOST_NAMED = 4
 
@@ -34,7 +33,7 @@ VERDICTS = (LINGERS,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding if some ranks have ended with code 0 for long, and the others wait in no operation."""
+    """Yields a finding if some ranks ended with code 0 long ago, and the others wait in no operation."""
     ranks = case.facts.ranks
     ended = [rank for rank in ranks if rank.exit is not None]
     living = [rank for rank in ranks if rank.exit is None]

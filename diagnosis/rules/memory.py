@@ -1,4 +1,4 @@
-"""The memory of a rank grows towards its limit, or is much larger than that of the others."""
+"""The memory of a rank grows towards its limit, or is much larger than that of the other ranks."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """``rate``: bytes per ns. ``left_ns``: the time until ``limit``, a text for people; None if no limit is known.
-    ``shared``: whether other processes use the same limit."""
+    """The growth of a rank's memory. ``rate``: bytes per ns. ``left_ns``: the time until ``limit``, a text; None if no
+    limit is known. ``shared``: whether other processes use the same limit."""
 
     rank: Rank
     series: Series
@@ -50,13 +50,13 @@ def growths(case: Case, name: str) -> list[_Growth]:
 
 def _rate(series: Series) -> float | None:
     """Returns the rate at which a series grows steadily, bytes per ns; None if it does not."""
-    # All pairs of readings are compared, so there must not be too many.
+    # All pairs of readings are compared, so readings are left out if there are many.
     every = len(series.values) // _MOST_POINTS + 1
     values = np.array(series.values[::-every][::-1], np.float64)
     times = np.array(series.ts_ns[::-every][::-1], np.float64) - (series.ts_ns[0] if series.ts_ns else 0)
     if len(values) < MIN_POINTS or not np.isfinite(values).all():
         return None
-    # A process that starts allocates memory: that is not counted.
+    # The first tenth is left out: a process that starts allocates memory.
     values, times = values[len(values) // 10 :], times[len(times) // 10 :]
     grown = values[-1] - values[0]
     if grown < max(MIN_GROWTH, 0.1 * values[0]):
@@ -76,7 +76,7 @@ def _slope(values: _Floats, times: _Floats) -> float:
 
 
 def _limited(case: Case, name: str, growing: Sequence[_Growth]) -> list[_Growth]:
-    """Returns ``growing`` with the time until the nearest limit of each."""
+    """Returns ``growing``, each with the time until its nearest limit."""
     if name == _DEVICE:
         return [_until(g, g.series.limit, g.series.values[-1], g.rate, "of the device") for g in growing]
     available = {node.node: node.memory_available_bytes for node in case.facts.nodes}
@@ -110,7 +110,7 @@ def _until(g: _Growth, limit: float | None, used: float, rate: float, text: str,
 
 
 def _cgroup(rank: Rank) -> _Cgroup:
-    # If the cgroup is not known, each rank counts alone.
+    # If the cgroup is unknown, each rank counts separately.
     cgroup = rank.condition.cgroup if rank.condition else None
     return rank.node, cgroup, rank.rank if cgroup is None else -1
 
@@ -160,7 +160,7 @@ _MOST = 8
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns findings for each kind of memory: ranks whose memory grows, and ranks with more than the others."""
+    """Yields findings for each kind of memory: ranks whose memory grows, and ranks with more than the others."""
     living = [rank for rank in case.facts.ranks if rank.exit is None]
     for name in _KINDS:
         known = [(rank, series) for rank in living for series in rank.series if series.name == name]
@@ -232,7 +232,7 @@ def _grown(g: _Growth) -> str:
 
 
 def _more(known: Sequence[tuple[Rank, Series]]) -> list[tuple[Rank, float, float]]:
-    """Returns the ranks with more memory than the others: (rank, its memory, the median of the others)."""
+    """Returns (rank, its memory, the median of the others) of the ranks with more memory than the others."""
     now = [(rank, median(series.values[-_LAST:])) for rank, series in known if _settled(series)]
     ordered = sorted(own for _, own in now)
     medians = ((rank, own, _median_without(ordered, own)) for rank, own in now if len(now) > 1)
@@ -241,14 +241,14 @@ def _more(known: Sequence[tuple[Rank, Series]]) -> list[tuple[Rank, float, float
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:
-    """Returns the median of sorted values, at least two, without one of them."""
+    """Returns the median of sorted values, at least two, when ``value`` is left out once."""
     left_out, last = bisect_left(ordered, value), len(ordered) - 2
     low, high = (ordered[at + (at >= left_out)] for at in (last // 2, (last + 1) // 2))
     return (low + high) / 2
 
 
 def _settled(series: Series) -> bool:
-    """Whether the last readings are nearly equal: the rank neither starts nor leaks."""
+    """Returns whether the last readings are nearly equal: then the rank neither starts nor leaks."""
     last = series.values[-_LAST:]
     return len(last) == _LAST and max(last) - min(last) <= _SETTLED * max(last)
 

@@ -1,4 +1,4 @@
-"""Ranks make different calls at one sequence number of a communicator: name, root, dtype or size differ."""
+"""Ranks make different calls under one sequence number of a communicator: name, root, dtype or size differ."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ VERDICTS = tuple(_MISMATCHES[kind] for kind in KINDS)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding for each disagreement, unless an earlier rule explains it."""
+    """Yields a finding for each disagreement, unless an earlier rule explains it."""
     explained = {finding.about for finding in case.found}
     for one in case.disagreements:
         if about_of(one) not in explained:

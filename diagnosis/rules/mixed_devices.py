@@ -29,7 +29,7 @@ _ALIKE = 1.1
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a note where the GPUs of the ranks are of several kinds."""
+    """Yields a note if the GPUs of the ranks are of several kinds."""
     kinds: dict[tuple[str, int], list[int]] = {}
     for node in case.facts.nodes:
         for gpu in node.hardware.gpus:

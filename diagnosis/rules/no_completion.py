@@ -33,7 +33,7 @@ VERDICTS = (NO_COMPLETION,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding for each operation that all members have joined and in which some wait."""
+    """Yields a finding for each operation that all members have joined and in which some wait."""
     explained = case.explained
     differing = {(one.comm, one.number) for one in case.disagreements}
     places: dict[tuple[str | None, int | None, bool], list[int]] = {}

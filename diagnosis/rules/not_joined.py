@@ -1,4 +1,6 @@
-"""Ranks hold others up: the others wait in an operation that these have not joined, and these wait for no rank."""
+"""Ranks hold others up: the others wait in an operation that these ranks have not joined, while these wait for
+no rank.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from probing.diagnosis.words import ranks_wait
 __all__ = ("VERDICTS", "find")
 
 _MOST_NAMED = 4
-# A rank that uses its CPU at one line for as long as a stall takes may never leave it.
+# A rank that uses its CPU at one line for the time of a stall may never leave it.
 _MAY_NOT_END = ("gil_held", "computing")
 
 NOT_JOINED = Verdict(
@@ -39,18 +41,18 @@ VERDICTS = (NOT_JOINED,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding for each hold-up by living ranks."""
+    """Yields a finding for each hold-up by living ranks."""
     explained = case.explained
     for hold_up in hold_ups(case):
         if hold_up.edge.op == INIT:
             continue
         dead = any(ended(case, rank) for rank in hold_up.ranks)
         living = [r for r in hold_up.ranks if not ended(case, r) and r not in explained]
-        # A rank that waits for requests is not to blame if other ranks that are missing do not wait for requests.
+        # A rank that waits for requests is not to blame if other missing ranks do not wait for requests.
         living = [r for r in living if case.activity(r).kind != IDLE]
         named = [r for r in living if not (_busy(case, r) and (hold_up.age_ns or 0) < case.patience_ns)]
         if dead:
-            # A rank that survived the death of another one may be about to end, too.
+            # A rank that survived the death of another rank may be about to end, too.
             named = [r for r in named if case.activity(r).progressing is False and not _failed(case, r)]
         if named and all(_advances(case, r) for r in named) and len(named) > len(hold_up.victims):
             yield _alone(case, hold_up, named)
@@ -59,7 +61,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _advances(case: Case, rank: int) -> bool:
-    # Whether it was seen to begin or end operations or steps meanwhile.
+    # Returns whether it was seen to begin or end operations or steps meanwhile.
     seen = last_seen_ns(case.ranks[rank])
     return seen is not None and case.now(rank) - seen < case.gate_ns and not halted(case.ranks[rank])
 
@@ -110,7 +112,7 @@ def _finding(case: Case, hold_up: HoldUp, named: list[int]) -> Finding:
 
 
 def _alone(case: Case, hold_up: HoldUp, going_on: list[int]) -> Finding:
-    # The majority goes on without calling the operation, so only the minority has called it.
+    # If the majority goes on without calling the operation, only the minority has called it.
     alone, edge = hold_up.victims, hold_up.edge
     call = operation_text(case, edge.comm, edge.op, edge.seq)
     subject = case.who(alone)

@@ -37,13 +37,13 @@ _LOSSES = frozenset({"loss", "train_loss"})
 _HISTORY = 20
 _LAST = 3
 _TIMES = 10
-# Variables are read once a second, one process after the other.
+# Variables are read once a second, one process after the other, so times may differ by this much, ns.
 _APART_NS = 2_000_000_000
 _MAX_NAMES = 4
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding for each variable with bad values."""
+    """Yields a finding for each variable with bad values."""
     by_name: dict[str, list[tuple[Rank, Series]]] = {}
     for rank in case.facts.ranks:
         for series in rank.series:
@@ -66,13 +66,13 @@ def _bad(case: Case, name: str, known: Sequence[tuple[Rank, Series]]) -> Finding
 
 
 def _not_finite(series: Series) -> int | None:
-    """Returns since when all values are NaN or infinite, UTC ns; None if they are not, or if they always were."""
+    """Returns since when all values are NaN or infinite, UTC ns; None if they are not, or always were."""
     if isfinite(series.values[-1]):
         return None
     first = len(series.values)
     while first and not isfinite(series.values[first - 1]):
         first -= 1
-    # Variables such as best_loss begin with infinity.
+    # Variables such as best_loss start with infinity.
     return series.ts_ns[first] if first or _last_part(series.name) in _LOSSES else None
 
 

@@ -1,4 +1,4 @@
-"""No rank waits in an operation, and none makes progress: ranks are stuck outside of collectives."""
+"""No rank waits in an operation, and no rank makes progress: ranks are stuck outside of collectives."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ("VERDICTS", "find")
 
 _MOST_NAMED = 4
 _FRAMES = 3
-# Ranks that all use so much of a CPU may evaluate for so long.
+# If all ranks use at least this share of a CPU, they may be in an evaluation, which may take this long, ns.
 _WORKS, _WORKS_NS = 0.05, 600 * 10**9
-# Activities that do not exclude that the rank is only starting, if no operation or step of it was recorded.
+# With these activities, a rank without a recorded operation or step may only be starting.
 _VAGUE = ("unknown", "computing", "sleeping", "network", "compiling", "nccl_init", "in_collective")
 
 OUTSIDE = Verdict(
@@ -46,7 +46,7 @@ VERDICTS = (OUTSIDE,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding if the whole job makes no progress and no rank waits in an operation."""
+    """Yields a finding if the whole job makes no progress and no rank waits in an operation."""
     living = [rank for rank in case.facts.ranks if rank.exit is None and rank.state not in ("exited", "zombie")]
     if case.found_error or not living or not case.may_hang or case.waits:
         return
@@ -72,7 +72,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _awaited(case: Case) -> tuple[int, ...]:
-    """Returns the ranks that have not called the operations in flight, and that wait for no rank themselves."""
+    """Returns the ranks that have not called the operations in flight and that wait for no rank themselves."""
     blind = {r.rank: wait_of(replace(r, threads=()), case.facts) for r in case.facts.ranks}
     waits = {rank: wait for rank, wait in blind.items() if wait is not None}
     graph = Joins(case.ranks, waits, case.sequences, case.world, case.now).graph(waits)
@@ -80,7 +80,7 @@ def _awaited(case: Case) -> tuple[int, ...]:
 
 
 def _asked(case: Case, ranks: list[int]) -> tuple[int, ...]:
-    """Returns the ranks that do not wait for a request or an answer, if another one does."""
+    """Returns the ranks that do not wait for a request or an answer, if another rank does."""
     waiting = {rank for rank in ranks if case.activity(rank).kind in (IDLE, RPC)}
     return tuple(rank for rank in ranks if rank not in waiting) if waiting else ()
 
@@ -94,12 +94,12 @@ def _makes_progress(case: Case, rank: int, stalled: int) -> bool:
     main = main_thread(own)
     if activity.progressing or (main is not None and main.moving):
         return True
-    # Two readings are also equal if a rank sleeps between its steps, so it must have been still for as long as W.
+    # Two readings are also equal if a rank sleeps between its steps, so it must have been still for W.
     return not _still(case, own) and stalled < case.patience_ns
 
 
 def _still(case: Case, own: Rank) -> bool:
-    """Whether the main thread did not run for W, or every sample of that time showed the same place."""
+    """Returns whether the main thread did not run for W, or every sample of that time showed the same place."""
     main, condition = main_thread(own), own.condition
     since = [
         main.since_ns if main is not None else None,
@@ -109,14 +109,14 @@ def _still(case: Case, own: Rank) -> bool:
 
 
 def _may_be_a_pause(case: Case, ranks: Sequence[int], stalled: int) -> bool:
-    """Whether all ranks may do something of its own kind, as an evaluation: each has run within W."""
+    """Returns whether all ranks may be busy with something else, such as an evaluation: each has run within W."""
     work = all(_works(case.ranks[rank]) for rank in ranks)
     longest = max(case.patience_ns, _WORKS_NS) if work else case.patience_ns
     return stalled < longest and not any(_slept(case, case.ranks[rank]) for rank in ranks)
 
 
 def _works(own: Rank) -> bool:
-    # A loop that only polls uses less.
+    # A loop that only polls uses less than this.
     c = own.condition
     return c is not None and bool(c.interval_ns) and (c.cpu_ns or 0) >= _WORKS * (c.interval_ns or 0)
 
@@ -148,7 +148,7 @@ def _pause(case: Case, ranks: Sequence[int], stalled: int) -> Finding:
 
 
 def _functions(case: Case, rank: int) -> list[tuple[str, str]]:
-    """The user's functions on the stack of a rank, innermost first."""
+    """Returns the user's functions on the stack of a rank, innermost first."""
     main = main_thread(case.ranks[rank])
     frames = python_frames(main.frames) if main is not None else ()
     return [(frame.func, frame.file) for frame in frames if not is_library(frame)]

@@ -34,7 +34,7 @@ VERDICTS = (UNMATCHED,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding for each cycle of waits that has both collectives and sends or receives."""
+    """Yields a finding for each cycle of waits that has both collectives and sends or receives."""
     for component in case.graph.components():
         alone = [rank for rank in component if is_p2p(case.graph.waits[rank].op)]
         if alone and len(alone) < len(component):

@@ -1,4 +1,4 @@
-"""No rank is slow for good: each step another one is the last, or one was for a while."""
+"""No rank is always slow: another rank is last at each step, or one rank was last for a while."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from probing.diagnosis.verdict import ERROR, NOTE, Finding, Verdict
 __all__ = ("VERDICTS", "find")
 
 _MIN_SHARE = 0.2
-# Above this share of the collectives the last rank is the subject of the rule slow_rank, or nearly.
+# If one rank is last in more than this share of the collectives, the rule slow_rank is, or nearly is, in charge.
 _MOST_OFTEN = 0.6
 _LEAST_OFTEN = 0.05
 _BURST, _BURST_SHARE = 5, 0.3
@@ -31,10 +31,11 @@ _ELSEWHERE = 0.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rotation:
-    """Of ``compared`` collectives with a late rank each of ``ranks`` was the last in some; ``often``: the most often.
+    """Each of ``ranks`` was the last in some of ``compared`` collectives with a late rank. ``often``: the rank that was
+    last most often.
 
-    ``lag_ns``: the median lag of the last one. ``share``: of the time, lost. ``changes``: how often the last rank was
-    another one than before.
+    ``lag_ns``: the median lag of the last rank. ``share``: the lost share of the time. ``changes``: how often the last
+    rank was another than before.
     """
 
     arrivals: Arrivals
@@ -48,10 +49,11 @@ class _Rotation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Burst:
-    """``rank`` was the last in ``count`` collectives with a late rank in a row, and in none of the ``after`` since.
+    """A time in which one rank was late: ``rank`` was the last in ``count`` successive collectives with a late rank,
+    and in none of the ``after`` since.
 
-    ``lasted_ns``: the time from the first to the last of them. ``ended_ns``: the call of the last one, on the common
-    clock. ``share``: of the time, lost.
+    ``lasted_ns``: the time from the first to the last of them. ``ended_ns``: the call of the last, on the common clock.
+    ``share``: the lost share of the time.
     """
 
     arrivals: Arrivals
@@ -64,7 +66,7 @@ class _Burst:
 
 
 def _rotation_of(a: Arrivals) -> _Rotation | None:
-    """Returns the rotation of lateness among the ranks of a communicator; None if there is none that costs a fifth."""
+    """Returns the rotation of lateness among the ranks of a communicator; None if none costs a fifth of the time."""
     late, lags = _lasts(a)
     known = [(rank, lag) for rank, lag in zip(late, lags, strict=True) if rank is not None]
     if len(a.seqs) < MIN_OPERATIONS or len(known) < MIN_OPERATIONS or a.covered_ns <= 0:
@@ -74,7 +76,7 @@ def _rotation_of(a: Arrivals) -> _Rotation | None:
     often = counts.most_common(1)[0]
     share = float(sum(lag for _, lag in known) / a.covered_ns)
     changes = sum(one[0] != other[0] for one, other in pairwise(known))
-    # Two ranks take turns; of more, at least three do, so that it is no pair of slow ones.
+    # Two ranks can take turns; if there are more, at least three must, so that a pair of slow ranks does not count.
     if len(ranks) < min(3, len(a.ranks)) or often[1] >= _MOST_OFTEN * len(known) or share < _MIN_SHARE:
         return None
     if changes < len(known) / 4:
@@ -83,7 +85,7 @@ def _rotation_of(a: Arrivals) -> _Rotation | None:
 
 
 def _burst_of(a: Arrivals) -> _Burst | None:
-    """Returns a time in which one rank was late and which is over; None if there was none that cost a third."""
+    """Returns a past time in which one rank was always late; None if none cost a third of that time."""
     late, lags = _lasts(a)
     if len(a.seqs) < MIN_OPERATIONS or a.covered_ns <= 0:
         return None
@@ -107,7 +109,7 @@ def _burst(a: Arrivals, rank: int, run: list[int], after: int, share: float) -> 
 
 
 def _lasts(a: Arrivals) -> tuple[list[int | None], list[float]]:
-    """Returns, for each collective, the rank that was late and last, and its lag; None and 0 if no rank was late."""
+    """Returns for each collective the rank that was late and last, and its lag; None and 0 if no rank was late."""
     least = max(MIN_LAG_NS, CLOCK_ERRORS * a.error_ns)
     lag = np.where(np.isfinite(a.own_ns), a.own_ns, -np.inf)
     columns, most = lag.argmax(axis=1), lag.max(axis=1)
@@ -150,7 +152,7 @@ _CONTENDED = 0.1
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns notes for the communicators of a job without a slow rank."""
+    """Yields notes for the communicators of a job without a slow rank."""
     if any(finding.severity == ERROR or finding.verdict is SLOW_RANK for finding in case.found):
         return
     known = [one for one in arrivals(case) if are_recent(case, one)]
@@ -212,7 +214,7 @@ def _passed(case: Case, one: _Burst) -> Finding:
 
 
 def _waits_for_cpu(ranks: list[Rank]) -> float | None:
-    """Returns the median share of time that ranks wait for a CPU; None if it is not known."""
+    """Returns the median share of time that ranks wait for a CPU; None if unknown."""
     known = [
         min(1.0, condition.run_delay_ns / condition.interval_ns)
         for rank in ranks

@@ -1,4 +1,4 @@
-"""A rank skipped collectives, as after an exception that it caught, so its later calls are shifted."""
+"""A rank skipped collectives, for example after an exception that it caught, so its later calls are shifted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VERDICTS = (SHIFTED,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns a finding for each disagreement that a shift explains."""
+    """Yields a finding for each disagreement that a shift explains."""
     for one in case.disagreements:
         if one.number is None or not one.odd or one.pattern is None:
             continue
@@ -49,7 +49,9 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _shift(sequence: Sequence, rank: int, number: int, pattern: Pattern) -> tuple[int, int] | None:
-    """Returns (the first number that differs, the number of skipped calls) of ``rank``; None if it is not shifted."""
+    """Returns the first number that differs, and the number of skipped calls, of ``rank``; None if its calls are not
+    shifted.
+    """
     own = {n: signature(one) for n, one in sequence.numbers.get(rank, {}).items() if n <= number}
     other = [n for n in sorted(own) if pattern.expected(n) not in (None, own[n])]
     if not other:

@@ -1,4 +1,4 @@
-"""A rank is persistently the last at collectives, and the others wait for it."""
+"""A rank is persistently last at collectives, and the others wait for it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FRESH_NS = 15_000_000_000
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns one finding for all slow ranks of a job that makes progress."""
+    """Yields one finding for all slow ranks of a job that makes progress."""
     if any(finding.severity == ERROR for finding in case.found):
         return
     late = by_rank(one for one in late_ranks(arrivals(case)) if are_recent(case, one.arrivals))
@@ -73,7 +73,7 @@ def are_recent(case: Case, compared: Arrivals) -> bool:
 
 
 def _peers(case: Case, late: Mapping[int, Late]) -> list[Rank]:
-    """Returns the ranks of the communicators in which ranks are late, without these."""
+    """Returns the other ranks of the communicators in which ranks are late."""
     numbers = {r for one in late.values() for r in one.arrivals.ranks} - late.keys()
     return [case.ranks[r] for r in sorted(numbers)]
 
@@ -126,6 +126,6 @@ def _confidence(case: Case, worst: Late, reasons: Sequence[SlowReason]) -> float
 
 
 def _runs_ahead(case: Case, one: Late) -> bool:
-    """Whether hosts may run ahead of their GPUs, so that no rank has to wait for a late call."""
+    """Returns whether hosts may run ahead of their GPUs, so that no rank has to wait for a late call."""
     communicator = case.communicators.get(one.arrivals.comm)
     return communicator is not None and communicator.backend == "nccl"

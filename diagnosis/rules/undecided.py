@@ -1,4 +1,4 @@
-"""Ranks wait for long, and the facts do not show for which ranks."""
+"""Ranks have waited for long, and the facts do not show for which ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERDICTS = (CANNOT_TELL,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Returns one finding for all unexplained waits, if no earlier rule found an error."""
+    """Yields one finding for all unexplained waits, if no earlier rule reported an error."""
     places = [place for place in unseen(case) if (place.age_ns or 0) >= STUCK_PATIENCE * case.gate_ns]
     if case.found_error or not places:
         return

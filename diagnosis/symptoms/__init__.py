@@ -1,1 +1,1 @@
-"""What is wrong with the hardware and the system of a node, whatever that does to a job."""
+"""What is wrong with the hardware and the system of a node, whether it affects a job or not."""

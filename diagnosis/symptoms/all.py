@@ -1,5 +1,5 @@
-"""All symptoms of a node, with those of its processors, memory, kernel, file systems and disks. A new kind of part adds
-its function here.
+"""Returns all symptoms of a node, including those of its processors, memory, kernel, file systems and disks. A new kind
+of part adds its function here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ("symptoms_of",)
 _KINDS = {
     "memory_error": (False, "the memory controller reports errors", "Replace the memory module if they go on."),
     "machine_check": (True, "the processor reports errors of the hardware", "Drain the node and examine it: `mcelog`."),
-    "pcie_error": (False, "PCIe reports errors", "Seat the device anew; replace it or its riser if they go on."),
+    "pcie_error": (False, "PCIe reports errors", "Seat the device again; replace it or its riser if they go on."),
     "thermal": (False, "a processor is too hot and runs slower", "Examine fans and airflow."),
     "lockup": (True, "a CPU does not schedule", "Drain the node and reboot it."),
     "hung_task": (False, "tasks are blocked for minutes", "Look at what they wait for: a disk or a file server."),
@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def _host_symptoms(node: NodeFacts) -> Iterator[Symptom]:
-    """Returns a symptom for each kind of fault and part in the kernel's log."""
+    """Yields a symptom for each kind of fault and part in the kernel's log."""
     for event in node.hardware.events:
         if event.source == "kernel" and event.kind in _KINDS:
             fails, text, remedy = _KINDS[event.kind]
@@ -54,7 +54,7 @@ def _host_symptoms(node: NodeFacts) -> Iterator[Symptom]:
 _FULL = 0.95
 _LEAST_LEFT = 1 << 30
 _BUSY = 0.8
-# A request takes 0.1 ms on flash and some 10 ms on a spinning disk.
+# A slow request takes longer than this, ns; usual are 0.1 ms on flash and some 10 ms on a spinning disk.
 _SLOW_NS = 50_000_000
 _REPORTED = {
     "disk_error": "failed to read or write",
@@ -64,7 +64,7 @@ _REPORTED = {
 
 
 def _storage_symptoms(node: NodeFacts) -> Iterator[Symptom]:
-    """Returns the symptoms of file systems and disks, and what the kernel reports of them."""
+    """Yields the symptoms of file systems and disks, including the kernel's reports about them."""
     for one in node.hardware.file_systems:
         yield from _file_system(node, one)
     for disk in node.hardware.disks:
@@ -137,6 +137,6 @@ _MOST = 64
 
 
 def symptoms_of(node: NodeFacts) -> list[Symptom]:
-    """Returns what is wrong with the parts of a node, at most 64 symptoms: those of parts that fail first."""
+    """Returns the symptoms of a node, at most 64; those of failing parts come first."""
     found = [symptom for find in _SYMPTOMS for symptom in find(node)]
     return sorted(found, key=lambda symptom: not symptom.fails)[:_MOST]

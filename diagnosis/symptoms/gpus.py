@@ -1,4 +1,4 @@
-"""GPUs that are lost, report errors, are throttled, or have less of PCIe than they could."""
+"""Symptoms of GPUs: they are lost, report errors, are throttled, or have less PCIe bandwidth than possible."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from probing.diagnosis.xids import nvlink_error, xid
 
 __all__ = ("gpu_symptoms",)
 
-# A clock that is held down for so much of the time, by so much, slows kernels.
+# A clock slows kernels if it is held down for this share of the time, by this share.
 _HELD = 0.1
 _SLOWER = 0.95
-# At full load the power limit lowers the clock of each healthy GPU: only one below those beside it is a symptom.
+# The power limit lowers all clocks at full load: a symptom is a clock below this share of the others'.
 _BELOW_OTHERS = 0.9
 # Limits of DcgmHealthWatch.cpp.
 _MOST_RETIRED = 63
@@ -44,7 +44,7 @@ _REPAIR = "Drain the node; reset the GPU or reboot, and have the board examined 
 
 
 def gpu_symptoms(node: NodeFacts) -> Iterator[Symptom]:
-    """Returns the symptoms of each GPU."""
+    """Yields the symptoms of each GPU."""
     gpus = {gpu.device: gpu for gpu in node.hardware.gpus}
     for gpu in gpus.values():
         yield from _lost(node, gpu)
@@ -156,7 +156,7 @@ def _narrow(node: NodeFacts, gpu: Gpu) -> Iterator[Symptom]:
         f"{_name(gpu.device)} {text}",
         None,
         (),
-        ("Seat the board anew, and examine the riser or the slot.",),
+        ("Seat the board again, and examine the riser or the slot.",),
     )
 
 

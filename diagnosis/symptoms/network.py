@@ -1,4 +1,4 @@
-"""Ports that are down or count errors, and connections of ranks that lose packets."""
+"""Symptoms of the network: ports that are down or count errors, and connections of ranks that lose packets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from probing.diagnosis.words import clean
 
 __all__ = ("network_symptoms",)
 
-# Counters of faults, which a healthy port does not have, and those of congestion, where some are usual.
+# Counters of faults, which are 0 on a healthy port, and counters of congestion, which may grow a little.
 _FAULTS = {
     "link_downed": "link downs",
     "link_error_recovery": "recoveries of the link",
@@ -28,7 +28,7 @@ _FAULTS = {
     "packet_seq_err": "packets that the peer missed",
     "port_xmit_discards": "packets discarded instead of sent",
 }
-# More packets than these in a hundred sent again slow a connection down; fewer than so many segments say nothing.
+# The share of packets sent again from which a connection is slow, and the least number of segments.
 _RESENT = 0.01
 _LEAST_SEGMENTS = 100
 _LEAST_RESENT = 5
@@ -39,14 +39,14 @@ _KERNEL = {"link_down": "lost its link", "nic_error": "reported an error"}
 
 
 def network_symptoms(node: NodeFacts) -> Iterator[Symptom]:
-    """Returns the symptoms of ports, of network devices that the kernel reports, and of connections."""
+    """Yields the symptoms of ports, of network devices in reports of the kernel, and of connections."""
     for port in node.hardware.ports:
         yield from _port(node, port)
     for event in node.hardware.events:
         if event.source == "kernel" and event.kind in _KERNEL:
             yield _reported(node, event)
     for path in node.hardware.paths:
-        # Loopback loses nothing: a receiver without a CPU makes the sender repeat itself.
+        # Loopback loses nothing: a receiver without a CPU makes the sender send again.
         if not _is_loopback(path.peer):
             yield from _path(node, path)
 

@@ -1,11 +1,13 @@
-"""Answers of nodes, one by one and together, and which nodes did not answer. Imports no engine, which takes long."""
+"""Answers of nodes, single and together, and the nodes that did not answer. This module imports no engine, as that
+takes long.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypedDict, TypeVar
 
 from probing.api.errors import PartialAnswer, PeerError, ProbingError, QueryMemory
 from probing.api.text import size
@@ -38,7 +40,7 @@ MAX_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class Answered(Generic[T]):
-    """A node that answered: its ``address``, the name it gave itself, its answer, and the offset of its clock."""
+    """The answer of a node, with its ``address``, the name that it gave itself, and the offset of its clock."""
 
     address: str
     node: str
@@ -55,12 +57,12 @@ class Failed(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The message, without the address that is shown beside it."""
+        """The message without the address, which is shown beside it."""
         return self.error.reason
 
 
 class AnsweredReport(TypedDict):
-    """The offset of the node's clock from ours is there where it was measured."""
+    """A node that answered. The offset of its clock from ours is set if it was measured."""
 
     address: str
     node: str
@@ -69,7 +71,7 @@ class AnsweredReport(TypedDict):
 
 
 class FailedReport(TypedDict):
-    """``kind`` names a class of probing.api.errors."""
+    """A node that failed. ``kind``: the name of a class in probing.api.errors."""
 
     address: str
     node: str | None
@@ -83,7 +85,7 @@ class DetourReport(TypedDict):
 
 
 class OutcomeReport(TypedDict):
-    """Which addresses were asked, which answered, and why the others failed. ``detours``: see Gathered."""
+    """Which addresses were asked, which of them answered, and why the others failed. ``detours``: see Gathered."""
 
     asked: list[str]
     answered: list[AnsweredReport]
@@ -98,12 +100,14 @@ class Gathered(Generic[T]):
     asked: tuple[str, ...]
     answered: list[Answered[T]] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
-    # Nodes that did not pass on the answers of others, which were then asked directly.
+    # Nodes that did not pass on the answers of other nodes, which were then asked directly.
     detours: list[Failed] = field(default_factory=list)
     _names: dict[str, str] = field(default_factory=dict, repr=False)
 
     def add(self, address: str, node: str, value: T) -> None:
-        """Counts an answer; that of a node under a second address has failed: its rows would count twice."""
+        """Adds an answer. If a node answered before at another address, this is a failure: its rows would
+        count twice.
+        """
         other = self._names.setdefault(node, address)
         if other != address:
             self.failed.append(Failed(address, node, twice(node, other)))
@@ -111,7 +115,7 @@ class Gathered(Generic[T]):
             self.answered.append(Answered(address, node, value))
 
     def require(self, *, strict: bool) -> None:
-        """Raises the nodes' error where none answered, and PartialAnswer under ``strict`` where one failed."""
+        """Raises the nodes' error if none answered; under ``strict`` raises PartialAnswer if one failed."""
         if not self.failed:
             return
         if not self.answered:
@@ -139,7 +143,7 @@ class Gathered(Generic[T]):
 
 
 def twice(node: str, other: str) -> PeerError:
-    """Returns the error of a second address that answers with the name of ``other``."""
+    """Returns the error of a second address that answers under the name of ``other``."""
     return PeerError(f"it answers as {node}, as {other} does", hint="give every daemon its own --node-name")
 
 
@@ -151,7 +155,7 @@ def _answered_report(answered: Answered[Any]) -> AnsweredReport:
 
 
 def _common(failed: list[Failed]) -> ProbingError:
-    """Returns one error for all nodes: theirs where it is the same, else a list of reasons."""
+    """Returns one error for all nodes: their common error if there is one, else a list of reasons."""
     first = failed[0].error
     if all((f.error.kind, f.error.message) == (first.kind, first.message) for f in failed):
         return first
@@ -163,7 +167,9 @@ def _common(failed: list[Failed]) -> ProbingError:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer of one node to one part. ``warnings`` say which rows are missing; ``clock``: how far its clock is."""
+    """The answer of one node to one part. ``warnings`` say which rows are missing. ``clock``: the offset of
+    its clock.
+    """
 
     node: str
     table: pa.Table
@@ -173,22 +179,16 @@ class Reply:
 
 
 Take = Callable[[Reply], Reply]
+Gather = Callable[[Sequence[str], Mapping[str, str], float, Take], Gathered[tuple[Reply, ...]]]
+"""Asks all addresses for the rows of statements (SQL by name), within a timeout, s.
 
-
-class Gather(Protocol):
-    """Asks all of ``addresses`` for the rows of ``statements`` (SQL by name), within ``timeout`` seconds.
-
-    Each reply goes through ``take``, which raises ProbingError for one that is refused.
-    """
-
-    def __call__(
-        self, addresses: Sequence[str], statements: Mapping[str, str], timeout: float, take: Take
-    ) -> Gathered[tuple[Reply, ...]]: ...
+Each reply goes through the last argument, which raises ProbingError for a reply that is refused.
+"""
 
 
 @dataclass(slots=True)
 class Answer:
-    """``table`` has the rows of all nodes that answered, ``gathered`` which nodes those are."""
+    """The answer of many nodes. ``table``: the rows of all nodes that answered. ``gathered``: which nodes answered."""
 
     table: pa.Table
     gathered: Gathered[tuple[Reply, ...]]
@@ -200,7 +200,9 @@ class Answer:
 
 
 class Rows:
-    """A stream of rows: ``schema`` at once, batches once, then ``warnings``. Close it to end the query."""
+    """A stream of rows: ``schema`` is there at once; batches can be read once; then ``warnings`` are complete. Close it
+    to end the query.
+    """
 
     def __init__(
         self,
@@ -209,7 +211,7 @@ class Rows:
         warnings: list[str],
         cancel: Callable[[], None] = lambda: None,
     ) -> None:
-        """``cancel`` ends a query whose first batch was not read yet."""
+        """Makes the rows. ``cancel`` ends a query whose first batch has not been read yet."""
         self.schema = schema
         self.warnings = warnings
         self._batches = batches
@@ -232,9 +234,10 @@ class Rows:
 
 
 def held_back(rows: Rows, max_bytes: int = MAX_BYTES) -> Rows:
-    """Returns ``rows`` such that the first batch comes after the last has arrived, so that an error precedes all rows.
+    """Returns ``rows`` held back: the first batch comes after the last has arrived, so that an error comes before any
+    row.
 
-    They wait in an unnamed file in the temporary directory. Raises QueryMemory, when read, beyond ``max_bytes``.
+    The rows wait in an unnamed file in the temporary directory. Reading raises QueryMemory beyond ``max_bytes``.
     """
     return Rows(rows.schema, _batches(rows, max_bytes), rows.warnings, rows.close)
 

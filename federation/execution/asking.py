@@ -1,7 +1,8 @@
-"""Decides whom to ask when: many nodes at once in one event loop, with places, deadlines, second tries and hedges.
+"""Calls many nodes in one event loop, and decides which node is called when: with places, deadlines, retries and
+hedges.
 
-A hedge is a second call to a node that takes longer than nearly all others; the first answer counts. Asking twice is
-safe: a question changes nothing at a node.
+A hedge is a second call to a node that takes longer than nearly all others; the first answer counts. Calling twice is
+safe, as a question changes nothing on a node.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from probing.federation.execution.answer import Failed, Gathered
 __all__ = ("ONCE", "Ask", "Policy", "ask_many", "late")
 
 T = TypeVar("T")
-# Asks an address: the seconds that are left, and how often it was asked before. Returns the node's name and answer.
+# A function that asks an address; it is given the seconds left and the number of earlier calls.
 Ask = Callable[[str, float, int], Awaitable[tuple[str, T]]]
 _GLANCE_S = 0.02
 
@@ -28,10 +29,10 @@ _GLANCE_S = 0.02
 class Policy(NamedTuple):
     """How many nodes are asked at once, and when a node is asked again.
 
-    ``at_once`` calls may be young; one older than ``patience_s`` leaves its place to another, so that nodes that do not
-    answer hold up nobody, until ``most`` are in flight. A broken call is made again up to ``retries`` times. Once
-    ``hedge_after`` nodes have answered, calls longer than nearly all others are hedged, for at most ``hedges`` of all
-    nodes; 0 hedges none.
+    At most ``at_once`` calls may be younger than ``patience_s``. An older call gives its place to another, until
+    ``most`` calls are in flight; so nodes that do not answer delay no others. A broken call is repeated up to
+    ``retries`` times. Once ``hedge_after`` nodes have answered, calls that take longer than nearly all others are
+    hedged, for at most the share ``hedges`` of all nodes; 0: no hedges.
     """
 
     at_once: int = 96
@@ -44,7 +45,7 @@ class Policy(NamedTuple):
     grace_s: float = 0.5
 
 
-# For questions that change something at a node.
+# The policy for questions that change something on a node.
 ONCE = Policy(retries=0, hedges=0)
 
 
@@ -57,18 +58,17 @@ async def ask_many(
     alive: Callable[[str], bool] = lambda _: True,
     answered: Callable[[str, bool], None] = lambda *_: None,
 ) -> Gathered[T]:
-    """Calls ``ask`` for every address; returns who answered, and why the others failed, in the order of addresses.
+    """Calls ``ask`` for every address. Returns the answers, and why other nodes failed, in the order of addresses.
 
     ``ask`` raises ProbingError, with the code BROKEN where another call may succeed; another exception ends the
-    question. Only a node that is ``alive`` is hedged.
-    ``answered(address, well)`` is called as each node is done.
+    question. Only a node that is ``alive`` is hedged. ``answered(address, well)`` is called when a node is done.
     """
     return await _Round(tuple(dict.fromkeys(addresses)), ask, timeout, policy, alive, answered).run()
 
 
 @dataclass(slots=True)
 class _Call(Generic[T]):
-    """A question to one node: the attempts in flight (``tasks``); the first to answer sets ``outcome``."""
+    """The calls to one node that are in flight (``tasks``); the first to answer sets ``outcome``."""
 
     address: str
     begun: float
@@ -175,7 +175,7 @@ class _Round(Generic[T]):
         task.add_done_callback(partial(self._ended, call))
 
     def _ended(self, call: _Call[T], task: asyncio.Future[tuple[str, T]]) -> None:
-        """The first answer counts. Where a call breaks, the other one does."""
+        """Handles the end of a call: the first answer counts; if one call breaks, the other counts."""
         error = None if task.cancelled() else task.exception()
         others = any(not other.done() for other in call.tasks)
         broken = task.cancelled() or (isinstance(error, ProbingError) and error.code == BROKEN)
@@ -190,12 +190,14 @@ class _Round(Generic[T]):
             call.outcome.set_result(task.result())
 
     async def _hedge(self) -> None:
-        """Begins second calls, one look for all nodes: a timer for each would wake thousands of tasks all the time."""
+        """Starts second calls. One look serves all nodes, as a timer for each would wake thousands of tasks all the
+        time.
+        """
         while self._hedges > 0:
             await asyncio.sleep(_GLANCE_S)
             limit, now = self._limit(), self._loop.time()
             for call in list(self._waiting.values()) if limit is not None else ():
-                # They are in the order in which they began.
+                # The calls are in the order in which they began.
                 if limit is None or now - call.begun <= limit or self._hedges <= 0:
                     break
                 if self._alive(call.address):
@@ -204,7 +206,9 @@ class _Round(Generic[T]):
                     self._begin(call, self._deadline - now, 1)
 
     def _limit(self) -> float | None:
-        """Returns the time that nearly all answers took, with some room; None while too few are known."""
+        """Returns the time within which nearly all answers came, with some margin; None while there are too few
+        answers.
+        """
         number = len(self._took)
         if number < max(self._policy.hedge_after, len(self._addresses) // 2):
             return None
@@ -212,7 +216,7 @@ class _Round(Generic[T]):
 
 
 def late(address: str, seconds: float, what: str = "answer") -> PeerError:
-    """Returns the error of a node whose answer, or ``what`` it is, did not come in time."""
+    """Returns the error of a node that did not answer in time; ``what``: what was late."""
     reason = f"no {what} within {round(seconds, 1):g} s"
     return PeerError(f"{address} does not answer: {reason}", hint="raise --timeout", code=LATE, reason=reason)
 

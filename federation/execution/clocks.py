@@ -1,4 +1,5 @@
-"""How far the clocks of nodes are from ours, with a bound of the error, from the times of questions and answers.
+"""Computes the offsets of the nodes' clocks from ours, with a bound of the error, from the times of questions and
+answers.
 
 A node reads its clock between our question and its answer, so each answer bounds the offset from both sides. The
 intervals of several answers overlap, and the offset lies in all of them.
@@ -12,13 +13,13 @@ from typing import NamedTuple
 
 __all__ = ("Clocks", "Offset", "measured", "spread_ns")
 
-# What two clocks may drift apart meanwhile: 50 ppm, more than the crystals of servers.
+# How much two clocks may drift apart meanwhile: 50 ppm, more than the crystals of servers do.
 _DRIFT = 50e-6
 _MOST_NODES = 100_000
 
 
 class Offset(NamedTuple):
-    """The clock of a node is ``offset_ns`` ahead of ours (behind: negative), give or take ``error_ns``."""
+    """The offset of a node's clock: it is ``offset_ns`` ahead of ours (negative: behind), exact to ``error_ns``."""
 
     offset_ns: int
     error_ns: int
@@ -33,14 +34,15 @@ class Offset(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether the clocks differ for certain."""
+        """Whether the clocks certainly differ."""
         return abs(self.offset_ns) > self.error_ns
 
 
 def measured(sent_ns: int, received_ns: int, node_ns: int) -> Offset | None:
-    """Returns the offset that one answer shows: asked and answered by our clock, and the node's clock in between.
+    """Returns the offset that one answer shows: times of question and answer on our clock, and the node's time in
+    between.
 
-    None where the node did not say its time.
+    None if the node did not send its time.
     """
     if node_ns <= 0 or received_ns < sent_ns:
         return None
@@ -53,7 +55,7 @@ def _between(low_ns: int, high_ns: int) -> Offset:
 
 
 def spread_ns(offsets: Iterable[Offset | None]) -> int | None:
-    """Returns how far two of the clocks may be apart at most; None where one is unknown."""
+    """Returns the most by which two of the clocks may differ; None if one is unknown."""
     known = list(offsets)
     found = [offset for offset in known if offset is not None]
     if not found or len(found) < len(known):
@@ -62,14 +64,14 @@ def spread_ns(offsets: Iterable[Offset | None]) -> int | None:
 
 
 class Clocks:
-    """The best offset of each node that is known so far. Safe to use from several threads."""
+    """The best offset of each node so far. Safe for several threads."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Offset, int]] = {}
         self._lock = threading.Lock()
 
     def add(self, node: str, found: Offset | None, now_ns: int) -> Offset | None:
-        """Returns the offset of ``node`` after one more measurement, at ``now_ns`` of a monotonic clock."""
+        """Returns the offset of ``node`` after a further measurement, at ``now_ns`` on a monotonic clock."""
         with self._lock:
             known = self._aged(node, now_ns)
             if found is None:
@@ -77,7 +79,7 @@ class Clocks:
             best = found
             if known is not None:
                 low, high = max(known.low_ns, found.low_ns), min(known.high_ns, found.high_ns)
-                # Where they do not overlap, a clock was set meanwhile: the newer one counts.
+                # If the intervals do not overlap, a clock was set meanwhile: the newer interval counts.
                 best = _between(low, high) if low <= high else found
             if node in self._known or len(self._known) < _MOST_NODES:
                 self._known[node] = best, now_ns

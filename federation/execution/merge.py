@@ -1,4 +1,4 @@
-"""Asks many nodes for the parts of one or several plans, and merges their answers into one table for each plan."""
+"""Sends the parts of one or several plans to many nodes, and merges the answers into a table for each plan."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from probing.federation.sql.errors import from_duckdb
 
 __all__ = ("SAME_VERSION", "create_part", "run_all")
 
-# Bytes of an answer that is copied into one piece.
+# An answer up to this many bytes is copied into one piece.
 _SMALL = 32 << 20
-# What may be spilled to disk, in parts of the memory.
+# How much may be spilled to disk, as a multiple of the memory.
 _SPILLED = 8
 SAME_VERSION = "run the same version of probingd on all nodes"
 
@@ -36,12 +36,12 @@ def run_all(
     strict: bool = False,
     watch: Callable[[Gathered[tuple[Reply, ...]]], None] = lambda _: None,
 ) -> dict[str, Answer]:
-    """Asks every address for its parts of ``plans`` by one ``gather``; combines the rows.
+    """Sends the parts of ``plans`` to every address by one ``gather``. Returns the combined rows of each plan.
 
-    ``max_bytes`` bounds all answers together (Arrow, in memory); beyond it QueryMemory is raised. A node that fails one
-    part fails as a whole. Where one has an engine of another version than the plans' states need, all are asked again
-    by the classic plans. Raises PartialAnswer under ``strict`` if not every node answered, and the nodes' own error if
-    none did. ``watch`` gets the account of who answered even if one of these is raised.
+    ``max_bytes`` limits all answers together (Arrow, in memory); beyond it QueryMemory is raised. A node that fails one
+    part fails as a whole. If a node's engine has another version than the states need, all nodes get the classic plans.
+    Raises PartialAnswer under ``strict`` if not every node answered, and the nodes' own error if none did. ``watch`` is
+    told who answered even if one of these is raised.
     """
     began = time.monotonic()
     budget = _Budget(max_bytes)
@@ -53,7 +53,7 @@ def run_all(
         classic = {name: plan.classic or plan for name, plan in plans.items()}
         return run_all(classic, addresses, gather, timeout=left, max_bytes=max_bytes, strict=strict, watch=watch)
     watch(gathered)
-    # The answer of one node alone may be too large, which fails the query, too.
+    # A single node's answer may be too large; then the query fails, too.
     if any(failed.error.code == TOO_LARGE for failed in gathered.failed):
         raise QueryMemory(
             f"the nodes' answers are larger than {size(max_bytes)} together",
@@ -82,7 +82,7 @@ def _part_name(name: str, plan: Plan, part: Part) -> str:
 
 
 class _Budget:
-    """Bytes that the answers of all nodes may have together."""
+    """The bytes that the answers of all nodes may have together."""
 
     def __init__(self, max_bytes: int) -> None:
         self._left = max_bytes
@@ -108,7 +108,7 @@ def _drop(db: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> None:
 
 
 def _fitted_all(gathered: Gathered[tuple[Reply, ...]], schemas: Sequence[pa.Schema]) -> list[list[pa.Table]]:
-    """The tables of each node, in the types that they must have; a node whose answer does not fit counts as failed."""
+    """Returns the tables of each node in the required types; a node whose answer cannot be cast counts as failed."""
     fitted: list[list[pa.Table]] = []
     kept: list[Answered[tuple[Reply, ...]]] = []
     for answered in gathered.answered:
@@ -123,32 +123,34 @@ def _fitted_all(gathered: Gathered[tuple[Reply, ...]], schemas: Sequence[pa.Sche
 
 
 def _load(db: duckdb.DuckDBPyConnection, plan: Plan, nodes: Sequence[Sequence[pa.Table]]) -> None:
-    """Puts the nodes' tables into one table for each part."""
+    """Puts the nodes' tables into a table for each part."""
     for number, part in enumerate(plan.parts):
         create_part(db, part)
         if nodes:
             # One insert for all nodes: a statement costs more than the few rows of an answer.
             answers = pa.concat_tables([tables[number] for tables in nodes])
-            # DuckDB reads thousands of small chunks slowly; a large answer is not held twice for that.
+            # DuckDB reads many small chunks slowly, so a small answer is copied into one chunk.
             db.register("arrow_answers", answers.combine_chunks() if answers.nbytes < _SMALL else answers)
             db.execute(f"INSERT INTO {sql_table(part.table)} SELECT * FROM arrow_answers")
             db.unregister("arrow_answers")
 
 
 def create_part(db: duckdb.DuckDBPyConnection, part: Part) -> pa.Schema:
-    """Creates the part's table and returns its Arrow schema, whose columns are named by number."""
+    """Creates the part's table. Returns its Arrow schema, whose columns are called by number."""
     create_table(db, part.table, part.columns)
     schema: pa.Schema = db.sql(f"SELECT * FROM {sql_table(part.table)}").to_arrow_table().schema
     return pa.schema([pa.field(f"c{i}", field.type) for i, field in enumerate(schema)])
 
 
 def _fitted(answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema]) -> list[pa.Table] | PeerError:
-    """Returns the node's tables in the types of their parts, or why a cast fails."""
+    """Returns the node's tables in the types of their parts, or why they cannot be cast."""
     fitted = []
     for reply, schema in zip(answered.value, schemas, strict=True):
         table = reply.table
         if table.num_columns != len(schema):
-            return PeerError(f"it answered {table.num_columns} columns for {len(schema)}", hint=SAME_VERSION)
+            return PeerError(
+                f"it answered with {table.num_columns} columns instead of {len(schema)}", hint=SAME_VERSION
+            )
         try:
             fitted.append(table.rename_columns(schema.names).cast(schema))
         except pa.ArrowException:

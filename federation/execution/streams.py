@@ -20,7 +20,7 @@ from probing.federation.planning.split import Plan
 
 __all__ = ("NodeStream", "OpenStream", "Start", "concatenates", "pour")
 
-# Batches that are buffered for the reader; behind that the nodes wait.
+# The most batches that are buffered for the reader; then the nodes wait.
 _WAITING = 8
 
 
@@ -40,12 +40,12 @@ class NodeStream(Protocol):
 
 
 OpenStream = Callable[[str, str, float], Awaitable[NodeStream]]
-# Runs work in the event loop of the streams; returns what ends it.
+# A function that runs work in the event loop of the streams, and returns a function that ends the work.
 Start = Callable[[Coroutine[Any, Any, None]], Callable[[], None]]
 
 
 def concatenates(plan: Plan) -> bool:
-    """Whether the answer is the concatenation of the nodes' rows: no order, no limit."""
+    """Returns whether the answer is the concatenation of the nodes' rows, without order or limit."""
     if plan.kind != "rows" or len(plan.parts) != 1 or plan.parts[0].table != PART:
         return False
     body = ", ".join(f"c{i} AS {sql_name(name)}" for i, (name, _) in enumerate(plan.columns))
@@ -62,9 +62,9 @@ def pour(
     strict: bool = False,
     watch: Callable[[Gathered[Any]], None] = lambda _: None,
 ) -> Rows:
-    """Returns the rows of a plan that ``concatenates``; ``stream(address, sql, seconds)`` opens those of a node.
+    """Returns the rows of a plan that ``concatenates``. ``stream(address, sql, seconds)`` opens the rows of a node.
 
-    A node that fails before its first row is left out, as in merge.run_all; one that fails later raises PeerError,
+    A node that fails before its first row is left out, as in merge.run_all. If a node fails later, PeerError is raised,
     since some of its rows were returned already. ``watch`` gets the outcome.
     """
     with open_database(memory_limit="256MiB", threads=1) as db:
@@ -75,14 +75,16 @@ def pour(
 
 
 class _Pour:
-    """Coroutines of the loop but for ``batches``, which the reader runs in its thread."""
+    """The streams of all nodes. All methods are coroutines of the loop, except ``batches``, which the reader runs in
+    its thread.
+    """
 
     def __init__(self, sql: str, schema: pa.Schema, stream: OpenStream) -> None:
         self.warnings: list[str] = []
         self._sql = sql
         self._schema = schema
         self._stream = stream
-        # Written in C: a Ctrl-C of the reader leaves no lock of it held.
+        # SimpleQueue is written in C, so a Ctrl-C of the reader cannot leave its lock held.
         self._queue: SimpleQueue[pa.RecordBatch | BaseException | None] = SimpleQueue()
         self._places = asyncio.Semaphore(_WAITING)
         self._names: dict[str, str] = {}
@@ -104,7 +106,7 @@ class _Pour:
                 self._loop.call_soon_threadsafe(self._places.release)
                 yield item
         finally:
-            # Ends the queries in flight at the nodes.
+            # This ends the queries that still run on nodes.
             end()
 
     async def _run(
@@ -128,7 +130,7 @@ class _Pour:
         try:
             return await self._pass_on(address, stream)
         except ProbingError as e:
-            # Under --strict a node with missing rows has sent all the others.
+            # Under --strict, a node that lacks rows has sent all its other rows.
             if (rows := self._passed.get(address)) and not isinstance(e, PartialAnswer):
                 self._queue.put(_broken_off(address, rows, e))
             raise
@@ -142,7 +144,7 @@ class _Pour:
         if (other := self._names.setdefault(name, address)) != address:
             raise twice(name, other)
         if len(schema) != len(self._schema):
-            raise PeerError(f"it answered {len(schema)} columns for {len(self._schema)}", hint=SAME_VERSION)
+            raise PeerError(f"it answered with {len(schema)} columns instead of {len(self._schema)}", hint=SAME_VERSION)
         while (batch := await stream.next()) is not None:
             fitted = self._fitted(batch)
             await self._places.acquire()

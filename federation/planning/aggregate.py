@@ -1,4 +1,4 @@
-"""Plans aggregates by group: partial aggregates at the nodes, combined by the client."""
+"""Plans aggregates by group: nodes compute partial aggregates, which the client combines."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ _MAX_ALIAS_DEPTH = 16
 
 @dataclass
 class _Groups:
-    """Names of the group keys ``k0...`` and the aggregates ``a0...``; equal expressions have one name."""
+    """The names of the group keys, ``k0...``, and of the aggregates, ``a0...``; equal expressions share a name."""
 
     keys: list[exp.Expr] = field(default_factory=list)
     calls: list[exp.Expr] = field(default_factory=list)
 
     def lift(self, node: exp.Expr) -> exp.Expr:
-        """Returns ``node`` with the names of its keys and aggregates. Raises Unsplittable for a column left over."""
+        """Returns ``node`` with its keys and aggregates replaced by their names. Raises Unsplittable if a column
+        remains.
+        """
         if node in self.keys:
             return exp.column(f"k{self.keys.index(node)}")
         if isinstance(node, (exp.Filter, exp.IgnoreNulls)) or is_aggregate(node):
@@ -87,9 +89,9 @@ class _Names:
 
 
 def aggregate_plan(catalog: Catalog, root: exp.Query, columns: Columns, *, states: bool = True) -> Draft:
-    """Returns the draft for one SELECT with aggregates or GROUP BY over one table. Raises Unsplittable.
+    """Returns the draft for a SELECT with aggregates or GROUP BY over one table. Raises Unsplittable.
 
-    ``states``: nodes may send states of aggregates that only an engine of the same version reads.
+    ``states``: nodes may send states of aggregates, which only an engine of the same version can read.
     """
     select = plain_select(root)
     names = _Names(select, catalog.columns[table_name(select.args["from_"].this)])

@@ -1,4 +1,4 @@
-"""Empty tables in DuckDB, over which a query is bound and typed before any node is asked."""
+"""Empty tables in DuckDB, with which a query is bound and typed before any node is asked."""
 
 from __future__ import annotations
 
@@ -42,28 +42,30 @@ _LOCKED = {
 def open_database(
     *, memory_limit: str = "1GiB", threads: int = 2, spill: str = "", spill_limit: str = "0B"
 ) -> duckdb.DuckDBPyConnection:
-    """Returns an empty database in memory without access to files or network, its settings locked.
+    """Returns an empty database in memory with locked settings and without access to files or network.
 
-    Beyond ``memory_limit`` it writes up to ``spill_limit`` into the directory ``spill``, if that is given.
+    Beyond ``memory_limit`` it writes up to ``spill_limit`` into the directory ``spill``, if there is one.
     """
-    # TimeZone belongs to the icu extension, which not every build has; without it DuckDB knows UTC alone.
+    # TimeZone belongs to the icu extension, which not every build has; without it DuckDB has only UTC.
     config: dict[str, str | bool | int | float | list[str]] = {}
     config |= {k: v for k, v in _LOCKED.items() if k != "TimeZone"}
     config |= {"memory_limit": memory_limit, "threads": str(threads)}
-    # Without it DuckDB uses .tmp in the directory where the process was started.
+    # Without this setting DuckDB uses .tmp in the directory in which the process was started.
     config |= {"temp_directory": spill}
     connection = duckdb.connect(":memory:", config=config)
     if connection.execute("SELECT 1 FROM duckdb_settings() WHERE name = 'TimeZone'").fetchone():
         connection.execute("SET TimeZone = 'UTC'")
     if spill:
-        # DuckDB 2.0 shows a limit that is given as configuration, but does not enforce it.
+        # DuckDB 2.0 shows a limit that is set as configuration, but does not enforce it.
         connection.execute(f"SET max_temp_directory_size = '{spill_limit}'")
     connection.execute("SET lock_configuration = true")
     return connection
 
 
 def create_table(connection: duckdb.DuckDBPyConnection, name: str, columns: Columns) -> None:
-    """Creates the empty table ``name``, and its schema if it has one. ``columns`` are of DuckDB types."""
+    """Creates the empty table ``name``, and its schema if it has one. ``columns``: its columns with their
+    DuckDB types.
+    """
     if "." in name:
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {sql_table(name.split('.')[0])}")
     body = ", ".join(f"{sql_name(column)} {kind}" for column, kind in columns)
@@ -75,10 +77,10 @@ def same_types(one: Columns, other: Columns) -> bool:
 
 
 class Catalog:
-    """Empty copies of tables, over which queries are bound. Hold ``lock`` over several calls."""
+    """Empty copies of tables, with which queries are bound. Hold ``lock`` over several calls."""
 
     def __init__(self, schemas: Mapping[str, pa.Schema]) -> None:
-        """``schemas``: the tables as queries at a node see them, by ``schema.table``."""
+        """Makes the catalog. ``schemas``: the tables as queries on a node see them, by ``schema.table``."""
         self._schemas = schemas
         self._db = open_database(memory_limit="256MiB", threads=1)
         self.lock = threading.RLock()
@@ -86,14 +88,14 @@ class Catalog:
 
     @property
     def schemas(self) -> dict[str, list[str]]:
-        """Names of columns by table."""
+        """Returns the names of columns by table."""
         return {name: schema.names for name, schema in self._schemas.items()}
 
     def close(self) -> None:
         self._db.close()
 
     def require(self, names: Iterable[str]) -> None:
-        """Creates the tables ``names``, for ``describe`` and ``columns``. Raises NotFound for an unknown one."""
+        """Creates the tables ``names`` for ``describe`` and ``columns``. Raises NotFound for an unknown name."""
         for name in sorted(set(names) - set(self.columns)):
             self._add(self._schemas, name)
 
@@ -110,7 +112,7 @@ class Catalog:
 
     @contextmanager
     def beside(self, selects: Mapping[str, str]) -> Iterator[None]:
-        """A context in which each of ``selects`` is an empty table under its name."""
+        """Creates an empty table under its name for each of ``selects``, and drops them at the end of the context."""
         made: list[str] = []
         try:
             for name, sql in selects.items():
@@ -126,7 +128,7 @@ class Catalog:
                 self._db.execute(f"DROP TABLE {sql_table(name)}")
 
     def describe(self, sql: str) -> Columns:
-        """Returns names and DuckDB types of the columns of ``sql``. Raises QueryError when it does not bind."""
+        """Returns names and DuckDB types of the columns of ``sql``. Raises QueryError if it does not bind."""
         try:
             rows = self._db.execute(f"DESCRIBE {sql}").fetchall()
         except duckdb.Error as e:
@@ -134,7 +136,9 @@ class Catalog:
         return tuple((str(row[0]), str(row[1])) for row in rows)
 
     def describe_part(self, sql: str) -> Columns:
-        """As ``describe``, for the answer of a node to ``sql``, in which a state of an aggregate is a struct."""
+        """Returns the same as ``describe`` for the answer of a node to ``sql``, in which a state of an aggregate is a
+        struct.
+        """
         if not has_states(root := parse(sql)):
             return self.describe(sql)
         try:
@@ -151,7 +155,7 @@ class Catalog:
             self._db.unregister("arrow_schema")
 
     def describe_over(self, name: str, columns: Columns, sql: str) -> Columns:
-        """As ``describe``, with one more table ``name`` of ``columns`` during the call."""
+        """Returns the same as ``describe``, with a further table ``name`` of ``columns`` during the call."""
         create_table(self._db, name, columns)
         try:
             return self.describe(sql)
@@ -161,7 +165,9 @@ class Catalog:
 
 @lru_cache(maxsize=1)
 def api_catalog() -> Catalog:
-    """Returns the catalog of probing.api's tables, one for the process: opening it takes longer than planning."""
+    """Returns the catalog of probing.api's tables, made once for the process, as opening it takes longer than
+    planning.
+    """
     return Catalog(api_schemas())
 
 

@@ -1,7 +1,7 @@
 """Aggregates that can be computed in parts: the columns that each node sends, and how they are combined.
 
-Each recipe names the columns that a node sends for one aggregate, as SQL over the node's rows, and the SQL over these
-columns (``{0}``, ``{1}``...) that gives the value. Parts of a node without rows are 0 or NULL and change nothing.
+Each recipe has the columns that a node sends for one aggregate, as SQL over the node's rows, and the SQL over these
+columns (``{0}``, ``{1}``...) that computes the value. A node without rows sends 0 or NULL, which change nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ __all__ = ("Recipe", "recipe")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """``sends``: aggregate expressions for the nodes. ``combine``: SQL over their columns, a format string.
+    """A recipe. ``sends``: aggregate expressions for the nodes. ``combine``: SQL over their columns, as a format
+    string.
 
-    ``means`` names (count, mean) pairs of the sent columns; ``combine`` reads their overall means as ``{mean0}``...
+    ``means``: pairs (count, mean) of sent columns, whose overall means ``combine`` reads as ``{mean0}``...
     """
 
     sends: tuple[str, ...]
@@ -31,7 +32,7 @@ class Recipe:
 
 
 _COUNTS = "coalesce(sum({0}), 0)"
-# Chan, Golub and LeVeque: squares within the parts, and of the parts' means around the whole mean: no cancellation.
+# By Chan, Golub and LeVeque: squares within the parts, plus squares of their means: no cancellation.
 _SQUARES = "(sum({0} * {2}) + sum({0} * ({1} - {mean0}) * ({1} - {mean0})))"
 _VARIANCES: dict[type[exp.Expr], tuple[str, bool]] = {
     exp.VariancePop: ("{}", True),
@@ -50,7 +51,7 @@ _SAME: dict[type[exp.Expr], str] = {
     exp.BitwiseOrAgg: "bit_or",
     exp.BitwiseXorAgg: "bit_xor",
 }
-# The columns that a node sends for pairs: their number, means, covariance, sums of squares, and least and most values.
+# The columns that a node sends for pairs: their number, means, covariance, sums of squares, minima and maxima.
 _PAIRS = ("regr_count", "regr_avgy", "regr_avgx", "covar_pop", "regr_syy", "regr_sxx")
 _PRODUCTS = "(sum({0} * {3}) + sum({0} * ({1} - {mean0}) * ({2} - {mean1})))"
 _SQUARES_Y = "(sum({4}) + sum({0} * ({1} - {mean0}) * ({1} - {mean0})))"
@@ -60,9 +61,9 @@ _IDEMPOTENT = (exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr, exp.BitwiseAndAg
 
 
 def recipe(node: exp.Expr, *, states: bool = True) -> Recipe:
-    """Returns the recipe for the aggregate call ``node``, with its FILTER if any. Raises Unsplittable.
+    """Returns the recipe for the aggregate call ``node``, including its FILTER. Raises Unsplittable.
 
-    ``states``: nodes may send the engine's own states of aggregates, where nothing else computes them in parts.
+    ``states``: nodes may send the engine's own states of an aggregate if there is no other way to compute it in parts.
     """
     call, condition = (node.this, node.expression.this) if isinstance(node, exp.Filter) else (node, None)
     if isinstance(call, exp.IgnoreNulls) and isinstance(call.this, exp.AnyValue):
@@ -86,7 +87,7 @@ def _count(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
 
 
 def _count_if(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
-    # DuckDB treats count_if as a sum, unlike count: NULL over no rows, and a HUGEINT.
+    # In DuckDB count_if is a sum, unlike count: NULL over no rows, and a HUGEINT.
     return Recipe((_filtered(f"count_if({_argument(call)})", condition),), "sum({0})::HUGEINT")
 
 
@@ -131,7 +132,7 @@ def _corr(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     both = f"({y}) IS NOT NULL AND ({x}) IS NOT NULL"
     both += f" AND ({to_sql(condition)})" if condition is not None else ""
     sends += [f"{name}({value}) FILTER (WHERE {both})" for value in (y, x) for name in ("min", "max")]
-    # DuckDB answers NaN where one side is constant; rounding must not make a small number of that.
+    # DuckDB returns NaN if one side is constant; rounding must not turn this into a small number.
     ratio = f"{_PRODUCTS} / sqrt({_SQUARES_Y} * {_SQUARES_X})"
     value = f"CASE WHEN sum({{0}}) > 0 THEN CASE WHEN {_CONSTANT} THEN 'nan'::DOUBLE ELSE {ratio} END END"
     return Recipe(tuple(sends), value, means=((0, 1), (0, 2)))
@@ -145,7 +146,7 @@ def _pairs(call: exp.Expr, condition: exp.Expr | None) -> list[str]:
 def _arg_extreme(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     x, by = _argument(call, "expression"), to_sql(call.expression)
     name, extreme = ("arg_min", "min") if isinstance(call, exp.ArgMin) else ("arg_max", "max")
-    # Rows with a NULL value are ignored, so they must not set the extreme either.
+    # Rows with a NULL value are ignored, so they must not set the extreme, either.
     there = f"({x}) IS NOT NULL"
     both = f"{there} AND ({to_sql(condition)})" if condition is not None else there
     sends = (_filtered(f"{name}({x}, {by})", condition), f"{extreme}({by}) FILTER (WHERE {both})")
@@ -153,7 +154,7 @@ def _arg_extreme(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
 
 
 def _approx_distinct(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
-    # The registers do not depend on the type that was counted.
+    # The registers do not depend on the counted type.
     return _of_state("approx_count_distinct", (_argument(call),), condition, "['VARCHAR']")
 
 
@@ -163,20 +164,22 @@ def _approx_quantile(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     if not numbers or not all(isinstance(number, exp.Literal) and not number.is_string for number in numbers):
         raise Unsplittable("a quantile that is no number")
     of_type = f"['DOUBLE', '{kind}'], [NULL, {to_sql(share)}]"
-    # A sum, not a cast: DuckDB refuses to add to a time, so that rows of times are shipped; it would cast a time.
+    # A sum, not a cast: DuckDB cannot add to a time, so rows with times are shipped; it could cast a time.
     return _of_state("approx_quantile", (f"({x}) + 0::DOUBLE", to_sql(share)), condition, of_type)
 
 
 def _of_state(name: str, arguments: Sequence[str], condition: exp.Expr | None, of_type: str) -> Recipe:
-    """``of_type``: types of the arguments and values of constant ones, as to_aggregate_state takes them."""
+    """Returns the recipe by a state of the engine. ``of_type``: types of the arguments, and values of constant
+    arguments, for to_aggregate_state.
+    """
     send = exported(_filtered(f"{name}({', '.join(arguments)})", condition))
     return Recipe((send,), f"finalize(combine_aggr(to_aggregate_state({{0}}, '{name}', {of_type})))")
 
 
 def _argument(call: exp.Expr, *others: str) -> str:
-    """Returns the SQL of the first argument of ``call``, which may have ``others`` beside it.
+    """Returns the SQL of the first argument of ``call``; ``others`` are accepted as further arguments.
 
-    Raises Unsplittable for further arguments, DISTINCT and ORDER BY.
+    Raises Unsplittable for any other argument, DISTINCT and ORDER BY.
     """
     if any(value for name, value in call.args.items() if name not in ("this", *others)):
         raise Unsplittable("an aggregate with more arguments")

@@ -1,5 +1,5 @@
-"""Shapes of SELECT that can be split, the clauses that all ways of splitting share, and which functions are of one row
-or of many.
+"""The forms of SELECT that can be split, the clauses that all ways of splitting share, and which functions read one row
+or many.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ __all__ = (
 
 PART = "part"
 _KNOWN = frozenset({"distinct", "expressions", "limit", "from_", "where", "group", "having", "order", "offset"})
-# Above this limit a node sends its rows unsorted: to sort them twice gains nothing.
+# Above this limit a node sends its rows unsorted, as sorting them twice gains nothing.
 _TOP_N = 100_000
 _CALL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)\(")
 
 
 class Unsplittable(QueryError):
-    """A way of splitting is not sound for the query; the planner tries the next way."""
+    """This way of splitting is not sound for the query; the planner tries the next way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Every node answers ``sql``; the answers together are the table ``table`` of the last step."""
+    """A part of a plan: every node answers ``sql``, and the answers together are the table ``table`` of the
+    last step.
+    """
 
     table: str
     sql: str
@@ -49,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A part named ``PART`` with columns ``names``, and the SQL of the last step over it."""
+    """A draft of a plan: a part called ``PART`` with the columns ``names``, and the SQL of the last step over it."""
 
     sql: str
     names: tuple[str, ...]
@@ -57,7 +59,7 @@ class Draft:
 
 
 def plain_select(root: exp.Query) -> exp.Select:
-    """Returns ``root``; raises Unsplittable unless it is a SELECT from one table without subqueries or rare clauses."""
+    """Returns ``root``. Raises Unsplittable unless it is a SELECT from one table without subqueries or rare clauses."""
     if not isinstance(root, exp.Select):
         raise Unsplittable("it is no single SELECT")
     if any(value for name, value in root.args.items() if name not in _KNOWN):
@@ -80,7 +82,7 @@ def plain_select(root: exp.Query) -> exp.Select:
 
 
 def limit_rows(select: exp.Select) -> int | None:
-    """Returns the number of first rows of each node that can matter; None for all rows."""
+    """Returns how many first rows of each node can matter; None: all rows."""
     limit, offset = select.args.get("limit"), select.args.get("offset")
     if limit is None:
         return None
@@ -98,7 +100,7 @@ def _literal(clause: exp.Expr) -> int:
 
 
 def hidden_order(select: exp.Select, columns: Columns) -> tuple[list[str], list[exp.Expr]]:
-    """Returns the ORDER BY keys over the part's columns, and the expressions that nodes must send for them."""
+    """Returns the ORDER BY keys over the part's columns, and the expressions that nodes must send in addition."""
     keys: list[str] = []
     hidden: list[exp.Expr] = []
     order = select.args.get("order")
@@ -114,7 +116,7 @@ def hidden_order(select: exp.Select, columns: Columns) -> tuple[list[str], list[
         elif isinstance(inner, (exp.Var, exp.Literal)):
             raise Unsplittable("ORDER BY ALL")
         else:
-            # As in a SELECT list, a column precedes an alias of the same name.
+            # As in the list of a SELECT, a column goes before an alias of the same name.
             column = f"o{len(hidden)}"
             hidden.append(inner)
         key = ordered.copy()
@@ -125,7 +127,7 @@ def hidden_order(select: exp.Select, columns: Columns) -> tuple[list[str], list[
 
 @lru_cache(maxsize=1)
 def _functions() -> dict[str, str]:
-    """Returns the kind of each function of this DuckDB; where a name has several kinds, the aggregate wins."""
+    """Returns the kind of each function of this DuckDB; if a name has several kinds, it counts as an aggregate."""
     with open_database(memory_limit="256MiB", threads=1) as db:
         rows = db.execute("SELECT lower(function_name), function_type FROM duckdb_functions()").fetchall()
     kinds: dict[str, str] = {}
@@ -136,24 +138,24 @@ def _functions() -> dict[str, str]:
 
 
 def is_aggregate(node: exp.Expr) -> bool:
-    """Whether ``node`` itself is the call of an aggregate function, known to sqlglot or only to DuckDB."""
+    """Returns whether ``node`` itself calls an aggregate function, of sqlglot or only of DuckDB."""
     if isinstance(node, (exp.AggFunc, exp.Connector)):
-        # AND and OR are functions to sqlglot, and the text of one may begin with the call of an aggregate.
+        # For sqlglot AND and OR are functions, whose text may begin with the call of an aggregate.
         return isinstance(node, exp.AggFunc)
     return isinstance(node, exp.Func) and _functions().get(_name(node)) == "aggregate"
 
 
 def require_row_function(node: exp.Expr) -> None:
-    """Raises Unsplittable when ``node`` itself may read more than one row."""
+    """Raises Unsplittable if ``node`` itself may read more than one row."""
     if is_aggregate(node) or isinstance(node, (exp.Filter, exp.WithinGroup)):
         raise Unsplittable("it aggregates")
     if isinstance(node, exp.Anonymous) and _functions().get(_name(node)) != "scalar":
-        # A macro can hide an aggregate (geometric_mean does).
+        # A macro can contain an aggregate (geometric_mean does).
         raise Unsplittable(f"{node.name} may look at many rows")
 
 
 def require_row_functions(root: exp.Expr) -> None:
-    """Raises Unsplittable when a call in ``root`` may read more than one row."""
+    """Raises Unsplittable if a call in ``root`` may read more than one row."""
     for node in root.walk():
         require_row_function(node)
 

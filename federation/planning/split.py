@@ -1,7 +1,7 @@
 """Plans a SELECT over many nodes: the SQL for each node, and the SQL that merges the answers.
 
-The rows of a plan are the rows of the same SELECT over the union of all nodes' tables, up to what SQL itself leaves
-open (ties under LIMIT, the order of additions of floats). There are three ways, the first that is sound is taken:
+A plan gives the rows of the same SELECT over the union of all nodes' tables, except for what SQL itself leaves open
+(ties under LIMIT, the order in which floats are added). There are three ways; the first way that is sound is used:
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ _Way = Callable[[Catalog, exp.Query, Columns], Draft]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``final`` is SQL over the tables that ``parts`` name; ``columns`` are the names and types of what it returns.
+    """The plan of a query. ``final``: SQL over the tables that ``parts`` name. ``columns``: names and types of the
+    result.
 
-    ``kind`` is rows, aggregate, ship, or local for a query without tables. ``why`` says why rows must be shipped.
-    ``classic`` is the plan to follow when a node's engine has another version, if nodes send states of aggregates.
+    ``kind``: rows, aggregate, ship, or local for a query without tables. ``why``: why rows must be shipped.
+    ``classic``: the plan for a node whose engine has another version, if nodes send states of aggregates.
     """
 
     kind: str
@@ -60,9 +61,9 @@ class Plan:
 def plan(sql: str, now_ns: int, catalog: Catalog | None = None, views: Mapping[str, View] = VIEWS) -> Plan:
     """Returns the plan of ``sql`` for many nodes. ``now_ns`` (UTC ns) is the value of now().
 
-    ``catalog`` has the tables as queries at a node see them; by default those of probing.api. ``views`` are expanded
-    here: nodes need not know them. Raises QueryRejected for another statement than a SELECT, NotFound for an unknown
-    table, QueryError when it does not bind.
+    ``catalog``: the tables as queries on a node see them, by default those of probing.api. ``views`` are expanded here,
+    so that nodes need not have them. Raises QueryRejected for another statement than a SELECT, NotFound for an unknown
+    table, QueryError if it does not bind.
     """
     chosen = catalog if catalog is not None else api_catalog()
     try:
@@ -75,7 +76,7 @@ def plan(sql: str, now_ns: int, catalog: Catalog | None = None, views: Mapping[s
 def each_node(sql: str, now_ns: int, catalog: Catalog | None = None) -> Plan:
     """Returns a plan whose rows are the answers of the nodes to ``sql``, one after the other.
 
-    For a SELECT that joins or groups no rows of different nodes and names no views. Raises as ``plan``.
+    The SELECT must not join or group rows of different nodes, and must name no views. Raises the errors of ``plan``.
     """
     chosen = catalog if catalog is not None else api_catalog()
     root = fix_times(parse(sql), now_ns)
@@ -121,7 +122,7 @@ def _split(root: exp.Query, catalog: Catalog, *, states: bool = True) -> Plan:
         except Unsplittable as e:
             why = e.message
         except QueryError:
-            # DuckDB does not bind a part that was split wrongly: the next way is tried.
+            # DuckDB does not bind a part that was split wrongly; then the next way is tried.
             why = "its parts do not bind"
         else:
             sends_states = any(has_states(parse(part.sql)) for part in found.parts)
@@ -130,7 +131,7 @@ def _split(root: exp.Query, catalog: Catalog, *, states: bool = True) -> Plan:
 
 
 def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Plan:
-    """Returns ``draft`` as a plan if it binds and has the columns and types of the query itself."""
+    """Returns ``draft`` as a plan if it binds and has the columns and types of the query."""
     part = tuple((name, kind) for name, (_, kind) in zip(draft.names, catalog.describe_part(draft.sql), strict=True))
     final = catalog.describe_over(PART, part, draft.final)
     if not same_types(final, columns):
@@ -139,7 +140,9 @@ def _checked(kind: str, draft: Draft, columns: Columns, catalog: Catalog) -> Pla
 
 
 def _spell_star(select: exp.Select, columns: Columns) -> None:
-    """Replaces ``*`` in ``select`` by names of columns: on a node of another version a table has other columns."""
+    """Replaces ``*`` in ``select`` by names of columns, since a table has other columns on a node of another
+    version.
+    """
     items = select.expressions
     stars = [i for i, item in enumerate(items) if isinstance(_unqualified(item), exp.Star)]
     if len(stars) != 1 or any(v for k, v in _unqualified(items[stars[0]]).args.items() if not k.startswith("except")):
@@ -195,7 +198,7 @@ def _ship_parts(root: exp.Query, catalog: Catalog) -> tuple[Part, ...]:
 
 
 def _shipped(name: str, tables: list[exp.Table], columns: Columns, words: set[str], everything: bool) -> Part:
-    # Any identifier of the query may be a column: one column too many is sound, one too few is not.
+    # Any identifier of the query may be a column: a column too many does no harm, a column too few does.
     wanted = columns if everything else tuple(c for c in columns if c[0].lower() in words)
     wanted = wanted or columns[:1]
     sql = f"SELECT {', '.join(sql_name(column) for column, _ in wanted)} FROM {sql_table(name)}"
@@ -207,7 +210,7 @@ def _shipped(name: str, tables: list[exp.Table], columns: Columns, words: set[st
 
 
 def _filter(table: exp.Table, columns: Columns) -> exp.Expr | None:
-    """Returns the condition that every row of ``table`` must meet at this place; None for no condition."""
+    """Returns the condition that every row of ``table`` must meet here; None if there is none."""
     kept = certain_of(table, {name.lower() for name, _ in columns})
     if not kept:
         return None

@@ -18,7 +18,7 @@ _READ = "`probingctl vars` reads variables from outside"
 
 
 def parse(sql: str) -> exp.Query:
-    """Returns the tree of the one SELECT (or UNION of SELECTs) in ``sql``. Raises QueryRejected."""
+    """Returns the tree of the SELECT (or UNION of SELECTs) in ``sql``. Raises QueryRejected."""
     try:
         found = statements(sql)
     except sqlglot.errors.SqlglotError as e:
@@ -26,21 +26,21 @@ def parse(sql: str) -> exp.Query:
     except RecursionError:
         raise QueryRejected("the query is nested too deeply", hint="use WITH for its parts") from None
     if len(found) != 1 or not isinstance(found[0], exp.Query):
-        raise QueryRejected("a query is one SELECT")
+        raise QueryRejected("a query must be one SELECT")
     root = found[0]
     if root.find(exp.Insert, exp.Update, exp.Delete, exp.Copy, exp.Command, exp.Create, exp.Into):
-        raise QueryRejected("a query only reads")
+        raise QueryRejected("a query can only read")
     return root
 
 
 def evaluates_code(sql: str) -> QueryRejected | None:
-    """Returns the refusal of a query with a python.`EXPRESSION`, as Probing has them; None where it has none."""
+    """Returns the refusal of a query with a python.`EXPRESSION`, which Probing accepts; None if it has none."""
     found = _EXPRESSION.search(sql)
     return _evaluation(found.group(1)) if found else None
 
 
 def needs_helper(name: str, meant: str = "") -> QueryRejected | None:
-    """Returns the refusal of a table that only code inside a job could fill; None for any other ``name``.
+    """Returns the refusal of a table of Probing that only code inside a job could fill; None for any other ``name``.
 
     ``meant`` names similar tables that exist.
     """
@@ -68,7 +68,7 @@ def to_sql(node: exp.Expr) -> str:
 
 
 def table_name(table: exp.Table) -> str:
-    """Returns ``schema.table`` in lower case, or the bare name."""
+    """Returns ``schema.table`` in lower case, or the name alone."""
     return ".".join(part.name.lower() for part in table.parts)
 
 
@@ -83,6 +83,6 @@ def tables_in(root: exp.Query) -> list[exp.Table]:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of sqlglot's message, without the escapes that underline the place."""
+    """Returns the first line of sqlglot's message, without the escape sequences that underline a place."""
     text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return "".join(c for c in text if c.isprintable()).replace("[4m", "").replace("[0m", "").strip()

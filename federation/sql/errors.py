@@ -1,4 +1,4 @@
-"""Translates DuckDB's errors to probing.api.errors."""
+"""Translates DuckDB's errors into those of probing.api.errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from probing.api.errors import ProbingError, QueryError, QueryMemory, QueryRejec
 
 __all__ = ("from_duckdb",)
 
-# Frequent mistakes: what DuckDB says of each, and what to write instead.
+# Frequent mistakes: DuckDB's message for each, and what to write instead.
 _INSTEAD = (
     (re.compile(r'"[-+]\(TIMESTAMP.*STRING_LITERAL'), "a length of time is an INTERVAL: now() - INTERVAL '5 minutes'"),
     (re.compile(r"to INTERVAL|[Ii]nterval.*unit"), "write it as in INTERVAL '5 minutes' or INTERVAL 1 HOUR"),

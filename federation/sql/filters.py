@@ -1,4 +1,4 @@
-"""Conditions that every row of a table must meet to matter to a query, and whether the query names whole rows."""
+"""Finds conditions that every row of a table must meet to matter to a query, and whether the query names whole rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlglot import exp
 __all__ = ("certain_of", "looks_at_many_rows", "names_whole_rows", "select_of")
 
 _MANY_ROWS = (exp.AggFunc, exp.Window, exp.Explode, exp.Unnest)
-# Functions without a class in sqlglot, whose value depends on their arguments and the time of the query alone.
+# Functions without a class in sqlglot whose value depends only on their arguments and the time of the query.
 _PURE = frozenset(
     {"current_localtimestamp", "epoch_ns", "epoch_us", "get_current_timestamp", "make_timestamp_ms"}
     | {"make_timestamp_ns", "now", "transaction_timestamp"}
@@ -17,7 +17,7 @@ _PURE = frozenset(
 
 
 def certain_of(table: exp.Table | exp.Subquery, known: Collection[str]) -> list[exp.Expr]:
-    """Returns the conditions that every row of ``table`` must meet at this place, over columns without qualifiers.
+    """Returns the conditions that every row of ``table`` must meet here, over columns without qualifiers.
 
     ``known`` are the names of its columns, in lower case.
     """
@@ -32,8 +32,8 @@ def certain_of(table: exp.Table | exp.Subquery, known: Collection[str]) -> list[
 def select_of(table: exp.Table | exp.Subquery) -> tuple[exp.Select | None, bool]:
     """Returns the SELECT whose WHERE filters every row of ``table``, and whether the table is its only source.
 
-    An outer join makes rows of NULLs for the other side, so a filter may only go to the side that is kept whole; which
-    row of its right side an ASOF join takes depends on all of them.
+    An outer join adds rows of NULLs for the other side, so a filter may only go to the side that is kept whole. Which
+    row of its right side an ASOF join uses depends on all of them.
     """
     parent = table.parent
     select = parent.parent if isinstance(parent, (exp.From, exp.Join)) else None
@@ -54,7 +54,7 @@ def select_of(table: exp.Table | exp.Subquery) -> tuple[exp.Select | None, bool]
 
 
 def looks_at_many_rows(node: exp.Expr) -> bool:
-    """Returns whether a call in ``node`` may read other rows or return several rows; an unknown function may."""
+    """Returns whether a call in ``node`` may read other rows or return several rows. An unknown function may."""
     return any(
         isinstance(part, _MANY_ROWS) or (isinstance(part, exp.Anonymous) and part.name.lower() not in _PURE)
         for part in node.walk()

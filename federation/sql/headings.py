@@ -1,4 +1,6 @@
-"""Names the columns of a query as they were typed: DuckDB would name them by the rewritten text that it runs."""
+"""Names the columns of a query by the text that was typed; DuckDB would name them by the rewritten text that
+it runs.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ _ENDS = frozenset(
     | {TokenType.ORDER_BY, TokenType.LIMIT, TokenType.OFFSET, TokenType.UNION, TokenType.EXCEPT, TokenType.INTERSECT}
     | {TokenType.SEMICOLON, TokenType.TABLE_SAMPLE, TokenType.USING}
 )
-# Expressions that have a name already, or become several columns.
+# Expressions that already have a name, or become several columns.
 _NAMED = (exp.Alias, exp.Aliases, exp.Column, exp.Columns, exp.Dot, exp.Literal, exp.Star, exp.Boolean, exp.Null)
 _SEVERAL = (exp.Star, exp.Columns, exp.Explode, exp.Unnest)
 
 
 def with_headings(root: _Tree, sql: str) -> _Tree:
-    """Returns ``root``, the tree of ``sql``, with an alias for each expression that its first SELECT shows without one.
+    """Returns ``root``, the tree of ``sql``, in which each expression of the first SELECT without an alias gets one.
 
     An item whose text in ``sql`` is not certain gets no alias.
     """
@@ -50,7 +52,7 @@ def _named(item: exp.Expr, text: str) -> exp.Expr:
 
 
 def _items(sql: str) -> list[str]:
-    """Returns the texts of the items of the first SELECT that is in no brackets, each in one line."""
+    """Returns the texts of the items of the first SELECT outside of brackets, each in one line."""
     try:
         tokens = DuckDB().tokenize(sql)
     except SqlglotError:
@@ -81,7 +83,7 @@ def _items(sql: str) -> list[str]:
 
 
 def _ends(kind: TokenType, before: TokenType | None) -> bool:
-    # The FROM of `a IS DISTINCT FROM b` ends no list.
+    # The FROM in `a IS DISTINCT FROM b` does not end a list.
     return kind in _ENDS and not (kind == TokenType.FROM and before == TokenType.DISTINCT)
 
 

@@ -1,4 +1,4 @@
-"""Moves conditions on the rows of a subquery, CTE or view into it, next to the source of the rows."""
+"""Moves conditions on the rows of a subquery, CTE or view into it, nearer to the source of the rows."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def narrow_all(root: exp.Query, columns: NamesOf) -> None:
 def plain_columns(select: exp.Select, columns: NamesOf) -> dict[str, exp.Column]:
     """Returns the columns of ``select`` that are unchanged columns of its first source, by lower-case name.
 
-    Where ``select`` groups rows, only keys of GROUP BY and PARTITION BY, which all rows of a group have in common.
+    If ``select`` groups rows, only the keys of GROUP BY and PARTITION BY, which are equal in all rows of a group.
     """
     source = select.args["from_"].this if select.args.get("from_") else None
     if not isinstance(source, (exp.Table, exp.Subquery)) or select_of(source)[0] is None:
         return {}
     keys = _common_keys(select)
     alone, own = not select.args.get("joins"), source.alias_or_name.lower()
-    # Another qualifier may name a row of the query outside: DuckDB needs no LATERAL for that.
+    # Another qualifier may name a row of the outer query, as DuckDB needs no LATERAL for that.
     mine = (own, "") if alone else (own,)
     found: dict[str, exp.Column] = {}
     for item in select.expressions:
@@ -58,7 +58,7 @@ def plain_columns(select: exp.Select, columns: NamesOf) -> dict[str, exp.Column]
 
 
 def _common_keys(select: exp.Select) -> set[str] | None:
-    """Returns the keys common to all groups and windows of ``select``, as texts; None where it has neither."""
+    """Returns the keys common to all groups and windows of ``select``, as texts; None if it has neither."""
     if any(select.args.get(key) for key in REDUCING if key not in ("group", "having", "qualify")):
         return set()
     found: list[set[str]] = []
@@ -92,7 +92,7 @@ def narrow(select: exp.Select, conditions: list[exp.Expr], plain: Mapping[str, e
             meant.set("table", exp.to_identifier(source.alias_or_name, quoted=True))
             column.replace(meant)
     if any(join.method.upper() == "ASOF" for join in select.args.get("joins") or []):
-        # Beside an ASOF join, range pruning would not see which rows of the left side matter.
+        # With an ASOF join, range pruning would not see which rows of the left side matter.
         alias = source.alias_or_name
         bare = source.copy()
         bare.set("alias", exp.TableAlias(this=exp.to_identifier(alias, quoted=True)))

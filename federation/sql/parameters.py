@@ -29,7 +29,7 @@ _HINT = "for example --param rank=3, --param job=4711, --param since:TIMESTAMP='
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A value as text, and the DuckDB type that it is cast to."""
+    """A value as text, and the DuckDB type to which it is cast."""
 
     text: str
     type: str
@@ -38,11 +38,11 @@ class Typed:
 def parameter(text: str) -> tuple[str, Any]:
     """Returns name and value of ``name=value`` or ``name:type=value``.
 
-    Without a type a value is an int, a float, true, false, null, or else text. Raises UsageError.
+    Without a type the value is read as an int, a float, true, false or null, else as text. Raises UsageError.
     """
     match = _GIVEN.fullmatch(text)
     if match is None:
-        raise UsageError(f"--param {text}: it is no name=value", hint=_HINT)
+        raise UsageError(f"--param {text}: it is not name=value", hint=_HINT)
     name, kind, value = match.groups()
     return name, Typed(value, kind) if kind else _guess(value)
 
@@ -56,10 +56,10 @@ def _guess(text: str) -> Any:
 
 
 def bind(sql: str, values: Mapping[str, Any]) -> str:
-    """Returns ``sql`` with a literal for each ``$name``; case does not matter in names.
+    """Returns ``sql`` with a literal in place of each ``$name``; names are case-insensitive.
 
-    A value is None, a bool, int, float, Decimal, str, date, datetime (without a zone it is UTC), timedelta, Typed or
-    a list of these. Raises UsageError for a name without a value, an unused one, or a value of another type;
+    A value is None, a bool, int, float, Decimal, str, date, datetime (without a zone it is UTC), timedelta, Typed or a
+    list of these. Raises UsageError for a name without a value, an unused name, or a value of another type;
     QueryRejected for invalid SQL.
     """
     if not values and "$" not in sql and "?" not in sql:
@@ -85,12 +85,12 @@ def _parse(sql: str) -> exp.Expr:
 
         raise QueryRejected(f"this is not SQL that can be read: {first_line(e)}") from None
     if len(found) != 1:
-        raise QueryRejected("a query is one SELECT")
+        raise QueryRejected("a query must be one SELECT")
     return found[0]
 
 
 def _replace(root: exp.Expr, given: Mapping[str, Any]) -> set[str]:
-    """Replaces the parameters and returns the names of those in use."""
+    """Replaces the parameters. Returns the names of those that were used."""
     from sqlglot import exp
 
     used: set[str] = set()
@@ -114,7 +114,7 @@ def _literal(name: str, value: Any) -> exp.Expr:
         return exp.Null() if value is None else exp.Boolean(this=value)
     if isinstance(value, int):
         number = exp.Literal(this=str(abs(value)), is_string=False)
-        # In brackets: a minus before it must not begin a comment.
+        # A number in brackets, as a minus before it must not begin a comment.
         return exp.Paren(this=exp.Neg(this=number)) if value < 0 else number
     if isinstance(value, str):
         return exp.Literal.string(value)
@@ -125,7 +125,7 @@ def _literal(name: str, value: Any) -> exp.Expr:
 
 
 def _cast(name: str, value: Any) -> tuple[str, str]:
-    """Returns text and DuckDB type of a value without a literal of its own."""
+    """Returns text and DuckDB type of a value that has no literal of its own."""
     if isinstance(value, Typed):
         return value.text, value.type
     if isinstance(value, float):
@@ -141,7 +141,9 @@ def _cast(name: str, value: Any) -> tuple[str, str]:
         return value.isoformat(), "DATE"
     if isinstance(value, timedelta):
         return f"{round(value / timedelta(microseconds=1))} microseconds", "INTERVAL"
-    raise UsageError(f"${name}: a {type(value).__name__} is no value of SQL", hint="give a number, text, time or list")
+    raise UsageError(
+        f"${name}: a {type(value).__name__} is not a value of SQL", hint="give a number, text, time or list"
+    )
 
 
 def _type(name: str, text: str) -> exp.DataType:

@@ -1,7 +1,7 @@
-"""Parses SQL with bounded work.
+"""Parses SQL with limited work.
 
 sqlglot tries several readings of a construct and parses its content again for each: nested `(SELECT 1 LIMIT (` or
-`ROW(` take 2^depth steps. The number of tokens that it parses again is bounded.
+`ROW(` take 2^depth steps. So the number of tokens that it parses again is limited.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ __all__ = ("MAX_NESTING", "MAX_TEXT", "statements")
 
 MAX_TEXT = 64 * 1024
 MAX_NESTING = 64
-# Tokens that may be parsed again, for each token of the query, and a fixed number. None of 1,620 queries of the tests
-# and views needs more than one for each.
+# How many tokens may be parsed again: this many for each token of the query, and a fixed number.
 _REREAD_EACH = 4
 _REREAD_MORE = 500
 _OPEN = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE))
@@ -29,9 +28,9 @@ _HINT = "use WITH for its parts"
 
 
 def statements(sql: str, times: int = 1) -> list[exp.Expr]:
-    """Returns the trees of the statements in ``sql``, in DuckDB's dialect. ``times`` is a factor for all bounds.
+    """Returns the trees of the statements in ``sql``, in DuckDB's dialect. ``times``: a factor for all limits.
 
-    Raises QueryRejected above the bounds, and SqlglotError for invalid SQL.
+    Raises QueryRejected above the limits, and SqlglotError for invalid SQL.
     """
     if len(sql) > MAX_TEXT * times:
         raise QueryRejected(f"the query is longer than {size(MAX_TEXT)}", hint="shorten it")
@@ -52,7 +51,7 @@ def _check_nesting(tokens: list[Token], most: int) -> None:
 
 
 class _Parser(DuckDBParser):
-    """``rereads``: how many tokens it may still parse again."""
+    """A parser with limited work. ``rereads``: how many tokens it may still parse again."""
 
     rereads = 0
 

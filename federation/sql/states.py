@@ -1,8 +1,8 @@
 """States of aggregates that DuckDB exports: how the asker requests one, and how a node writes the request.
 
-``export_state('ENGINE', CALL)`` requests the state of an aggregate call. It is a function of ours, which the gate
-checks; DuckDB writes ``CALL EXPORT_STATE``, which sqlglot would read as an alias. A state has the form that one version
-of the engine gave it, so that a node with another version refuses, and the asker then has the rows shipped.
+``export_state('ENGINE', CALL)`` requests the state of an aggregate call. It is our own function, which the gate checks;
+DuckDB's form is ``CALL EXPORT_STATE``, which sqlglot would read as an alias. The form of a state depends on the version
+of the engine. So a node with another version refuses the request, and the asker requests the rows.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def has_states(root: exp.Expr) -> bool:
 def require_export(node: exp.Expr) -> None:
     """Checks one request for a state.
 
-    Raises QueryRejected unless it is an item of the outermost SELECT and calls an aggregate whose states are used here,
-    EngineDiffers when the state would have the form of another version of the engine.
+    Raises QueryRejected unless it is an item of the outermost SELECT and calls an aggregate whose states are used here;
+    EngineDiffers if the state would have the form of another version of the engine.
     """
     item, items = node.parent, node.expressions
     whole = isinstance(item, exp.Alias) and isinstance(item.parent, exp.Select) and item.parent.parent is None
@@ -50,7 +50,7 @@ def require_export(node: exp.Expr) -> None:
 
 
 def with_states(root: exp.Expr) -> str:
-    """Returns ``root`` as SQL for the engine alone. It is not to be parsed again."""
+    """Returns ``root`` as SQL for the engine, which must not be parsed again."""
     return _Generator(dialect=DuckDB, comments=False).generate(root)
 
 

@@ -1,11 +1,11 @@
-"""Fixes now() of a query to one instant for all nodes, and compares ``ts`` without time zones.
+"""Replaces now() in a query by one instant for all nodes, and compares ``ts`` without time zones.
 
-``X AT TIME ZONE 'Z'`` is the local time in Z of a column or of now(), which are UTC by definition. For a constant it is
-what SQL says: the instant (UTC) at which clocks in Z show it.
+``X AT TIME ZONE 'Z'`` is the local time in Z of a column or of now(), which are UTC by definition. For a constant it
+is, as in SQL, the instant (UTC) at which clocks in Z show it.
 
 ``ts`` is TIMESTAMP_NS, UTC, without a zone; DuckDB 2.0 does not compare it with the zoned type that ``now()``,
-``to_timestamp`` and ``AT TIME ZONE`` have. Nodes rewrite their queries in the same way, and so must the client,
-which binds the query and runs its last step.
+``to_timestamp`` and ``AT TIME ZONE`` have. Nodes rewrite their queries in the same way, and so must the client, which
+binds the query and runs its last step.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _TIME_OF_DAY = frozenset({"get_current_time", "current_localtime"})
 
 
 def fix_times(root: _Tree, now_ns: int) -> _Tree:
-    """Returns ``root`` with ``now_ns`` (UTC ns) for now() and its synonyms, and without zoned times."""
+    """Returns ``root`` with ``now_ns`` (UTC ns) in place of now() and its synonyms, and without zoned times."""
     when = datetime.fromtimestamp(now_ns // 1_000_000_000, tz=timezone.utc)
     day, clock, fraction = f"{when:%Y-%m-%d}", f"{when:%H:%M:%S}", f"{now_ns % 1_000_000_000:09d}"
     ages = [n for n in root.find_all(exp.Anonymous) if n.name.lower() == "age" and len(n.expressions) == 1]
-    # Inner nodes first: the nodes around them are copied.
+    # Inner nodes come first, as the nodes around them are copied.
     for zoned in [zoned for zoned in root.find_all(exp.AtTimeZone) if _is_utc(zoned.this)][::-1]:
-        # The session's zone is UTC: the cast makes a time without a zone one of UTC, and keeps any other.
+        # The session's zone is UTC: the cast makes a time without a zone UTC, and keeps any other zone.
         zoned.set("this", exp.cast(zoned.this, "TIMESTAMPTZ", dialect="duckdb"))
     for node in list(root.walk())[::-1]:
         if _means_now(node):
@@ -42,7 +42,7 @@ def fix_times(root: _Tree, now_ns: int) -> _Tree:
         elif _means_time_of_day(node):
             node.replace(expression(f"CAST('{clock}.{fraction[:6]}' AS TIME)"))
         elif _has_zone(node) and not _under_at_time_zone(node):
-            # The session's zone is UTC: the cast takes the zone away and keeps the instant.
+            # The session's zone is UTC: the cast removes the zone and keeps the instant.
             node.replace(exp.cast(node.copy(), "TIMESTAMP", dialect="duckdb"))
     for age in ages:
         # age(x) counts from the last midnight.
@@ -71,12 +71,12 @@ def _has_zone(node: exp.Expr) -> bool:
 
 
 def _is_utc(node: exp.Expr) -> bool:
-    """Whether ``node`` depends on a column or on the present."""
+    """Returns whether ``node`` depends on a column or on the present time."""
     return any(isinstance(part, exp.Column) or _means_now(part) for part in node.walk())
 
 
 def _under_at_time_zone(node: exp.Expr) -> bool:
-    """Whether ``node`` is the operand of AT TIME ZONE, where the zone matters."""
+    """Returns whether ``node`` is the operand of AT TIME ZONE, where the zone matters."""
     parent = node.parent
     while isinstance(parent, exp.Paren):
         parent = parent.parent

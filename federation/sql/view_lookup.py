@@ -1,4 +1,4 @@
-"""Finds the views that a query names, their columns, and columns that nothing has, before any database binds them."""
+"""Finds the views that a query names, their columns, and columns that do not exist, before a database binds them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NamesOf = Callable[[str], Collection[str]]
 """The names of the columns of a table or view; none for one that is not known."""
 REDUCING = ("group", "having", "qualify", "distinct", "limit", "offset", "sample", "laterals", "pivots")
 """Clauses of a SELECT under which a row of its source need not be one of its own."""
-# Columns of table functions.
+# Table functions, whose columns have these names.
 _SERIES = ("generate_series", "range", "unnest")
 _SAME_PROCESS = ("node", "pid", "start_ns")
 
@@ -47,7 +47,7 @@ def base_tables(view: View) -> list[str]:
 
 
 def views_from(rows: Iterable[Mapping[str, Any]]) -> dict[str, View]:
-    """Returns the views of users in rows of probing.views; where nodes differ about a name, the first."""
+    """Returns the users' views in rows of probing.views; if nodes differ about a name, the first view counts."""
     found: dict[str, View] = {}
     for row in rows:
         name, sql = f"{USER_VIEWS}.{row['name']}", row["sql"]
@@ -58,7 +58,7 @@ def views_from(rows: Iterable[Mapping[str, Any]]) -> dict[str, View]:
 
 
 def known_columns(views: Mapping[str, View] = VIEWS, more: Mapping[str, Collection[str]] | None = None) -> NamesOf:
-    """Returns a lookup of the columns of our tables, of ``views`` and of ``more`` tables."""
+    """Returns a function that looks up the columns of our tables, of ``views`` and of ``more`` tables."""
 
     def names(table: str) -> Collection[str]:
         if more and table in more:
@@ -71,7 +71,7 @@ def known_columns(views: Mapping[str, View] = VIEWS, more: Mapping[str, Collecti
 
 
 def named_view(table: exp.Table, views: Mapping[str, View], columns: NamesOf) -> View | None:
-    """Returns the view that ``table`` names: one of ``views``, or the one for global.SCHEMA.TABLE."""
+    """Returns the view that ``table`` names: one of ``views``, or the view for global.SCHEMA.TABLE."""
     if not isinstance(table.this, exp.Identifier) or not table.db or table.catalog.lower() not in ("", LOCAL, GLOBAL):
         return None
     name = f"{table.db}.{table.name}".lower()
@@ -82,7 +82,7 @@ def named_view(table: exp.Table, views: Mapping[str, View], columns: NamesOf) ->
 
 
 def is_local(view: View, views: Mapping[str, View]) -> bool:
-    """Returns whether the rows of ``view`` over all nodes are the rows of ``view`` at each node."""
+    """Returns whether the rows of ``view`` over all nodes are the union of its rows on each node."""
     if view.local or view.columns or view.problem:
         return view.local
     tree = tree_of(view.sql)
@@ -94,7 +94,7 @@ def is_local(view: View, views: Mapping[str, View]) -> bool:
 
 @lru_cache(maxsize=512)
 def tree_of(sql: str) -> exp.Query:
-    """Returns the tree of a view's SQL without comments; copy it before a change."""
+    """Returns the tree of a view's SQL without comments. Copy it before you change it."""
     tree = parse(sql)
     for node in tree.walk():
         node.comments = None
@@ -102,7 +102,7 @@ def tree_of(sql: str) -> exp.Query:
 
 
 def _shown(view: View, columns: NamesOf) -> Collection[str]:
-    """Returns the columns of ``view``; none where only a database knows them."""
+    """Returns the columns of ``view``; empty if only a database can tell them."""
     if view.columns or view.problem:
         return [column.name for column in view.columns]
     tree = tree_of(view.sql)
@@ -132,7 +132,7 @@ def _only_source(tree: exp.Query) -> exp.Table | None:
 
 
 def _tagged(name: str, names: Collection[str], local: bool) -> View:
-    # The table, with columns that say where each row comes from.
+    # The table gets columns that say where each row comes from.
     has = {column.lower() for column in names}
     process = has.issuperset(_SAME_PROCESS)
 
@@ -160,12 +160,12 @@ def _tagged(name: str, names: Collection[str], local: bool) -> View:
 
 
 def require_columns(root: exp.Query, columns: NamesOf) -> None:
-    """Raises QueryRejected for a column that surely none of the tables has; ``columns``: the names by table or view.
+    """Raises QueryRejected for a column that certainly none of the tables has. ``columns``: the names by table or view.
 
-    A name that anything in the query could mean is left to the database.
+    If something else in the query could have the name, the database decides.
     """
     known: set[str] = set(_SERIES)
-    # Columns by qualifier; None where they are not known.
+    # Columns by qualifier; None if they are unknown.
     sources: dict[str, set[str] | None] = {}
     for table in root.find_all(exp.Table):
         own = {name.lower() for name in columns(table_name(table))} if table.db else set()

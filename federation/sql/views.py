@@ -1,7 +1,7 @@
 """Expands the views that a query names, before it is split, checked or run.
 
 A view becomes a subquery in parentheses under its own name. Conditions that its rows must meet are repeated inside, so
-that time ranges still bound the rows that are read; joins whose columns the query does not name are left out.
+that time ranges still limit the rows that are read; joins whose columns the query does not name are left out.
 ``probe.SCHEMA.TABLE`` loses its catalog, and ``global.SCHEMA.TABLE`` becomes a subquery with Probing's columns for the
 origin of a row: ``_host, _addr, _rank, _node_rank, _local_rank, _role``.
 """
@@ -38,10 +38,10 @@ _KEPT = ("joins", "laterals", "sample", "pivots")
 
 
 def expand(root: _Tree, views: Mapping[str, View] = VIEWS, columns: NamesOf | None = None) -> _Tree:
-    """Changes ``root``: every view that it names becomes a subquery.
+    """Changes ``root``: each view in it becomes a subquery.
 
-    ``columns`` returns the names of a table's or view's columns, none for an unknown one.
-    Raises QueryRejected for views that name each other too deeply or too often.
+    ``columns`` returns the names of the columns of a table or view, empty for an unknown name. Raises QueryRejected for
+    views that name each other too deeply or too often.
     """
     _Expansion(views, columns or known_columns(views)).run(root, 0)
     return root
@@ -50,7 +50,7 @@ def expand(root: _Tree, views: Mapping[str, View] = VIEWS, columns: NamesOf | No
 def set_apart(root: exp.Query, views: Mapping[str, View], columns: NamesOf) -> dict[str, View]:
     """Changes ``root``: a view that each node can answer becomes a table; the others are expanded.
 
-    Returns these views by the names of their tables.
+    Returns the views that became tables, by the names of the tables.
     """
     apart: dict[str, View] = {}
     _Expansion(views, columns, apart).run(root, 0)
@@ -58,10 +58,10 @@ def set_apart(root: exp.Query, views: Mapping[str, View], columns: NamesOf) -> d
 
 
 class _Expansion:
-    """Expands one query, with bounds on all its views together."""
+    """Expands one query, with limits for all its views together."""
 
     def __init__(self, views: Mapping[str, View], columns: NamesOf, apart: dict[str, View] | None = None) -> None:
-        """``apart`` collects the views that nodes can answer, which are not expanded."""
+        """Makes the expansion. ``apart`` collects the views that nodes can answer, which are not expanded."""
         self._views = views
         self._columns = columns
         self._apart = apart
@@ -89,7 +89,7 @@ class _Expansion:
                 column.set("db", None)
 
     def _set_apart(self, table: exp.Table, view: View, apart: dict[str, View]) -> None:
-        # A schema of its own: DuckDB has schemas such as information_schema already.
+        # A schema with a prefix, as DuckDB already has schemas such as information_schema.
         catalog = GLOBAL if table.catalog.lower() == GLOBAL else LOCAL
         schema = f"{catalog} {table.db.lower()}"
         apart[f"{schema}.{table.name.lower()}"] = view
@@ -121,14 +121,14 @@ class _Expansion:
 
 
 def _words(root: exp.Expr) -> set[str]:
-    """Returns every identifier of the query, in lower case; none where it names whole rows."""
+    """Returns every identifier of the query, in lower case; empty if it names whole rows."""
     if isinstance(root, exp.Query) and names_whole_rows(root):
         return set()
     return {identifier.name.lower() for identifier in root.find_all(exp.Identifier)}
 
 
 def _leave_out(select: exp.Select, words: set[str]) -> None:
-    """Drops the columns of ``select`` that are not in ``words``, and left joins that become unused."""
+    """Removes the columns of ``select`` that are not in ``words``, and left joins that are not used any more."""
     items = [item for item in select.expressions if item.alias_or_name.lower() in words]
     select.set("expressions", items or select.expressions[:1])
     joins = select.args.get("joins") or []

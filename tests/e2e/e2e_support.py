@@ -154,6 +154,13 @@ class Daemon:
         return self.log.read_text()[-3000:]
 
 
+def is_replaced(daemon: Daemon, pid: int) -> bool:
+    """Returns whether another collector than ``pid`` runs now."""
+    now = daemon.children().get("probing.daemon.collector", [pid])
+    done = daemon.ctl("-f", "json", "status", check=None)
+    return now != [pid] and done.returncode == 0 and json.loads(done.stdout)["state"] == "running"
+
+
 def start_process(*argv: str | Path, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
     """Starts a command in a session of its own; no scheduler of this machine names its job."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "TORCHELASTIC_", "MASTER_"))}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import JOBS, Daemon, end_process, start_process
+from e2e_support import JOBS, Daemon, end_process, is_replaced, start_process
 from long import long
 from ports import free_port
 from waiting import until, whole_lines
@@ -208,12 +208,6 @@ def test_kills_of_the_collector(own_daemon: Daemon, run_job: Any, tmp_path: Path
 
 def places(calls: list[dict[str, Any]]) -> set[tuple[int, str]]:
     return {(c["rank"], c["comm"]) for c in calls}
-
-
-def is_replaced(daemon: Daemon, pid: int) -> bool:
-    now = daemon.children().get("probing.daemon.collector", [pid])
-    done = daemon.ctl("-f", "json", "status", check=None)
-    return now != [pid] and done.returncode == 0 and json.loads(done.stdout)["state"] == "running"
 
 
 @long

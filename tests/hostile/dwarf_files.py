@@ -7,14 +7,45 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ("compressed_zeros", "tables_in_tables", "types_in_a_circle")
+__all__ = (
+    "compressed_zeros",
+    "siblings_in_a_circle",
+    "structs_in_structs",
+    "tables_in_tables",
+    "types_in_a_circle",
+)
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _PROGBITS, _STRTAB, _COMPRESSED, _ZLIB = 1, 3, 0x800, 1
-_STRUCT, _MEMBER, _TYPEDEF = 0x13, 0x0D, 0x16
-_NAME, _SIZE, _LOCATION, _TYPE = 0x03, 0x0B, 0x38, 0x49
+_STRUCT, _MEMBER, _TYPEDEF, _UNIT = 0x13, 0x0D, 0x16, 0x11
+_SIBLING, _NAME, _SIZE, _LOCATION, _TYPE = 0x01, 0x03, 0x0B, 0x38, 0x49
 _STRING, _DATA4, _REF4 = 0x08, 0x06, 0x13
+# Bytes of a unit before its first entry.
+_FIRST = 11
+
+
+def _abbreviation(tag: int, children: bool, *attributes: tuple[int, int]) -> bytes:
+    return bytes([tag, children, *(part for attribute in attributes for part in attribute), 0, 0])
+
+
+_ENTRIES = (
+    b"".join(
+        bytes([code]) + _abbreviation(*entry)
+        for code, entry in enumerate(
+            (
+                (_STRUCT, True, (_NAME, _STRING), (_SIZE, _DATA4)),
+                (_MEMBER, False, (_TYPE, _REF4), (_LOCATION, _DATA4)),
+                (_TYPEDEF, False, (_TYPE, _REF4)),
+                (_UNIT, True),
+                (_STRUCT, True, (_SIBLING, _REF4)),
+                (_STRUCT, True),
+            ),
+            1,
+        )
+    )
+    + b"\0"
+)
 
 
 def compressed_zeros(path: Path, size: int = 60 << 20) -> Path:
@@ -28,26 +59,32 @@ def compressed_zeros(path: Path, size: int = 60 << 20) -> Path:
 def tables_in_tables(path: Path, units: int = 50_000, abbreviations: int = 60_000) -> Path:
     """Units that each begin the same table of abbreviations one abbreviation later."""
     one = b"\x81\x80\x01" + _abbreviation(_STRUCT, True, (_NAME, _STRING), (_SIZE, _DATA4))
-    info = b"".join(_unit(b"\0" * 9, number * len(one)) for number in range(units))
+    entry = b"\x81\x80\x01ncclComm\0" + bytes(4)
+    info = b"".join(_unit(entry * 2 + b"\0\0", number * len(one)) for number in range(units))
     return _write(path, {".debug_info": info, ".debug_abbrev": one * abbreviations + b"\0"})
 
 
 def types_in_a_circle(path: Path, members: int = 20_000) -> Path:
     """A struct ncclComm of unnamed members that are typedefs of each other and the struct itself."""
-    table = b"\x01" + _abbreviation(_STRUCT, True, (_NAME, _STRING), (_SIZE, _DATA4))
-    table += b"\x02" + _abbreviation(_MEMBER, False, (_TYPE, _REF4), (_LOCATION, _DATA4))
-    table += b"\x03" + _abbreviation(_TYPEDEF, False, (_TYPE, _REF4)) + b"\0"
-    # Of a unit: 11 bytes of header, and then the struct.
-    members_at = 11 + 1 + len(b"ncclComm\0") + 4
+    struct_at = _FIRST + 1
+    members_at = struct_at + 1 + len(b"ncclComm\0") + 4
     typedefs_at = members_at + members * 9 + 1
-    entries = b"\x01ncclComm\0" + struct.pack("<I", 4096)
-    entries += b"".join(b"\x02" + struct.pack("<II", (11, typedefs_at)[n % 2], 8) for n in range(members)) + b"\0"
-    entries += b"\x03" + struct.pack("<I", typedefs_at + 5) + b"\x03" + struct.pack("<I", typedefs_at)
-    return _write(path, {".debug_info": _unit(entries), ".debug_abbrev": table})
+    entries = b"\x04\x01ncclComm\0" + struct.pack("<I", 4096)
+    entries += b"".join(b"\x02" + struct.pack("<II", (struct_at, typedefs_at)[n % 2], 8) for n in range(members))
+    entries += b"\0\x03" + struct.pack("<I", typedefs_at + 5) + b"\x03" + struct.pack("<I", typedefs_at) + b"\0"
+    return _write(path, {".debug_info": _unit(entries), ".debug_abbrev": _ENTRIES})
 
 
-def _abbreviation(tag: int, children: bool, *attributes: tuple[int, int]) -> bytes:
-    return bytes([tag, children, *(part for attribute in attributes for part in attribute), 0, 0])
+def siblings_in_a_circle(path: Path) -> Path:
+    """A struct whose sibling is itself."""
+    entries = b"\x04\x05" + struct.pack("<I", _FIRST + 1) + b"\0\0"
+    return _write(path, {".debug_info": _unit(entries), ".debug_abbrev": _ENTRIES})
+
+
+def structs_in_structs(path: Path, depth: int = 100_000) -> Path:
+    """A struct in a struct in a struct, and so on."""
+    entries = b"\x04" + b"\x06" * depth + b"\0" * (depth + 1)
+    return _write(path, {".debug_info": _unit(entries), ".debug_abbrev": _ENTRIES})
 
 
 def _unit(entries: bytes, table: int = 0) -> bytes:

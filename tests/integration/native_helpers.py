@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from python_stack_helpers import LocalParsers, LocalReaders
+from fakes import Parsers
+from python_stack_helpers import LocalReaders
 from waiting import until
 
 from probing.daemon.ipc import Message
@@ -46,7 +47,7 @@ class NativeReaders(LocalReaders):
         return super().call(op, pid=pid, start_ns=start_ns, timeout=timeout, **args)
 
 
-class NativeParsers(LocalParsers):
+class NativeParsers(Parsers):
     """``files`` counts the descriptors that it was handed."""
 
     def __init__(self) -> None:

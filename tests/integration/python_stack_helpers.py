@@ -7,18 +7,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from collections.abc import Mapping as Dict
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import Parsers
 from long import long_unless
 
 from probing.api.errors import ProbingError
-from probing.daemon.elf.file import Elf
-from probing.daemon.elf.symbols import matching_symbols
 from probing.daemon.ipc import Message
 from probing.daemon.processes.files import open_mapped
 from probing.daemon.processes.memory import ProcessMemory
@@ -36,7 +35,6 @@ __all__ = (
     "INTERPRETERS",
     "PROGRAMS",
     "SID",
-    "LocalParsers",
     "LocalReaders",
     "ReadersOfValues",
     "child",
@@ -120,15 +118,6 @@ def each_in_turn(
             yield (pid, start_ns), e
 
 
-class LocalParsers:
-    """Answers like a parser process, from within this one."""
-
-    def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> dict[str, Any]:
-        elf = Elf(fd)
-        symbols = [{"name": s.name, "address": s.address} for s in matching_symbols(elf, patterns)]
-        return {"symbols": symbols, "first_vaddr": elf.first_vaddr, "relocated": elf.relocated}
-
-
 @contextmanager
 def child(*command: str) -> Iterator[subprocess.Popen[str]]:
     """A child with pipes, killed at the end."""
@@ -148,7 +137,7 @@ def program(python: str, name: str, *arguments: str) -> Iterator[subprocess.Pope
 
 
 def runtime_of(pid: int) -> RuntimeInfo:
-    stacks = PythonStacks(LocalReaders(), LocalParsers())
+    stacks = PythonStacks(LocalReaders(), Parsers())
     try:
         return stacks.prepare(pid, read_start_ns(pid), timeout=60)
     finally:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from fakes import LiveReaders
 
-from probing.api.errors import ProcessGone
 from probing.daemon.bpf.build import compile_object
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock
@@ -152,22 +152,6 @@ class Collected:
         return [row for name, batch in self.batches if name == table for row in _rows(batch)]
 
 
-class Answer:
-    def __init__(self, payload: bytes) -> None:
-        self.payload = payload
-
-
-class OwnReaders:
-    """Reads the maps of processes by itself."""
-
-    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Any:
-        try:
-            lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines(keepends=True)
-        except OSError as e:
-            raise ProcessGone(f"process {pid} has ended") from e
-        return Answer(b"".join(line for line in lines if b"/" in line))
-
-
 class Script:
     """A process that runs Python on the double; ``step`` resumes it until its next line of output."""
 
@@ -203,7 +187,7 @@ class Cuda:
         self.session = open_session(*OBJECTS, probe if probe.exists() else _built(folder), optional=OPTIONAL)
         self.sink, self.clock = Collected(), SystemClock()
         self.source = CudaSource(
-            self.session, Anybody(), "node", find_symbols, self.sink, OwnReaders(), self.clock, config or CudaConfig()
+            self.session, Anybody(), "node", find_symbols, self.sink, LiveReaders(), self.clock, config or CudaConfig()
         )
         self.ops: list[dict[str, Any]] = []
         self._scripts: list[Script] = []

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from collectives_support import plain
+from fakes import LiveReaders
 from waiting import until
 
 from probing.daemon.bpf.session import Session
@@ -19,7 +20,7 @@ from probing.daemon.clock import SystemClock
 from probing.daemon.config import LogsConfig
 from probing.daemon.elf.symbols import find_symbols
 from probing.daemon.logs.source import OBJECTS, RING, LogSource
-from probing.daemon.processes.procfs import parse_maps, parse_stat
+from probing.daemon.processes.procfs import parse_stat
 from probing.daemon.source import Identity, Loss
 
 # Told by lines of stdin; what it writes goes where the test cannot read it.
@@ -52,25 +53,6 @@ int main(int, char **arguments)
 	}
 }
 """
-
-
-class Answer:
-    def __init__(self, payload: bytes = b"", fd: int = -1) -> None:
-        self.payload, self.fd = payload, fd
-
-    def take_fd(self) -> int:
-        return self.fd
-
-
-class Readers:
-    """Reads by itself, without the processes that do it in a daemon."""
-
-    def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Any:
-        maps = Path(f"/proc/{pid}/maps").read_bytes()
-        if op == "maps":
-            return Answer(maps)
-        (mapping,) = [m for m in parse_maps(maps) if m.start == args["start"]]
-        return Answer(fd=os.open(os.fsdecode(mapping.path), os.O_RDONLY))
 
 
 class Writing:
@@ -126,7 +108,7 @@ class Watching:
         self.identities: dict[int, Identity] = {}
         config = LogsConfig(enabled=True, **options)
         self.source = LogSource(
-            session, self, Readers(), find_symbols, self.sink, SystemClock(), "node", config, lambda who: self.on
+            session, self, LiveReaders(), find_symbols, self.sink, SystemClock(), "node", config, lambda who: self.on
         )  # type: ignore[arg-type]
         self.source.start()
 

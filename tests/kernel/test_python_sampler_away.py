@@ -22,7 +22,7 @@ from probing.daemon.bpf import cpu_clock
 from probing.daemon.bpf.perf_events import online_cpus
 from probing.daemon.bpf.session import Session
 from probing.daemon.ipc import Message
-from probing.daemon.python_stack.sampling.off_cpu.adoption import Adopted, Adoption
+from probing.daemon.python_stack.sampling.adoption import Adopted, Adoption
 from probing.daemon.python_stack.sampling.off_cpu.kernel_entries import OffCpuEntries
 from probing.daemon.python_stack.sampling.off_cpu.stacks import MAX_FRAMES, OffCpuThread, answer_blocked, unpack_blocked
 from probing.daemon.python_stack.sampling.processes import Sampled

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from fakes import Parsers
 from python_sampler_support import each_interpreter
-from sampler_support import Parsers, ServedReaders, readers
+from sampler_support import ServedReaders, readers
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import SystemClock

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from fakes import LiveReaders
 from waiting import until
 
 from probing.daemon.clock import SystemClock
 from probing.daemon.elf.symbols import find_symbols
-from probing.daemon.ipc import Message
-from probing.daemon.processes.procfs import parse_maps, parse_stat
+from probing.daemon.processes.procfs import parse_stat
 from probing.daemon.source import Identity, Loss
 from probing.daemon.user_probes.manager import ProbeState, UserProbes
-from probing.daemon.user_probes.tables import UserTables
+from probing.daemon.user_tables import UserTables
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "probes"
 
@@ -152,17 +151,6 @@ class Known:
         return next((who for who in self.who if (who.pid, who.start_ns) == (pid, start_ns)), None)
 
 
-class Readers:
-    """A reader's answers, from this process."""
-
-    def call(self, op: str, *, pid: int, start_ns: int, timeout: float, **args: Any) -> Message:
-        maps = Path(f"/proc/{pid}/maps").read_bytes()
-        if op == "maps":
-            return Message({}, maps)
-        mapping = next(m for m in parse_maps(maps) if m.start == args["start"])
-        return Message({}, fds=[os.open(mapping.path, os.O_RDONLY)])
-
-
 class Rows:
     """A sink that keeps everything."""
 
@@ -202,7 +190,7 @@ class Bench:
             self.tables,
             self.rows,
             self.known,
-            Readers(),
+            LiveReaders(),
             find_symbols,
             "node-1",
             SystemClock(),

@@ -1,4 +1,4 @@
-"""The service, SQL workers and parsers start without the modules that take longest to import."""
+"""Processes do without the modules that take most memory and that they do not need."""
 
 from __future__ import annotations
 
@@ -7,21 +7,34 @@ import sys
 
 import pytest
 
-SLOW = {"numpy", "pyarrow.compute", "pyarrow.dataset", "probing.diagnosis.facts"}
+LARGE = {"duckdb", "prometheus_client", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet", "sqlglot"}
+ARROW = {"numpy", "pyarrow"}
+TYPES = {"msgspec"}
 HIDDEN = "from probing.api.numpy_import import hide_numpy; hide_numpy(); "
 SERVICE = "from probing.daemon.service.__main__ import _load; _load()"
 WORKER = f"{HIDDEN}import probing.daemon.query.job, probing.daemon.query.database"
 CHECKER = f"{HIDDEN}import probing.daemon.confined.sql_checker"
 PARSER = "import probing.daemon.confined.parser"
+PARSER_OF_ALL = "from probing.daemon.confined import parser; [parser._handler(op) for op in parser._MODULES]"
+READER = "import probing.daemon.confined.reader"
+NVML = "import probing.daemon.confined.nvml"
 
 
 @pytest.mark.parametrize(
-    ("code", "slow"),
-    [(SERVICE, SLOW | {"pyarrow"}), (WORKER, SLOW), (CHECKER, SLOW | {"pyarrow"}), (PARSER, SLOW | {"pyarrow"})],
-    ids=["service", "worker", "checker", "parser"],
+    ("code", "large"),
+    [
+        (SERVICE, LARGE),
+        (WORKER, LARGE - {"duckdb"} | TYPES | {"numpy"}),
+        (CHECKER, LARGE - {"duckdb", "sqlglot"} | TYPES | ARROW),
+        (PARSER, LARGE | TYPES | ARROW),
+        (PARSER_OF_ALL, TYPES),
+        (READER, LARGE | TYPES | ARROW),
+        (NVML, LARGE | TYPES | ARROW),
+    ],
+    ids=["service", "worker", "checker", "parser", "parser of all", "reader", "nvml"],
 )
-def test_slow_modules_are_not_imported(code: str, slow: set[str]) -> None:
-    loaded = f"print(*{slow} & {{n for n, module in sys.modules.items() if module}})"
+def test_large_modules_are_not_imported(code: str, large: set[str]) -> None:
+    loaded = f"print(*{large} & {{n for n, module in sys.modules.items() if module}})"
     ended = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; {code}; {loaded}"], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Profiles in the formats of other tools: folded stacks (FlameGraph), speedscope, and pprof's profile.proto."""
+"""Writes profiles in the formats of other tools: folded stacks (FlameGraph), speedscope, and pprof's profile.proto."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folded(profile: Profile) -> str:
 
 
 def folded_difference(base: Profile, chosen: Profile) -> str:
-    """Returns folded stacks with two weights: ns in ``base``, then ns in ``chosen``."""
+    """Returns folded stacks with two weights each: ns in ``base``, then ns in ``chosen``."""
     short = short_files([base, chosen])
     before, after = _weights(base, short), _weights(chosen, short)
     stacks = dict.fromkeys([*before, *after])
@@ -55,7 +55,7 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 def speedscope(profiles: Sequence[Profile], title: str, exporter: str) -> str:
-    """Returns one document with ``profiles``, which speedscope lists in a menu. Weights are ns."""
+    """Returns one speedscope document with ``profiles``, which speedscope lists in a menu. Weights are ns."""
     numbers: dict[Frame, int] = {}
     shown = [_sampled(profile, numbers) for profile in profiles]
     document = {
@@ -69,7 +69,7 @@ def speedscope(profiles: Sequence[Profile], title: str, exporter: str) -> str:
     return json.dumps(document, separators=(",", ":")) + "\n"
 
 
-def _sampled(profile: Profile, numbers: dict[Frame, int]) -> dict[str, Any]:
+def _sampled(profile: Profile, numbers: dict[Frame, int]) -> dict[str, object]:
     samples = merged(profile.samples)
     return {
         "type": "sampled",
@@ -82,8 +82,8 @@ def _sampled(profile: Profile, numbers: dict[Frame, int]) -> dict[str, Any]:
     }
 
 
-def _frame(frame: Frame) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": frame.func or "?"}
+def _frame(frame: Frame) -> dict[str, object]:
+    found: dict[str, object] = {"name": frame.func or "?"}
     if frame.file:
         found["file"] = frame.file
     if frame.lineno is not None:
@@ -92,7 +92,7 @@ def _frame(frame: Frame) -> dict[str, Any]:
 
 
 _PACKAGE = "perftools.profiles"
-# Fields of each message that are written: name, number, type; a star marks a repeated field.
+# The fields of each message that are written: name, number, type; a star marks a repeated field.
 _MESSAGES = {
     "ValueType": "type 1 int64, unit 2 int64",
     "Label": "key 1 int64, str 2 int64",
@@ -109,9 +109,9 @@ _MESSAGES = {
 
 
 def pprof(profile: Profile, comment: str) -> bytes:
-    """Returns a profile with two values, samples (count) and cpu, wall or off_cpu (ns), and the labels of samples.
+    """Returns a pprof profile. Its samples have two values, samples (count) and cpu, wall or off_cpu (ns), and labels.
 
-    All labels are texts: pprof takes a number 0, such as of rank 0, for no label.
+    All labels are texts, because pprof treats a number 0, such as rank 0, as no label.
     """
     return gzip.compress(_Encoder(profile).encode(comment), mtime=0)
 
@@ -139,7 +139,7 @@ class _Encoder:
         message.time_nanos, message.duration_nanos = self._profile.begin_ns, self._profile.length_ns
         message.comment.append(self._string(comment))
         message.default_sample_type = self._string(kind)
-        # The table of strings is complete only now.
+        # Only now the table of strings is complete.
         message.string_table.extend(encoded(text).decode() for text in self._strings)
         return bytes(message.SerializeToString(deterministic=True))
 
@@ -172,7 +172,7 @@ def _profile_class() -> type[Any]:
                 added.type, added.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{_PACKAGE}.{scalar}"
             else:
                 added.type = FieldDescriptorProto.Type.Value(f"TYPE_{scalar.upper()}")
-    # A pool of descriptors of our own: another library may have registered the same messages.
+    # A pool of our own, because another library may have registered the same messages.
     pool = DescriptorPool()
     pool.Add(file)
     return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Profile"))

@@ -1,7 +1,7 @@
 """A flame graph as one self-contained SVG file, outermost frames at the top.
 
-In a browser a click zooms, a search marks, and the width follows the window; without scripts it is a picture. Style and
-script contain neither ``&`` nor ``<``: they are not escaped in the XML.
+In a browser a click zooms, a search marks frames, and the width follows the window; without scripts the file is a plain
+picture. Style and script must contain neither ``&`` nor ``<``, because they are not escaped in the XML.
 """
 
 from __future__ import annotations
@@ -119,17 +119,19 @@ SCRIPT = """
 """
 
 
-# Recursion makes stacks of thousands of frames, too many to look at.
+# Recursion makes stacks of thousands of frames, which are too many to show.
 MAX_DEPTH = 400
-# Share of the whole width: a narrower box is below a third of a pixel.
+# Least share of the whole width for which a box is drawn: a narrower box is below a third of a pixel.
 _LEAST = 0.0003
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """One frame. ``left`` and ``width`` are shares of the whole width; the root has ``depth`` 0 and ``frame`` None.
+    """One frame of the graph. ``left`` and ``width`` are shares of the whole width; the root has ``depth`` 0 and
+    ``frame`` None.
 
-    ``shares`` and ``ns`` have a value for each profile; ``own``: the part of ``ns`` without further frames.
+    ``shares`` and ``ns`` have a value for each profile; ``own``: the part of ``ns`` that is not in frames inside this
+    one.
     """
 
     frame: Frame | None
@@ -142,11 +144,11 @@ class _Box:
 
 
 def boxes(profiles: Sequence[Profile]) -> Iterator[_Box]:
-    """Yields the frames that are wide enough to be seen, parents first.
+    """Yields the frames that are wide enough to be visible, parents first.
 
-    A width is the mean of the shares in the profiles, so that a frame of one profile alone has a box as well.
+    A width is the mean of the shares in the profiles, so that a frame that only one profile has gets a box as well.
     """
-    # In sorted stacks a frame is a range: stacks with a common beginning are neighbours.
+    # Stacks with a common beginning are neighbours after sorting, so a frame is a range of stacks.
     marked = [s._replace(labels=(("", f"{i}"),)) for i, profile in enumerate(profiles) for s in profile.samples]
     samples = merged(marked, labels=True)
     stacks = [sample.frames for sample in samples]
@@ -172,12 +174,12 @@ def boxes(profiles: Sequence[Profile]) -> Iterator[_Box]:
 
 
 def _sums(samples: Sequence[Sample], mark: str) -> list[int]:
-    """Returns sums of the time of one profile over the first 0, 1, 2… samples."""
+    """Returns the time of one profile summed over its first 0, 1, 2… samples."""
     return [0, *accumulate(s.ns if s.labels[0][1] == mark else 0 for s in samples)]
 
 
 def _ranges(stacks: Sequence[tuple[Frame, ...]], first: int, end: int, depth: int) -> Iterator[tuple[Frame, int, int]]:
-    """Yields the frames at ``depth``, each with its range of stacks; stacks that end before are the first."""
+    """Yields the frames at ``depth``, each with its range of stacks. Stacks that end before this depth come first."""
     while first < end and len(stacks[first]) == depth:
         first += 1
     while first < end:
@@ -192,7 +194,7 @@ _MARGIN = 12
 _TOP = 92
 _ROW = 18
 _CHARACTER = 6.7
-# Hue, spread of the hue, saturation and lightness in per cent.
+# For each kind of code: hue, spread of the hue, saturation and lightness in per cent.
 _PALETTE = {
     "own code": (14, 9, 88, 68),
     "packages": (41, 7, 88, 66),
@@ -203,7 +205,7 @@ _MORE, _ALIKE, _LESS = "hsl(8,85%,62%)", "hsl(40,10%,88%)", "hsl(214,80%,64%)"
 
 
 def flame_graph(profile: Profile, subtitle: str) -> str:
-    """Returns an SVG whose widths are time; colours mark own code, installed packages and the standard library."""
+    """Returns an SVG in which widths are time; colours mark own code, installed packages and the standard library."""
     short = short_files([profile])
     drawn = [(box, _text(box, short, profile.title), _colour(box.frame), _tip(box)) for box in boxes([profile])]
     legend = [(kind, f"hsl({hue},{rich}%,{light}%)") for kind, (hue, _, rich, light) in _PALETTE.items()]
@@ -213,7 +215,7 @@ def flame_graph(profile: Profile, subtitle: str) -> str:
 def flame_graph_difference(base: Profile, chosen: Profile, subtitle: str, rival: str = "before") -> str:
     """Returns an SVG whose widths are the mean of both shares; red frames have a larger share in ``chosen``.
 
-    ``rival`` names ``base``, as ``rank 0``.
+    ``rival`` is the name of ``base``, such as ``rank 0``.
     """
     short = short_files([base, chosen])
     drawn = [
@@ -230,7 +232,7 @@ def _text(box: _Box, short: dict[str, str], title: str) -> str:
 
 def _colour(frame: Frame | None) -> str:
     hue, spread, rich, light = _PALETTE[_kind(frame)]
-    # Equal functions have equal colours in all graphs.
+    # A function has the same colour in all graphs.
     seed = zlib.crc32(encoded(repr(frame[:2] if frame else "")))
     return f"hsl({hue + seed % (2 * spread + 1) - spread},{rich}%,{light + seed // 256 % 9 - 4}%)"
 

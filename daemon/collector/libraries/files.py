@@ -1,6 +1,6 @@
-"""Registers the files that have probes, the processes that map them, and refused files; bounded in sum and by user.
+"""Registers files with probes, the processes that map them, and refused files. All are limited, in sum and by user.
 
-/proc/PID/maps shows the device and inode of a mount, of which an overlay has one each; probes belong to the inode of
+/proc/PID/maps shows the device and inode of a mount, and each overlay mount has its own; probes belong to the inode of
 the lower file system.
 """
 
@@ -21,18 +21,19 @@ Identity = tuple[int, int]
 MAX_FILES = 256
 MAX_FILES_OF_USER = 64
 MAX_REFUSALS = 1_024
-# A refused file is tried again after 60, 120, 240 ... s, a file that did not answer after 2, 4, 8 ... s.
+# The pause before a refused file is tried again: 60, 120, 240 ... s; for a file that did not answer 2, 4, 8 ... s.
 FIRST_PAUSE_S, FIRST_SILENT_PAUSE_S, LAST_PAUSE_S = 60.0, 2.0, 3_600.0
-# How long refusals are shown after the last try, s.
+# How long after the last try a refusal is shown, s.
 SHOWN_S = 600.0
 
 
 @dataclass(slots=True)
 class ProbedFile:
     """A file with probes. ``reasons``: by library, why rows of processes that mapped the file before are missing.
-    ``probed_ns``: by library, since when rows are complete, ns since boot. ``users``: pids.
+    ``probed_ns``: by library, since when rows are complete, ns since boot. ``users``: pids of the processes that map
+    the file.
 
-    ``held``: the key through which the file was opened, as its probes hold that mount.
+    ``held``: the key of the mount through which the file was opened; its probes keep this mount in use.
     """
 
     identity: Identity
@@ -47,7 +48,9 @@ class ProbedFile:
 
 @dataclass(slots=True)
 class Holder:
-    """A process that maps files of interest. ``reported``: library and reason of the losses that have a row."""
+    """A process that maps files of interest. ``reported``: (library, reason) of the losses that were
+    reported for it.
+    """
 
     start_ns: int
     keys: set[Key] = field(default_factory=set)
@@ -56,7 +59,9 @@ class Holder:
 
 @dataclass(slots=True)
 class Refusal:
-    """``until`` and ``at`` are on time.monotonic()."""
+    """Why a file has no probes. ``until``: no new try before this time; ``at``: the last try; both on
+    time.monotonic().
+    """
 
     path: str
     reason: str
@@ -79,7 +84,7 @@ class Files:
         return self._by_key.get(key)
 
     def admit(self, identity: Identity, uid: int) -> None:
-        """Raises AttachError where a user has too many files to probe one more."""
+        """Raises AttachError if one more probed file is too many for the user, or for all users."""
         if identity in self._by_identity:
             return
         hint = "libraries that no process maps any more make room"
@@ -89,14 +94,16 @@ class Files:
             raise AttachError(f"{MAX_FILES} libraries are probed already", hint=hint)
 
     def attached_to(self, identity: Identity, key: Key, uid: int, path: str) -> ProbedFile:
-        """Register a file that has probes now."""
+        """Registers a file that has probes now, and returns its entry."""
         file = self._by_identity.setdefault(identity, ProbedFile(identity, uid, path, key))
         file.keys.add(key)
         self._by_key[key] = file
         return file
 
     def holds(self, pid: int, start_ns: int, keys: set[Key]) -> bool:
-        """Record that a process maps exactly the files ``keys``. Returns whether one of these is new."""
+        """Registers that a process maps exactly the files ``keys``. Returns whether one of them is new
+        for the process.
+        """
         before = self.holders.get(pid)
         if before is not None and before.start_ns != start_ns:
             self.gone(pid)
@@ -112,27 +119,27 @@ class Files:
         return bool(new)
 
     def gone(self, pid: int) -> None:
-        """Drop a process that ended or maps no file of interest."""
+        """Drops a process that ended or maps no file of interest."""
         if self.holders.pop(pid, None) is not None:
             for file in self._by_identity.values():
                 file.users.discard(pid)
 
     def idle(self) -> list[ProbedFile]:
-        """Returns files that no known process maps through the mount that their probes hold."""
+        """Returns files that no registered process maps through the mount that their probes keep in use."""
         return [file for file in self._by_identity.values() if not self.is_held(file)]
 
     def is_held(self, file: ProbedFile) -> bool:
         return any(file.held in self.holders[pid].keys for pid in file.users)
 
     def drop(self, file: ProbedFile) -> set[int]:
-        """Drop a file that has no probes any more. Returns the processes that still map it."""
+        """Drops a file whose probes were ended. Returns the processes that still map it."""
         del self._by_identity[file.identity]
         for key in file.keys:
             del self._by_key[key]
         return file.users
 
     def forget_source(self, source: str) -> None:
-        """Forget the probes and refusals of a library, whose probes are attached anew."""
+        """Drops the probes and refusals of a library, whose probes are attached again."""
         for file in self._by_identity.values():
             file.reasons.pop(source, None)
             file.probed_ns.pop(source, None)
@@ -144,7 +151,9 @@ class Files:
         return set(self._by_identity)
 
     def refuse(self, source: str, key: Key, uid: int, path: str, reason: str, *, silent: bool) -> Refusal:
-        """Record that a file was refused or did not answer (``silent``). A new try follows after a pause that grows."""
+        """Registers that a file was refused, or did not answer (``silent``). Each refusal in a row doubles the pause
+        before the next try.
+        """
         before = self._refusals.pop((source, key, uid), None)
         first = FIRST_SILENT_PAUSE_S if silent else FIRST_PAUSE_S
         pause = min(2 * before.pause, LAST_PAUSE_S) if before is not None else first
@@ -155,7 +164,7 @@ class Files:
         return refusal
 
     def refusal(self, source: str, key: Key, uid: int) -> Refusal | None:
-        """Returns the refusal for which a file is not tried now; None: the file may be tried."""
+        """Returns the refusal that keeps a file from being tried now; None: the file may be tried."""
         found = self._refusals.get((source, key, uid))
         return found if found is not None and found.until > time.monotonic() else None
 
@@ -163,12 +172,12 @@ class Files:
         self._refusals.pop((source, key, uid), None)
 
     def refused_to(self, uid: int, *, silent: bool = False) -> int:
-        """Returns the number of files of a user that were refused lately; ``silent``: of those that did not answer."""
+        """Returns the number of a user's files that were refused lately; ``silent``: only files that did not answer."""
         since = time.monotonic() - SHOWN_S
         return sum(known[2] == uid and r.at > since and (r.silent or not silent) for known, r in self._refusals.items())
 
     def attached(self) -> Counter[str]:
-        """Returns the number of files with probes by path, the path that was probed last first."""
+        """Returns the number of probed files by path; the path that was probed last comes first."""
         return Counter(file.path for file in reversed(list(self._by_identity.values())))
 
     def refused(self) -> list[str]:

@@ -37,7 +37,9 @@ class Mapped(NamedTuple):
 
 
 class LibraryProbes:
-    """For one thread, but for ``files.attached`` and ``files.refused``."""
+    """Places the probes of libraries, and reports what they missed. For one thread; ``files.attached`` and
+    ``files.refused`` are for any.
+    """
 
     def __init__(self, session: Session, libraries: Sequence[ProbedLibrary], sink: Sink, clock: Clock) -> None:
         self._session = session
@@ -51,9 +53,9 @@ class LibraryProbes:
         return any(library.interesting(path) for library in self._libraries)
 
     def wanting(self, mapped: Mapped) -> Iterator[ProbedLibrary]:
-        """Yields the libraries whose probes the file lacks, but for those that refused the file lately.
+        """Yields the libraries whose probes ``mapped`` lacks, except those whose probes the file refused lately.
 
-        Missing rows of the other libraries are reported as losses.
+        For the other libraries, rows that are missing are reported as losses.
         """
         for library in self._libraries:
             if library.interesting(mapped.mapping.path) and not self._is_settled(mapped, library):
@@ -63,7 +65,7 @@ class LibraryProbes:
         file = self.files.find(mapped.key)
         if file is not None and library.name in file.reasons:
             probed_ns = file.probed_ns[library.name]
-            # A process that began after the file got its probes lacks no row, however late it is looked at.
+            # A process that started after the file got its probes lacks no row, even if the look at it was late.
             if file.reasons[library.name] and mapped.late and mapped.process.start_ns < probed_ns:
                 self._gap(mapped.process, library, file.reasons[library.name], probed_ns)
             return True
@@ -73,7 +75,7 @@ class LibraryProbes:
         return refusal is not None
 
     def attach(self, fd: int, mapped: Mapped, library: ProbedLibrary) -> Refusal | None:
-        """Place the probes of a library on the file open at ``fd``. Returns a refusal, or None."""
+        """Places the probes of a library on the file with descriptor ``fd``. Returns the refusal if that failed."""
         key, uid = mapped.key, mapped.uid
         try:
             identity = self._session.identity(fd)
@@ -89,7 +91,7 @@ class LibraryProbes:
         return None
 
     def refuse(self, mapped: Mapped, library: ProbedLibrary, error: ProbingError) -> Refusal:
-        """Record that a file cannot be probed. A new try follows after a pause that grows."""
+        """Registers that a file cannot be probed, and returns the refusal. The pause before the next try grows."""
         path, uid = _shown(mapped.mapping.path), mapped.uid
         silent = isinstance(error, TargetTimeout | InternalError)
         refusal = self.files.refuse(library.name, mapped.key, uid, path, error.message, silent=silent)
@@ -98,12 +100,12 @@ class LibraryProbes:
         return refusal
 
     def let_go(self, file: ProbedFile) -> set[int]:
-        """End the probes on a file. Returns the processes that still map it."""
+        """Ends the probes on a file. Returns the processes that still map it."""
         self._end(file.identity)
         return self.files.drop(file)
 
     def end_unmapped(self) -> None:
-        """End the probes that an earlier daemon put on files that no process maps now."""
+        """Ends the probes that an earlier daemon put on files that no process maps now."""
         for identity in self._session.probed_files() - self.files.identities:
             self._end(identity)
 
@@ -113,7 +115,7 @@ class LibraryProbes:
             library.forget(identity)
 
     def _gap(self, process: ProcessNow, library: ProbedLibrary, reason: str, probed_ns: int | None = None) -> None:
-        """Report missing rows, once for each process and reason; until now, or ``probed_ns`` (since boot)."""
+        """Reports missing rows of a process, once for each reason; until now, or until ``probed_ns`` (since boot)."""
         holder = self.files.holders[process.pid]
         if (library.name, reason) in holder.reported or len(holder.reported) >= MAX_REPORTED:
             return
@@ -125,7 +127,7 @@ class LibraryProbes:
 
 
 def _shown(path: bytes) -> str:
-    """Returns a path shortened to the end of its directory and the begin of its name."""
+    """Returns ``path`` shortened to the end of its directory and the begin of its name."""
     folder, _, name = path.rpartition(b"/")
     cut = "…" if len(folder) > MAX_SHOWN else ""
     return f"{cut}{clean_text(folder[-MAX_SHOWN:])}/{clean_text(name, MAX_SHOWN)}"

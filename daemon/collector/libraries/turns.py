@@ -1,4 +1,6 @@
-"""Schedules the looks at the libraries of processes: each process once, users in turn, with a credit for each user."""
+"""Decides which process's libraries are looked at next: each process once, users in turn, with a
+credit for each user.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,11 @@ from typing import NamedTuple
 __all__ = ("Turn", "Turns")
 
 MAX_WAITING = 65_536
-# A process that could not be looked at is tried again after 1, 2, 4 ... s.
+# The pause before a process is tried again after a failed look: 1, 2, 4 ... s.
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 480.0
 MAX_RETRIED = 4_096
 MAX_REST_S = 60.0
-# Looks that find nothing use up the credit of their user, which refills by CREDIT_A_SECOND. At zero the user rests,
-# REST_FACTOR times as long as these looks took.
+# A look without a result costs its user credit. A user without credit rests, REST_FACTOR times as long.
 CREDIT, CREDIT_A_SECOND = 100.0, 10.0
 REST_FACTOR = 20
 MAX_DEBTORS = 4_096
@@ -37,7 +38,7 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class _User:
-    """Processes that wait: those in ``fresh`` come first, those in ``held`` after the rest.
+    """The waiting processes of a user: ``fresh`` comes first, ``held`` comes after the user's rest.
 
     ``rests_until`` is on time.monotonic().
     """
@@ -55,7 +56,7 @@ class _Retry:
 
 
 class Turns:
-    """``add`` and ``stop`` are safe for any thread, the rest is for the thread that looks.
+    """The queue of processes. ``add`` and ``stop`` are safe for any thread, all else is for the thread that looks.
 
     ``uid_of`` returns the real user of a process, None for a process that ended.
     """
@@ -70,13 +71,13 @@ class Turns:
         self._retries: dict[int, _Retry] = {}
         self._due_at: dict[int, float] = {}
         self._ticked = 0.0
-        # By user: the credit that was left, and the time of that.
+        # User -> (credit left, time of that credit).
         self._credits: OrderedDict[int, tuple[float, float]] = OrderedDict()
         self.refused = 0
         """Processes that were dropped since the queue was full: a scan finds them."""
 
     def add(self, pids: Iterable[int], *, fresh: bool) -> None:
-        """Queue processes that do not wait already."""
+        """Queues processes that are not queued yet."""
         with self._changed:
             for pid in pids:
                 if pid in self._added or len(self._added) < MAX_WAITING:
@@ -91,7 +92,7 @@ class Turns:
             self._changed.notify_all()
 
     def take(self, timeout: float) -> Turn | None:
-        """Returns the turn of the next process; None when no process comes for ``timeout`` seconds, or at the end."""
+        """Returns the turn of the next process; None after ``timeout`` seconds without a process, or after ``stop``."""
         deadline = time.monotonic() + timeout
         while not self.stopped:
             self._sort()
@@ -106,12 +107,12 @@ class Turns:
         return None
 
     def rest(self, uid: int, seconds: float) -> None:
-        """Let a user rest: only scans look at its processes, and attach nothing."""
+        """Lets a user rest for ``seconds``: only scans look at its processes, and attach nothing."""
         user = self._users.setdefault(uid, _User())
         user.rests_until = max(user.rests_until, time.monotonic() + min(seconds, MAX_REST_S))
 
     def waste(self, uid: int, looks: int, seconds: float) -> None:
-        """Charge a user for looks that found nothing and took ``seconds``."""
+        """Charges a user for looks that found nothing and took ``seconds``."""
         now = time.monotonic()
         credit, since = self._credits.pop(uid, (CREDIT, now))
         credit = min(CREDIT, credit + (now - since) * CREDIT_A_SECOND) - looks
@@ -122,11 +123,11 @@ class Turns:
             self.rest(uid, REST_FACTOR * seconds)
 
     def hold(self, turn: Turn) -> None:
-        """Queue a process again after the rest of its user."""
+        """Queues a process again after its user's rest."""
         self._users.setdefault(turn.uid, _User()).held[turn.pid] = None
 
     def again(self, pid: int) -> None:
-        """Queue a process again after a pause that doubles each time in a row."""
+        """Queues a process again after a pause, which doubles with each call in a row."""
         retry = self._retries.get(pid)
         if retry is None and len(self._retries) >= MAX_RETRIED:
             self.refused += 1
@@ -135,17 +136,17 @@ class Turns:
         self._retries[pid] = _Retry(time.monotonic() + span, span)
 
     def later(self, pid: int, seconds: float) -> None:
-        """Queue a process again after ``seconds``."""
+        """Queues a process again after ``seconds``."""
         if pid in self._due_at or len(self._due_at) < MAX_RETRIED:
             due = time.monotonic() + seconds
             self._due_at[pid] = min(due, self._due_at.get(pid, due))
 
     def settled(self, pid: int) -> None:
-        """End the retries of a process that was looked at, or ended."""
+        """Ends the retries of a process that was looked at, or that ended."""
         self._retries.pop(pid, None)
 
     def _sort(self) -> None:
-        """Move added processes, and those that are due again, to the queue of their user."""
+        """Moves added processes, and those whose pause is over, to the queue of their user."""
         with self._changed:
             added, self._added = self._added, {}
         now = time.monotonic()
@@ -156,7 +157,7 @@ class Turns:
         for pid, fresh in added.items():
             uid = self._uid_of(pid)
             if uid is None:
-                # The process has ended, as the look will find.
+                # The process has ended; the look at it will show that.
                 uid = 0
             user = self._users.setdefault(uid, _User())
             if fresh:

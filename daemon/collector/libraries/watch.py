@@ -4,7 +4,7 @@ The kernel reports new mappings; a scan of all processes finds earlier and misse
 process sees it, and the source gets a descriptor. The probes on a file end with the last process that maps it, so that
 they hold neither the file nor its file system.
 
-Chooses the processes whose mappings are polled, where the kernel does not report new mappings.
+Where the kernel does not report new mappings, the mappings of young processes are polled (``YoungProcesses``).
 """
 
 from __future__ import annotations
@@ -34,21 +34,19 @@ __all__ = (
 )
 
 READ_TIMEOUT_S = 2.0
-# The time after which a process whose maps are locked, or whose file does not open, is given up, s, since others wait.
+# A look gives up after this time, s: on a process whose maps are locked, and on a file that does not open. Others wait.
 MAPS_PATIENCE_S, OPEN_PATIENCE_S = 0.5, 1.0
 SCAN_INTERVAL_S = 10.0
-# The time from the first scan to the probes of libraries that the start does not wait for, s: the first answer comes
-# before.
+# The pause between the first scan and less urgent libraries, s: the first client is answered before.
 LATE_S = 1.0
-# A scan that takes longer is restarted, and its result is not used.
+# A scan that takes longer is restarted, and its result is discarded, s.
 SCAN_LIMIT_S = 120.0
-# Scans that wait for users that rest, at most, before probes of an earlier daemon on unmapped files are ended.
+# Old probes on unmapped files stay until a scan was complete, or this many scans left out resting users.
 MAX_ADOPTED_SCANS = 6
-# The time between two looks at processes that map a probed file, s, since a process can unmap the file.
+# The time between two looks at processes that map a probed file, s: a process can unmap the file unseen.
 SWEEP_INTERVAL_S = 60.0
 LOOK_S = 1.0
-# A refused file costs its user the credit of REFUSED_LOOKS looks that find nothing; for each file that did not answer
-# lately its user rests for SILENT_REST_S.
+# The credit for a refused file, in looks; the rest of the user of a file that did not answer lately, s.
 REFUSED_LOOKS = 10
 SILENT_REST_S = 2.0
 MAX_KEYS = 256
@@ -56,14 +54,17 @@ _log = logging.getLogger(__name__)
 
 
 class _Look(NamedTuple):
-    """``done``: no file of the process waits any more; ``useful``: the look found something new."""
+    """The result of a look at a process. ``done``: none of its files waits any more. ``useful``: the look found
+    something new.
+    """
 
     done: bool
     useful: bool = False
 
 
 class LibraryWatch:
-    """One thread attaches and detaches; ``seen``, ``changed``, ``scan`` and ``look_again`` are safe for any thread.
+    """Finds libraries, and attaches and detaches their probes in one thread. ``seen``, ``changed``, ``scan`` and
+    ``look_again`` are safe for any thread.
 
     ``fuse``: files of FUSE mounts get probes, too. The pids in ``own`` are left out.
     """
@@ -86,19 +87,18 @@ class LibraryWatch:
         self._again: list[str] = []
         self._first_scan = threading.Event()
         self._scan_wanted = True
-        # The rest is for the thread only. Processes of a scan that still wait; times on time.monotonic().
+        # Only the thread uses the rest. The processes that the running scan still has to look at.
         self._scanning: set[int] | None = None
         self._scan_began = 0.0
         self._swept = time.monotonic()
-        # Scans until the probes of an earlier daemon on unmapped files are ended; whether this scan left out users or
-        # libraries.
+        # How many scans old probes on unmapped files still stay; whether the running scan left something out.
         self._adopted_scans = MAX_ADOPTED_SCANS
         self._left_out = False
-        # Files that no process mapped before the running scan.
+        # Files that no process mapped when the running scan began.
         self._idle: list[ProbedFile] = []
 
     def start(self) -> None:
-        """Start the thread, with a scan of all processes."""
+        """Starts the thread, which first scans all processes."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -107,7 +107,7 @@ class LibraryWatch:
             self._thread.join()
 
     def scanned(self, timeout: float) -> bool:
-        """Wait for the first scan, which attaches the awaited libraries. Returns False after ``timeout`` seconds."""
+        """Waits for the first scan, which attaches the awaited libraries. Returns False after ``timeout`` seconds."""
         return self._first_scan.wait(timeout)
 
     def interesting(self, path: bytes) -> bool:
@@ -123,22 +123,22 @@ class LibraryWatch:
             self._turns.add([pid], fresh=True)
 
     def scan(self) -> None:
-        """Request a scan of all processes: events of mappings were lost."""
+        """Requests a scan of all processes, since events of mappings were lost."""
         self._scan_wanted = True
 
     def look_again(self, source: str) -> None:
-        """Have the files of a library attached anew, since its probes have changed."""
+        """Requests that the files of a library are attached again, since its probes have changed."""
         self._again.append(source)
         self._turns.add(list(self._files.holders), fresh=True)
 
     @property
     def attached(self) -> dict[str, int]:
-        """The number of files with probes by path, the newest first."""
+        """Returns the number of probed files by path, the newest path first."""
         return dict(self._files.attached())
 
     @property
     def reasons(self) -> list[str]:
-        """Why files could not be probed, the newest first."""
+        """Returns why files could not be probed, the newest reason first."""
         return self._files.refused()
 
     def _run(self) -> None:
@@ -147,11 +147,11 @@ class LibraryWatch:
                 self._rounds()
                 if (turn := self._turns.take(LOOK_S)) is not None:
                     self._look_at(turn)
-            except Exception:  # one strange process must not end the watch
+            except Exception:  # an error with one process must not end the watch
                 _log.exception("looking for libraries failed")
 
     def _rounds(self) -> None:
-        """Run the periodic work."""
+        """Starts the scans and looks that are due."""
         while self._again:
             self._files.forget_source(self._again.pop())
         now = time.monotonic()
@@ -178,9 +178,9 @@ class LibraryWatch:
         self._turns.add(self._scanning, fresh=False)
 
     def _end_scan(self) -> None:
-        """End the probes on files that no process maps: every process was looked at since the scan began.
+        """Ends the probes on files that no process maps: the finished scan looked at every process.
 
-        A file that is mapped only through another mount is attached anew through that mount.
+        A file that is mapped only through another mount is attached again through that mount.
         """
         self._scanning = None
         for file in self._idle:
@@ -206,13 +206,13 @@ class LibraryWatch:
                 found = self._look(turn)
             self._turns.settled(turn.pid)
         except (TargetTimeout, InternalError) as e:
-            # The reader did not answer now, but may answer later.
+            # The reader did not answer this time, but may answer later.
             _log.warning("the libraries of process %d are looked at again: %s", turn.pid, e.message)
             self._turns.again(turn.pid)
         except ProbingError as e:
             _log.debug("process %d could not be looked at: %s", turn.pid, e.message)
             if isinstance(e, ProcessGone):
-                # A zombie maps nothing.
+                # A zombie has no mappings.
                 self._files.gone(turn.pid)
             self._turns.settled(turn.pid)
         finally:
@@ -223,7 +223,9 @@ class LibraryWatch:
             self._turns.waste(turn.uid, looks, time.monotonic() - began)
 
     def _look(self, turn: Turn) -> _Look:
-        """Attach one library to one file at most; the process is queued again for the next."""
+        """Looks at a process, and attaches one library to one file at most. The process is queued again for the next
+        file.
+        """
         process = process_now(turn.pid)
         if process is None:
             self._files.gone(turn.pid)
@@ -246,8 +248,8 @@ class LibraryWatch:
         return _Look(done=True, useful=new)
 
     def _attach(self, mapped: Mapped, source: ProbedLibrary) -> bool:
-        """Attach probes to a file. Returns whether the file has its probes now. Raises ProbingError where process or
-        reader do not answer."""
+        """Attaches probes to a file. Returns whether the file now has its probes. Raises ProbingError if the process or
+        a reader does not answer."""
         process = mapped.process
         try:
             fd = self._readers.call(
@@ -276,7 +278,7 @@ class LibraryWatch:
         return False
 
     def _mapped(self, process: ProcessNow) -> dict[Key, Mapping]:
-        """Returns one executable mapping of each file of interest."""
+        """Returns an executable mapping of each file of interest."""
         answer = self._readers.call(
             "maps",
             pid=process.pid,
@@ -294,18 +296,17 @@ class LibraryWatch:
         return found
 
 
-# A program maps its libraries in its first seconds: loading torch from a cold disk takes up to a minute.
+# A process is polled up to this age, s: loading torch from a cold disk takes up to a minute.
 AGE_S = 60.0
-# The least time between two polls of a process, s, and as a share of the process's age: most programs map all at once,
-# and each poll takes a reader.
+# The least time between two polls of a process, s, and as a share of its age; each poll needs a reader.
 INTERVAL_S, SHARE = 1.0, 0.25
-# Processes that are polled, at most; where more programs start, the oldest are left to the scan of all processes.
+# The most processes that are polled; when more programs start, the oldest are left to the scan of all processes.
 MAX_YOUNG = 256
 
 
 @dataclass(slots=True)
 class _Young:
-    """Times on time.monotonic()."""
+    """A polled process. Times are on time.monotonic()."""
 
     since: float
     due: float
@@ -316,11 +317,11 @@ class YoungProcesses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The oldest first.
+        # By pid, the oldest process first.
         self._young: OrderedDict[int, _Young] = OrderedDict()
 
     def add(self, pid: int) -> None:
-        """Start polling a process: it runs a new program."""
+        """Starts polling a process, which runs a new program."""
         now = time.monotonic()
         with self._lock:
             self._young.pop(pid, None)

@@ -4,7 +4,7 @@ The coordinator, or leader, of a job is the live node with the lowest name that 
 node decides by itself which node leads: there is no election. While nodes disagree, two may coordinate: their findings
 have the same ids, so that each finding counts once.
 
-If the leader finds nothing while a job stands still, the next nodes diagnose the job, too. Each node compares how far
+If the leader has no finding while a job stands still, the next nodes diagnose the job, too. Each node compares how far
 its own ranks have come. After three looks in a row without progress, the node after the leader diagnoses the job; the
 node after that does so after six looks, and so on. If the leader has shared an error, these nodes diagnose the job
 once, for as long as a hang needs to be confirmed: a leader may name the wrong rank.
@@ -39,9 +39,10 @@ _Row = Mapping[str, Any]
 
 @dataclass(slots=True)
 class _Run:
-    """``still``: looks in a row that found no rank further. ``until``: the time until which this node diagnoses the job
-    (monotonic s); None: it does not. ``errors``: the open errors that other nodes shared. ``own``: errors that this
-    node found meanwhile and has to close. ``problem``: a text about the leader, for ``status``."""
+    """The state of one run that another node leads. ``still``: looks in a row in which no rank had advanced. ``until``:
+    the time until which this node diagnoses the job (monotonic s); None: it does not. ``errors``: the open errors that
+    other nodes shared. ``own``: errors that this node itself opened meanwhile and has to close. ``problem``: a text
+    about the leader, for ``status``."""
 
     calls: int = -1
     still: int = 0
@@ -52,7 +53,9 @@ class _Run:
 
 
 class SilentLeaders:
-    """``step`` is one look at the jobs that other nodes lead, every ``look_s`` seconds or 5. Safe for many threads."""
+    """Watches the leaders of jobs. ``step`` looks at the jobs that other nodes lead, every ``look_s`` seconds or 5.
+    Safe for many threads.
+    """
 
     def __init__(self, node: str, proofs: Proofs, look_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
         self._node = node
@@ -63,16 +66,16 @@ class SilentLeaders:
         self._runs: dict[_Key, _Run] = {}
 
     def hold(self, runs: Mapping[_Key, bool]) -> None:
-        """Follows these runs, and no others."""
+        """Follows exactly these runs."""
         self._runs = {key: self._runs.get(key) or _Run() for key in runs}
 
     def replaces(self, job: str, run: str) -> bool:
-        """Returns whether this node diagnoses a run beside its leader."""
+        """Returns whether this node diagnoses a run in addition to its leader."""
         known = self._runs.get((job, run))
         return known is not None and (bool(known.own) or (known.until is not None and self._now() < known.until))
 
     def taken(self, row: _Row) -> None:
-        """Notes a row of ``diagnosis.findings`` of another node."""
+        """Notes a row of ``diagnosis.findings`` that another node shared."""
         known = self._runs.get(_key(row))
         if known is None or row["severity"] != ERROR:
             return
@@ -83,7 +86,7 @@ class SilentLeaders:
             known.errors.add(row["finding_id"])
 
     def shared(self, row: _Row) -> None:
-        """Notes a row that this node found."""
+        """Notes a row of ``diagnosis.findings`` of this node."""
         known = self._runs.get(_key(row))
         if known is None or row["severity"] != ERROR:
             return
@@ -100,7 +103,7 @@ class SilentLeaders:
 
     @property
     def problems(self) -> list[str]:
-        """Returns the leaders that were replaced, for ``status``."""
+        """Returns texts for ``status`` about leaders that this node stands in for."""
         return [known.problem for known in self._runs.values() if known.problem]
 
     def step(self) -> None:
@@ -145,7 +148,7 @@ MAX_SHARING = 16
 
 
 class _Offer(NamedTuple):
-    """A row for ``nodes``, to be offered at ``due`` (monotonic s). ``tries``: the number of offers that are left."""
+    """A row to share with ``nodes``, at ``due`` (monotonic s). ``tries``: how often it may still be offered."""
 
     due: float
     row: _Row
@@ -154,7 +157,8 @@ class _Offer(NamedTuple):
 
 
 class Coordinator:
-    """This node among those of its jobs. ``start`` begins the threads that share rows and look at claims.
+    """The coordination of this node with the other nodes of its jobs. ``start`` begins the threads that share rows and
+    look at claims.
 
     ``look_s``: seconds between two looks at whether a job that another node leads stands still.
     """
@@ -176,7 +180,7 @@ class Coordinator:
 
     @property
     def problems(self) -> list[str]:
-        """Returns what is wrong with the coordination of jobs, for ``status``."""
+        """Returns texts for ``status`` about problems of the coordination."""
         return [*self._silence.problems, *self._proofs.problems, *self._failures]
 
     def start(self) -> None:
@@ -197,12 +201,12 @@ class Coordinator:
         self._silence.step()
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
-        """Publishes the runs (job, run) with ranks on this node, and whether one of these lives."""
+        """Publishes the runs (job, run) with ranks on this node, and whether a rank of each still lives."""
         self._proofs.hold(runs)
         self._silence.hold(runs)
 
     def leads(self, job: str, run: str, *, living: bool) -> bool:
-        """Returns whether this node diagnoses a run: as its coordinator, or beside a silent coordinator.
+        """Returns whether this node diagnoses a run: as its coordinator, or because the coordinator is silent.
 
         ``living``: a rank of it lives here.
         """
@@ -240,7 +244,9 @@ class Coordinator:
                 self.dropped += bool(left)
 
     def _queue(self, offer: _Offer, *, newer: bool = True) -> None:
-        """Adds an offer. Of a finding only the newest row is offered: an older row would reopen a closed finding."""
+        """Adds an offer. Only the newest row of a finding is offered: an older row would open a closed finding
+        again.
+        """
         other = next((one for one in self._offers if _finding(one.row) == _finding(offer.row)), None)
         if other is not None:
             self._offers.remove(other)
@@ -252,7 +258,7 @@ class Coordinator:
         self._offers.append(offer)
 
     def _next(self) -> _Offer | None:
-        """Waits for the offer that is due first; None at the stop."""
+        """Waits for the offer that is due first and removes it; None after the stop."""
         with self._waiting:
             while not self._stopped:
                 offer = min(self._offers, key=lambda one: one.due, default=None)

@@ -1,4 +1,5 @@
-"""Gathers the facts of a job from all nodes that hold its ranks: cheap facts of all, and stacks where they matter.
+"""Gathers the facts of a job from all nodes with its ranks: cheap facts from all of them, stacks only where they
+matter.
 
 All nodes are asked at once for facts that are cheap to read, within a second. The rules then name suspects, and only
 the nodes of the suspects, and the node of one victim, are asked for stacks and conditions.
@@ -38,10 +39,11 @@ _GAPS = 4
 
 
 def facts_of(node: str, answer: PeerFacts, own: Facts) -> Facts:
-    """Returns the facts of ``node`` about the run of ``own``, the facts of this node, with the offset of its clock.
+    """Returns the facts in ``answer`` of ``node``, with the offset of its clock. ``own``: this node's facts of the same
+    run.
 
-    Raises FormatError and PeerError for anything but facts of this run, of the same owner and of that node's own ranks,
-    and NotFound.
+    Raises NotFound if the node has no ranks of the run; FormatError or PeerError for facts of another run, owner or
+    node.
     """
     for part in answer.parts:
         facts = from_json(part)
@@ -85,7 +87,7 @@ def _about_itself(node: str, facts: Facts, answer: PeerFacts, own: Facts) -> Fac
 
 
 def _missing(node: str, missing: Sequence[Missing], taken: Sequence[Rank]) -> list[Missing]:
-    """Returns the missing facts of a node; ``taken``: ranks that it names and that this node has itself."""
+    """Returns the missing facts that a node reports. ``taken``: ranks of its facts that this node has itself."""
     # This node itself knows which nodes do not answer.
     own = [replace(one, text=one.text[:_MAX_TEXT], node=node) for one in missing if one.kind not in ("node", "claim")]
     texts = (f"rank {rank.rank} is on this node, and node {node} has a process of it, too" for rank in taken)
@@ -121,11 +123,13 @@ class JobFacts:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def read_ahead(self, job: str, *, timeout: float) -> None:
-        """Reads the conditions of the processes of this node ahead. Raises ProbingError."""
+        """Reads the conditions of this node's processes, so that the next facts have differences. Raises
+        ProbingError.
+        """
         self._local.read_ahead(job, timeout=timeout)
 
     def standing(self, job: str, run: str, *, timeout: float) -> Hashable:
-        """Returns the places where the ranks of a run stand, to be compared with an earlier answer.
+        """Returns where the ranks of a run stand in their code, to be compared with an earlier answer.
 
         None for a run of several nodes, and where a part cannot be read.
         """
@@ -134,8 +138,8 @@ class JobFacts:
     def facts(self, job: str, *, run: str, deep: bool, timeout: float) -> list[Facts]:
         """Returns the facts of a run from all nodes that hold its ranks; ``missing`` names nodes that did not answer.
 
-        ``deep`` adds stacks and conditions of suspects. ``timeout`` in seconds. Raises ProbingError if this node, which
-        holds ranks of the job itself, cannot read its own.
+        ``deep`` adds stacks and conditions of suspects. ``timeout`` in seconds. Raises ProbingError if this node has
+        ranks of the job and cannot read their facts.
         """
         holders = self._peers.holders(job, run)
         claims = tuple(
@@ -164,7 +168,7 @@ class JobFacts:
         return [merge([own, *found.values()], silent)]
 
     def _deepen(self, found: _Answers, facts: Facts, own: Facts, deadline: float) -> None:
-        """Replaces the facts of suspect nodes by deep facts, where a node gives them before the deadline."""
+        """Replaces the facts of suspect nodes by deep facts, if a node sends them before the deadline."""
         left = deadline - time.monotonic() - _MARGIN_S
         nodes = [node for node in self._suspects(facts) if node in found][:MAX_DEEP]
         if left <= 0 or not nodes:
@@ -200,8 +204,8 @@ class JobFacts:
     def _results(
         self, calls: Mapping[str, Future[PeerFacts]], timeout: float, silent: dict[str, str], own: Facts
     ) -> _Answers:
-        """Returns the facts of the nodes that answer in time; ``silent`` gets the other nodes, with the reasons.
-        ``own``: the facts of this node."""
+        """Returns the facts of the nodes that answer in time; adds the other nodes and their reasons to ``silent``.
+        ``own``: this node's facts."""
         wait(calls.values(), timeout + _MARGIN_S)
         found: _Answers = {}
         for node, call in calls.items():

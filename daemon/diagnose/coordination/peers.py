@@ -14,8 +14,8 @@ MAX_ADDRESSES = 4096
 
 
 class Holder(NamedTuple):
-    """A node that claims to hold ranks of a job. ``living``: one of the ranks has not ended. ``failed``: the node does
-    not answer. ``address``: the address that it gives, if that is an IP address."""
+    """A node that claims to have ranks of a job. ``living``: at least one of its ranks has not ended. ``failed``: the
+    node does not answer. ``address``: the IP address that it publishes, or empty."""
 
     node: str
     living: bool
@@ -24,7 +24,7 @@ class Holder(NamedTuple):
 
 
 class PeerFacts(NamedTuple):
-    """The facts of one job on a peer: for each run, JSON as ``probing.diagnosis.facts_file`` writes it.
+    """The facts of one job on another node: for each run, JSON in the form of ``probing.diagnosis.facts_file``.
 
     ``clock_offset_ns``: the peer's clock less ours, exact to ``clock_error_ns``.
     """
@@ -35,8 +35,8 @@ class PeerFacts(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """The connections of the ranks of a run on a node. ``addresses``: the addresses of the node's own ends; ``peers``:
-    of the other ends. ``hosts``: the addresses at which its daemon answered by its name."""
+    """The connections of the ranks of a run on a node. ``addresses``: the addresses of the ends on the node; ``peers``:
+    those of the other ends. ``hosts``: the addresses at which its daemon answered by its name."""
 
     addresses: frozenset[str] = frozenset()
     peers: frozenset[str] = frozenset()
@@ -45,7 +45,7 @@ class Sight(NamedTuple):
 
 class Holding(NamedTuple):
     """The ranks of a run on this node. ``calls``: recorded operations; while the number grows, the job advances.
-    ``world_size``: 0 when not known. ``living``: a process of the ranks lives."""
+    ``world_size``: 0 when not known. ``living``: a process of the run lives on this node."""
 
     ranks: frozenset[int] = frozenset()
     world_size: int = 0
@@ -59,27 +59,27 @@ class Holding(NamedTuple):
 
 
 class Peers(Protocol):
-    """Safe for many threads."""
+    """The calls to other nodes. Safe for many threads."""
 
     def holders(self, job: str, run: str) -> Sequence[Holder]:
-        """Returns the other nodes that claim to hold ranks of a run, or held ranks until lately."""
+        """Returns the other nodes that claim to have ranks of a run, or had ranks until lately."""
 
     def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
-        """Returns the connections of the ranks of a run on a node, which has answered by its name within ``timeout``
-        seconds. A node of an older version shows none. Raises ProbingError."""
+        """Returns the connections that a node sees of the ranks of a run; the node must answer by its name within
+        ``timeout`` seconds. A node of an older version shows none. Raises ProbingError."""
 
     def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
-        """Returns a node's facts of a run, within ``timeout`` seconds. Raises ProbingError."""
+        """Returns the facts that a node has of a run, within ``timeout`` seconds. Raises ProbingError."""
 
     def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
         """Stores rows of ``diagnosis.findings`` on a node. Raises ProbingError."""
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
-        """Publishes the runs (job, run) with ranks on this node, and whether such a rank lives."""
+        """Publishes the runs (job, run) with ranks on this node, and whether a rank of each still lives."""
 
 
 def plain_address(text: str | None) -> str:
-    """Returns the usual form of an address; empty for loopback and link-local addresses, which many nodes have."""
+    """Returns an address in its usual form; empty for loopback and link-local addresses, which many nodes share."""
     try:
         address = ipaddress.ip_address((text or "").strip("[]").partition("%")[0])
     except ValueError:

@@ -1,10 +1,12 @@
 """Decides which nodes take part in a run of a job, by the connections of ranks that other nodes see.
 
-Any node can claim to hold ranks of a job. The claim counts once the node has answered by its name, and a node that
-counts has ranks that are, or lately were, connected with an address of the claiming node; the first node that counts is
-this one. So each proof is what the kernel of another node shows, never what a node says of itself. A node that counted
-once counts until the run ends. Until a rank here has completed its first operation, for which all ranks are connected,
-until connections of the ranks here were read, and some seconds longer, all claims count, once for a run.
+Any node can claim to have ranks of a job. A claim is proven in two steps: the node answers by its name, and ranks on a
+proven node are, or lately were, connected with one of its addresses. The first proven node is this one. So each proof
+is what the kernel of another node shows, never what a node says about itself. A proven node stays proven until the run
+ends.
+
+At the begin of a run all claims count: until a rank here has completed its first operation, for which all ranks are
+connected; until connections of the ranks here were read; and for some seconds after that.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ _Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Run:
-    """``since``, ``due``, ``trains``: monotonic s. ``trains``: when an operation had ended and connections were read;
-    None: not yet. ``proven``: by node, the proof that it takes part, in words. ``asked``: how often each node was
-    asked. ``sights``: the sights of nodes that have answered. ``whole``: all ranks are on this node. ``unproven``: the
-    nodes that claim to take part without a proof."""
+    """The claims on one run. ``since``, ``due``, ``trains``: monotonic s. ``trains``: when an operation had ended and
+    connections were read; None: not yet. ``proven``: by node, the proof that it takes part, in words. ``asked``: how
+    often each node was asked. ``sights``: the sights of nodes that have answered. ``whole``: all ranks are on this
+    node. ``unproven``: the nodes that claim to take part without a proof."""
 
     since: float
     due: float
@@ -59,7 +61,7 @@ class _Run:
 
 
 class Proofs:
-    """Implements ``Peers`` with only the holders that count. ``step`` examines the claims that are due.
+    """Implements ``Peers``, but returns only holders whose claims count. ``step`` examines the claims that are due.
 
     ``grace_s``: how long all claims count after the first operation of a run, s. ``trusted``: claims always count. Safe
     for many threads.
@@ -69,7 +71,7 @@ class Proofs:
         self,
         node: str,
         peers: Peers,
-        local: Callable[[], LocalSights],
+        local: LocalSights,
         *,
         grace_s: float,
         trusted: bool = False,
@@ -95,7 +97,7 @@ class Proofs:
         self._peers.hold(runs)
 
     def holders(self, job: str, run: str) -> Sequence[Holder]:
-        """Returns the other nodes that take part in a run of this node; none if all ranks of the run are here."""
+        """Returns the other nodes that take part in a run; empty if all ranks of the run are on this node."""
         known = self._runs.get((job, run))
         if known is None or known.whole:
             return ()
@@ -115,7 +117,7 @@ class Proofs:
         return frozenset(one.node for one in self._peers.holders(job, run)) if (job, run) in self._runs else frozenset()
 
     def takes_part(self, job: str, run: str, node: str) -> bool:
-        """Returns whether another node is proven to hold ranks of the run; a claim without proof is examined next."""
+        """Returns whether another node is proven to have ranks of the run; a claim without proof is examined next."""
         known = self._runs.get((job, run))
         if known is None or known.whole or node not in self.claims(job, run):
             return False
@@ -127,7 +129,7 @@ class Proofs:
         return False
 
     def is_new(self, job: str, run: str) -> bool:
-        """Returns whether a run, or its first operation and connections, were first seen in the last ``grace_s``."""
+        """Returns whether a run, its first operation, or its connections were first seen in the last ``grace_s``."""
         known = self._runs.get((job, run))
         return known is not None and self._is_new(known)
 
@@ -136,18 +138,18 @@ class Proofs:
         return not self._trusted and self._now() < since + self._grace_s
 
     def _is_young(self, known: _Run) -> bool:
-        """Returns whether claims count without proof."""
+        """Returns whether the run is so young that claims count without proof."""
         starts = known.trains is None and self._now() < known.since + START_S
         return self._is_new(known) or (starts and not self._trusted)
 
     def unproven(self, job: str, run: str) -> Sequence[str]:
-        """Returns the nodes whose claims were examined, and do not count."""
+        """Returns the nodes whose claims were examined and are not proven."""
         known = self._runs.get((job, run))
         return () if known is None or known.whole or self._is_young(known) else known.unproven
 
     def holding(self, job: str, run: str) -> Holding:
         """Returns the ranks of a run on this node."""
-        return self._local().holding(job, run)
+        return self._local.holding(job, run)
 
     def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
         return self._peers.sight(node, job, run, timeout)
@@ -178,9 +180,9 @@ class Proofs:
                 self._examine(key, known)
 
     def _examine(self, key: _Key, known: _Run) -> None:
-        holding = self._local().holding(*key)
+        holding = self._local.holding(*key)
         known.whole = holding.whole
-        if known.trains is None and holding.calls and self._local().sight(*key).peers:
+        if known.trains is None and holding.calls and self._local.sight(*key).peers:
             known.trains = self._now()
         claims = {one.node: one for one in self._peers.holders(*key)}
         wanted: list[str] = []
@@ -191,8 +193,10 @@ class Proofs:
         known.pause = min(2 * known.pause, _YOUNG_PAUSE_S if self._is_young(known) else _LONGEST_PAUSE_S)
 
     def _settle(self, key: _Key, known: _Run, claims: Mapping[str, Holder]) -> list[str]:
-        """Asks nodes until all claims that matter are proven, or no node shows more. Returns the unproven nodes."""
-        own = self._local().sight(*key)
+        """Asks nodes until all claims that matter are proven, or no node shows further connections. Returns the
+        unproven nodes.
+        """
+        own = self._local.sight(*key)
         known.asked = Counter({name: count for name, count in known.asked.items() if name in claims})
         known.sights = {name: one for name, one in known.sights.items() if name in claims or name in known.proven}
         asked: set[str] = set()
@@ -216,7 +220,7 @@ class Proofs:
         return self._wanted(known, claims)
 
     def _wanted(self, known: _Run, claims: Mapping[str, Holder]) -> list[str]:
-        """Returns the nodes without proof that matter here: none if enough nodes diagnose the job before this one, else
+        """Returns the unproven nodes that matter here: none if enough nodes diagnose the job before this node, else
         all. Nodes of ``known.unproven``, to which ``takes_part`` adds, come first."""
         count = sum(name < self._node and name in known.proven and not claims[name].failed for name in claims)
         names = claims if count < MAX_BEFORE else ()
@@ -239,7 +243,7 @@ class Proofs:
         return found
 
     def _spread(self, known: _Run, own: Sight, claims: Iterable[str]) -> None:
-        """Marks all nodes as proven with whose addresses a proven node sees connections."""
+        """Marks nodes as proven if a proven node sees connections with one of their addresses."""
         owner = _owners({name: known.sights[name] for name in claims if name in known.sights}, own)
         seen = dict.fromkeys(own.peers, self._node)
 
@@ -260,8 +264,8 @@ class Proofs:
 
 
 def _owners(sights: Mapping[str, Sight], own: Sight) -> dict[str, list[str]]:
-    """Returns the owners of each address: the nodes whose daemons answer there, else the only node that has the address
-    as its own. An address that several nodes have, or this node, proves nothing."""
+    """Returns the owners of each address: the nodes whose daemons answer there, else the only node that has the
+    address. An address that several nodes have, or this node, proves nothing."""
     owner: dict[str, list[str]] = {}
     for name, sight in sights.items():
         for address in sight.hosts:

@@ -1,4 +1,4 @@
-"""Reads, from what the kernel shows, the ranks of a run on this node: their numbers, and their connections."""
+"""Reads the ranks of a run on this node from what the kernel shows: their numbers and their connections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LocalSights:
         self._holdings: tuple[float, Mapping[_Key, Holding]] = (now() - _FRESH_S, {})
 
     def sight(self, job: str, run: str) -> Sight:
-        """Returns the connections of the ranks of a run, of the last ten minutes; none where the collector does not
+        """Returns the connections of the ranks of a run in the last ten minutes; empty if the collector does not
         answer."""
         with self._lock:
             if self._now() - self._sights[0] >= _FRESH_S:
@@ -38,7 +38,7 @@ class LocalSights:
             return self._sights[1].get((job, run), Sight())
 
     def holding(self, job: str, run: str) -> Holding:
-        """Returns the ranks of a run; none where the collector does not answer."""
+        """Returns the ranks of a run; empty if the collector does not answer."""
         with self._lock:
             if self._now() - self._holdings[0] >= _FRESH_S:
                 self._holdings = self._now(), _holdings(self._rows("comm.progress"))

@@ -1,1 +1,1 @@
-"""Facts of a job, from one snapshot of tables and from its processes."""
+"""Gathers the facts of a job from one snapshot of tables and from its processes."""

@@ -1,4 +1,6 @@
-"""Makes the facts of one run from the rows and readings of its job, bounded: the least telling facts are cut first."""
+"""Makes the facts of one run from the rows and readings of its job. Their size is limited: the least important facts
+are cut first.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import psutil
+
 from probing.daemon.diagnose.gather.hardware import hardware_of
 from probing.daemon.diagnose.gather.history import History
 from probing.daemon.diagnose.gather.operations import Losses, Operations, communicators_of, operations_of
 from probing.daemon.diagnose.gather.processes import JobProcess, Key, Ranked, ranked
 from probing.daemon.diagnose.gather.tables import Row, Rows
 from probing.daemon.diagnose.gather.witnesses import add_witnesses
-from probing.daemon.host.meminfo import read_meminfo
 from probing.diagnosis.facts import (
     Condition,
     Endpoint,
@@ -53,7 +56,7 @@ def fitted(rank: Rank) -> tuple[Rank, list[Missing]]:
 
 
 def _without_done(keep: int) -> _Cut:
-    """Keeps the newest ``keep`` operations of each communicator."""
+    """Returns a cut that keeps the newest ``keep`` operations of each communicator."""
 
     def cut(rank: Rank) -> Rank:
         return replace(rank, done=_last(rank.done, keep))
@@ -157,7 +160,7 @@ _ENV = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """All that was read of a job. ``live`` and ``devices``: rows by table; ``rows`` and ``hardware``: rows by the names
+    """What was read about a job. ``live`` and ``devices``: rows by table; ``rows`` and ``hardware``: rows by the names
     of ``statements`` and ``hardware_statements``."""
 
     node: str
@@ -178,7 +181,7 @@ class Gathered:
 
 
 def facts_of_run(gathered: Gathered, run: str, processes: Iterable[JobProcess]) -> Facts:
-    """Returns the facts of one run; ``processes``: the processes of the run."""
+    """Returns the facts of one run. ``processes``: the processes of this run."""
     mine = {one.key: one for one in processes}
     live = {name: [row for row in rows if Key.of(row) in mine] for name, rows in gathered.live.items()}
     inflight, progress = live.get("comm.inflight", []), live.get("comm.progress", [])
@@ -214,14 +217,14 @@ def facts_of_run(gathered: Gathered, run: str, processes: Iterable[JobProcess]) 
 
 
 def _node(gathered: Gathered, advanced_ns: int | None, ranks: Mapping[Key, int]) -> NodeFacts:
-    total, available = read_meminfo()
+    memory = psutil.virtual_memory()
     return NodeFacts(
         gathered.node,
         gathered.taken_ns,
         gathered.watching_since_ns,
         advanced_ns,
-        memory_total_bytes=total,
-        memory_available_bytes=available,
+        memory_total_bytes=memory.total,
+        memory_available_bytes=memory.available,
         hardware=hardware_of(gathered.hardware, gathered.devices, ranks),
         idle_cpus=gathered.idle_cpus,
     )
@@ -281,9 +284,10 @@ def _rank(gathered: Gathered, number: int, one: JobProcess, operations: Operatio
 
 
 def _endpoints(rows: Sequence[Row]) -> dict[Key, tuple[Endpoint, ...]]:
-    """Returns the endpoints of each process: addresses on which it listens, closed ones, then other open ones.
+    """Returns the endpoints of each process: first listening addresses, then closed endpoints, then other open
+    endpoints.
 
-    The last of many endpoints are left out: errors name sockets that are closed.
+    If there are many, the last are left out: errors name closed sockets.
     """
     found: dict[Key, dict[tuple[str, int], Endpoint]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: _FIRST.get(row["state"], len(_FIRST))):
@@ -300,7 +304,7 @@ def _state(one: JobProcess) -> str:
 
 
 def _chosen(helpers: Sequence[JobProcess], parent: JobProcess) -> list[JobProcess]:
-    """Returns the helpers that run or failed, the failed ones first.
+    """Returns the helpers that run or failed, the failed helpers first.
 
     A helper that is older than ``parent`` had another parent, of the same pid.
     """
@@ -313,7 +317,7 @@ def _failed(end: Exit | None) -> bool:
 
 
 def _listed(others: Iterable[JobProcess], mine: Iterable[JobProcess]) -> list[JobProcess]:
-    """Returns the processes that are not listed as helpers of a trainer."""
+    """Returns the processes that are no helpers of a trainer."""
     trainers = {one.key.pid for one in mine if one.role == "trainer"}
     listed = [one for one in others if one.role in ("trainer", "launcher") or one.ppid not in trainers]
     return listed[:_MAX_PROCESSES]

@@ -1,4 +1,6 @@
-"""Makes facts of the condition of processes: the later of two readings, with the differences to the earlier."""
+"""Makes facts of the condition of processes: from the later of two readings, with the differences to the earlier
+reading.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from typing import Any
 
 from probing.daemon.diagnose.gather.processes import Key
 from probing.daemon.diagnose.gather.tables import Collector, Row
-from probing.daemon.processes.conditions.counters import Load, idle_ns, neighbours_of
+from probing.daemon.processes.conditions.counters import idle_ns, neighbours_of
+from probing.daemon.stack_wire import Load
 from probing.diagnosis.facts import Condition
 
 __all__ = ("EarlierReadings", "conditions_of", "idle_cpus_of", "read_conditions")
@@ -31,7 +34,7 @@ _FREE = 0.3
 
 
 class EarlierReadings:
-    """Keeps a reading of each job, so that the next look covers the time since. Safe for many threads.
+    """Keeps a reading of each job, so that the next look shows what changed since. Safe for many threads.
 
     A reading is an answer of ``read_conditions``.
     """
@@ -46,9 +49,10 @@ class EarlierReadings:
             self._keep(job, reading)
 
     def extend(self, job: str, readings: Sequence[_Reading]) -> list[_Reading]:
-        """Returns the kept reading and the last of ``readings``, or ``readings`` if none of 1 to 90 s before is kept.
+        """Returns the kept reading and the last of ``readings``; ``readings`` alone if no reading from 1 to 90 s before
+        is kept.
 
-        Keeps the last of ``readings`` for later looks when the kept one is older than 45 s, or absent.
+        Keeps the last of ``readings`` for later looks when the kept reading is older than 45 s, or absent.
         """
         last = readings[-1]
         with self._lock:
@@ -68,7 +72,7 @@ class EarlierReadings:
 
 
 def _taken_ns(reading: _Reading) -> int:
-    """The time at which ``reading`` was taken, CLOCK_MONOTONIC ns; 0 when it has no process."""
+    """Returns the time at which ``reading`` was taken, CLOCK_MONOTONIC ns; 0 when it has no process."""
     return max((int(one["mono_ns"]) for one in reading["processes"]), default=0)
 
 
@@ -80,6 +84,7 @@ def read_conditions(collector: Collector, job: str, timeout: float) -> _Reading:
 
 
 def _idle_ns() -> dict[int, int]:
+    # psutil lists the CPUs that are online, without their numbers.
     try:
         with open("/proc/stat", "rb") as file:
             return idle_ns(file.read(1 << 20))
@@ -88,9 +93,9 @@ def _idle_ns() -> dict[int, int]:
 
 
 def idle_cpus_of(first: _Reading | None, second: _Reading) -> tuple[int, ...] | None:
-    """Returns the CPUs that were idle for 30 % of the time between two answers of ``read_conditions``, or longer.
+    """Returns the CPUs that were idle for at least 30 % of the time between two answers of ``read_conditions``.
 
-    None if that is not known.
+    None if an answer lacks the idle times.
     """
     before, now = (first or {}).get("idle"), second.get("idle")
     if first is None or not before or not now:

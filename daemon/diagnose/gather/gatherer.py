@@ -23,7 +23,8 @@ from probing.daemon.diagnose.gather.processes import JobProcess, Key, known_proc
 from probing.daemon.diagnose.gather.readings import ReadingResult, Readings, TimeOuts
 from probing.daemon.diagnose.gather.stacks import lines_of, threads_of_processes
 from probing.daemon.diagnose.gather.statements import DAY_NS, SECOND_NS, Window, events, failed_jobs, statements
-from probing.daemon.diagnose.gather.tables import Collector, Queries, Row, Rows, live_rows, query_rows, seconds_left
+from probing.daemon.diagnose.gather.tables import Collector, Row, Rows, live_rows, query_rows, seconds_left
+from probing.daemon.query.engine import Engine
 from probing.diagnosis.facts import Condition, Facts, Missing, NodeFacts, Thread
 
 __all__ = ("Gatherer",)
@@ -41,7 +42,7 @@ _LEAST_SPAN_NS = 20 * SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The part of a request that all its jobs share. ``deadline``: time.monotonic(); ``taken_ns``: UTC; ``live`` and
+    """The values that all jobs of a request share. ``deadline``: time.monotonic(); ``taken_ns``: UTC; ``live`` and
     ``devices``: rows by table."""
 
     run: str
@@ -54,12 +55,14 @@ class _Request:
 
 
 class Gatherer:
-    """Safe for many threads. ``stall_s``: W, the time without an operation after which a job counts as stalled, s."""
+    """Gathers the facts of jobs on this node. Safe for many threads. ``stall_s``: a job counts as stalled after this
+    time without an operation, s.
+    """
 
     def __init__(
         self,
         node: str,
-        engine: Queries,
+        engine: Engine,
         collector: Collector,
         *,
         stall_s: float = 10.0,
@@ -74,15 +77,15 @@ class Gatherer:
         self._time_outs = TimeOuts(collector)
 
     def read_ahead(self, job: str, *, timeout: float) -> None:
-        """Reads the conditions of a job's processes, so that facts of the next 90 s have the differences to now.
+        """Reads the conditions of a job's processes, so that facts of the next 90 s show what changed since now.
 
         ``timeout`` in seconds. Raises ProbingError.
         """
         self._earlier.keep(job, read_conditions(self._collector, job, timeout))
 
     def standing(self, job: str, *, timeout: float) -> Hashable:
-        """Returns the places where the processes of a job stand: their operations in flight, and the lines of Python in
-        which the threads that train are. It costs a tenth of ``facts``. None where a part cannot be read.
+        """Returns where the processes of a job stand: their operations in flight, and the Python lines of the threads
+        that train. It costs a tenth of ``facts``. None if any of this cannot be read.
 
         ``timeout`` in seconds.
         """
@@ -102,8 +105,8 @@ class Gatherer:
         """Returns the facts of each run of ``job``; without ``job``, of all jobs that run or failed lately.
 
         ``run``: only this run. ``deep`` adds stacks, conditions, logs and ended runs; it takes about a second.
-        ``timeout`` in seconds. Facts that cannot be read are among the missing. Raises NotFound for a job that is not
-        known, QueryTimeout where the jobs, or whether ``job`` exists, cannot be read.
+        ``timeout`` in seconds. Facts that cannot be read are listed in ``missing``. Raises NotFound for an unknown job,
+        QueryTimeout if the list of jobs cannot be read.
         """
         deadline = time.monotonic() + timeout
         # The time is taken first: on a busy machine the rest takes seconds, in which a job that goes on would seem to
@@ -146,7 +149,7 @@ class Gatherer:
         return Facts("", "", None, self._stall_s, now, (node,), (), missing=(*missing, *lacking))
 
     def _jobs(self, live: Rows, deadline: float) -> tuple[list[str], list[Missing]]:
-        """Returns the jobs that run or failed lately, and missing facts if the failed jobs could not be read."""
+        """Returns the jobs that run or failed lately; and missing facts if the failed jobs could not be read."""
         running = [row["job"] for row in live.get("process.processes", ()) if row["role"] == "trainer" and row["job"]]
         asked = {"failed jobs": failed_jobs(self._now_ns() - _LATELY_NS)}
         rows, missing = query_rows(self._engine, asked, deadline)
@@ -205,7 +208,7 @@ class Gatherer:
         return [facts_of_run(gathered, name, own) for name, own in runs.items()]
 
     def _watched(self, deadline: float) -> tuple[int | None, list[Missing]]:
-        """Returns the time since which the collector watches, UTC ns, and a missing fact if its probes are paused."""
+        """Returns since when the collector watches, UTC ns; and a missing fact if its probes are paused."""
         try:
             status = self._collector.status(seconds_left(deadline))
             since, paused = int(status["started_ns"]), status.get("state") == "paused"
@@ -217,7 +220,7 @@ class Gatherer:
     def _conditions(
         self, job: str, window: Window, read: ReadingResult
     ) -> tuple[dict[Key, Condition], dict[Key, Sequence[Row]], tuple[int, ...] | None]:
-        """Returns the condition of each process, the waits of its threads, and the CPUs that were idle; answers that
+        """Returns the condition of each process, the waits of its threads, and the CPUs that were idle. Answers that
         make no sense become missing facts of ``read``."""
         if not read.conditions:
             return {}, {}, None
@@ -232,7 +235,9 @@ class Gatherer:
             return {}, {}, None
 
     def _window(self, live: Rows, until: int) -> Window:
-        """The window: so early before the rank that is behind ceased to advance that 64 operations are in it."""
+        """Returns the window of time to read. It begins so early that the rank that is behind has 64 operations in it
+        before it ceased to advance.
+        """
         newest: dict[Key, int] = {}
         for row in live.get("comm.progress", ()):
             times = [t for t in (row["last_call"], row["last_done"]) if t is not None]
@@ -250,7 +255,7 @@ class Gatherer:
 
 
 def _suspects(known: Mapping[Key, JobProcess], live: Rows) -> list[int]:
-    """The pids of the job's trainers; trainers that wait in no operation come first."""
+    """Returns the pids of the job's trainers; trainers that wait in no operation come first."""
     waiting = {Key.of(row) for row in live.get("comm.inflight", ())}
     trainers = [key for key, one in known.items() if one.role == "trainer" and one.alive]
     return [key.pid for key in sorted(trainers, key=lambda key: (key in waiting, key))]
@@ -261,7 +266,7 @@ def _end(one: JobProcess) -> int:
 
 
 def _leaders(trainers: Iterable[JobProcess]) -> list[int]:
-    """The pid of the lowest rank of each run."""
+    """Returns the pid of the lowest rank of each run."""
     first: dict[str, JobProcess] = {}
     for one in sorted(trainers, key=lambda one: (one.rank is None, one.rank or 0, one.key)):
         first.setdefault(one.run, one)
@@ -269,7 +274,9 @@ def _leaders(trainers: Iterable[JobProcess]) -> list[int]:
 
 
 def _runs(known: Iterable[JobProcess], run: str, now_ns: int) -> dict[str, list[JobProcess]]:
-    """The processes of ``run``; without it, of the runs that live or failed lately, else of the run that ended last."""
+    """Returns the processes by run: of ``run``, else of the runs that live or failed lately, else of the run that ended
+    last.
+    """
     own: dict[str, list[JobProcess]] = {}
     for one in known:
         own.setdefault(one.run, []).append(one)

@@ -111,7 +111,8 @@ FROM host.file_systems WHERE {since(_RISES_NS)} AND (scope = 'node' OR {of_job})
 
 
 def hardware_of(rows: Rows, live: Rows, ranks: Mapping[Key, int]) -> Hardware:
-    """Returns the hardware, with the ranks that use each part. ``rows``: by the names of ``hardware_statements``.
+    """Returns the facts of the hardware, with the ranks that use each part. ``rows``: the rows by the names of
+    ``hardware_statements``.
 
     ``ranks``: the number of each rank of the run on this node.
     """
@@ -212,7 +213,7 @@ def _kernel_events(rows: Rows, devices: Sequence[Row]) -> Iterable[HardwareEvent
 
 
 def _address(bus_id: str) -> str:
-    """Returns a PCI address without its function and without zeros in front of the domain."""
+    """Returns a PCI address without its function and without leading zeros of the domain."""
     return bus_id.lower().partition(".")[0].lstrip("0")
 
 

@@ -1,4 +1,4 @@
-"""Steps, series of values, samples and lines of the ranks of a run, from stored rows."""
+"""Reads the steps, series of values, samples and lines of the ranks of a run from stored rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _T = TypeVar("_T")
 
 
 class Innermost(NamedTuple):
-    """The innermost frame of a main thread in its newest sample. ``since_ns`` (UTC): no later sample has another."""
+    """The innermost frame of a main thread in its newest sample. ``since_ns`` (UTC): all samples since then show this
+    frame.
+    """
 
     func: str
     file: str
@@ -27,7 +29,7 @@ class Innermost(NamedTuple):
 
 
 class History:
-    """The stored history of one process. The fields are those of ``facts.Rank``."""
+    """The stored history of one process. The fields are the same as in ``facts.Rank``."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -39,7 +41,7 @@ class History:
 
 
 def histories(rows: Rows) -> defaultdict[Key, History]:
-    """Returns the history of each process. ``rows``: by the names of ``statements``."""
+    """Returns the history of each process. ``rows``: the rows by the names of ``statements``."""
     found: defaultdict[Key, History] = defaultdict(History)
     for row in rows.get("steps", ()):
         step = Step(row["step"], row["started_ns"], row["duration_ns"], row["comm_ns"], row["wait_ns"])
@@ -60,7 +62,7 @@ def histories(rows: Rows) -> defaultdict[Key, History]:
 
 
 def frames_of(frames: Iterable[Row]) -> tuple[Frame, ...]:
-    """Returns frames of python.stacks."""
+    """Returns frames from a column of python.stacks."""
     return tuple(Frame(frame["func"] or "", frame["file"] or "", frame["lineno"]) for frame in frames)
 
 
@@ -75,14 +77,14 @@ def _add_series(found: defaultdict[Key, History], rows: Iterable[Row], name: Cal
 
 
 def _thinned(points: Sequence[_T]) -> Sequence[_T]:
-    """Returns at most _MAX_VALUES of ``points`` at even distances, the last one among them."""
+    """Returns at most _MAX_VALUES of ``points`` at even distances, including the last point."""
     every = -(-len(points) // _MAX_VALUES)
     return points[(len(points) - 1) % every :: every]
 
 
-def _device_totals(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Returns the bytes of all allocating stacks of a process, with a row for each change of a stack. Before its first
-    row a stack counts with the bytes of that row: its earlier bytes are not known."""
+def _device_totals(rows: Iterable[Row]) -> Sequence[Row]:
+    """Returns the sum of the bytes of all allocating stacks of a process at each change of a stack. Before its first
+    row a stack counts with the bytes of that row, as its earlier bytes are unknown."""
     own: dict[Key, list[Row]] = defaultdict(list)
     for row in rows:
         own[Key.of(row)].append(row)

@@ -1,4 +1,6 @@
-"""Operations, progress and communicators of the ranks of a run, from rows of several tables; lost operations."""
+"""Makes operations, progress and communicators of the ranks of a run from rows of several tables, and lost
+operations.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +156,7 @@ _MAX_TEXTS = 8
 
 
 class Losses:
-    """Reads the rows of the statement ``losses``: each is about a pid, or about all processes."""
+    """Reads the rows of the statement ``losses``; each is about one pid or about all processes."""
 
     def __init__(self, rows: Rows) -> None:
         self._attached: dict[int, list[Row]] = {}
@@ -166,19 +168,19 @@ class Losses:
                 self._attached.setdefault(row["pid"], []).append(row)
 
     def seen_from(self, one: JobProcess, attached_ns: int | None) -> int | None:
-        """Returns the time since which the operations of a process are recorded, UTC ns; None: from its start.
-        ``attached_ns``: the column of comm.progress."""
+        """Returns since when the operations of a process are recorded, UTC ns; None: from its start. ``attached_ns``:
+        the column of comm.progress."""
         # A row about an earlier process of the same pid is older than this process.
         own = (row["until_ns"] for row in self._attached.get(one.key.pid, ()))
         times = [at for at in own if at >= (one.started_ns or 0)]
         return max([*times, *([attached_ns] if attached_ns is not None else [])], default=None)
 
     def lost(self, one: JobProcess) -> int:
-        """Returns the number of operations of a process that were lost lately. A loss of unknown number counts 1."""
+        """Returns the number of operations of a process that were lost lately. A loss without a count counts as 1."""
         return sum(row["count"] or 1 for row in self._lost if _concerns(row, one))
 
     def missing(self, processes: Iterable[JobProcess]) -> list[Missing]:
-        """Returns the losses of ``processes``, the newest eight, as missing facts."""
+        """Returns the newest eight losses of ``processes`` as missing facts."""
         known = list(processes)
         found = []
         for row in self._lost:

@@ -1,4 +1,4 @@
-"""The processes of a job, also ended ones, and the rank of each."""
+"""The processes of a job, including ended processes, and the rank of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ("JobProcess", "Key", "Ranked", "known_processes", "ranked", "with_eve
 
 
 class Key(NamedTuple):
-    """Names a process. ``start_ns``: since boot."""
+    """Identifies a process. ``start_ns``: its start in ns since boot."""
 
     pid: int
     start_ns: int
@@ -28,8 +28,8 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobProcess:
-    """A process of a job. Times are UTC. ``last_ns``: of its last event; None where no event is known.
-    ``owner``: the uid of the user whose job it is."""
+    """A process of a job. Times are UTC. ``last_ns``: the time of its last event; None if it has no event. ``owner``:
+    the uid of the user whose job it is."""
 
     key: Key
     run: str
@@ -61,7 +61,7 @@ class Ranked:
 
 
 def known_processes(rows: Iterable[Row], job: str, now_ns: int) -> dict[Key, JobProcess]:
-    """Returns the processes of ``job`` in rows of process.processes."""
+    """Returns the processes of ``job`` from rows of process.processes."""
     # ``start_ns`` counts from the boot.
     booted_ns = now_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     found = {}
@@ -86,7 +86,7 @@ def known_processes(rows: Iterable[Row], job: str, now_ns: int) -> dict[Key, Job
 
 
 def with_events(known: Mapping[Key, JobProcess], rows: Iterable[Row], progress: Iterable[Row]) -> dict[Key, JobProcess]:
-    """Returns ``known`` with the exits, and with processes that ended. ``rows``: rows of ``statements.events``;
+    """Returns ``known`` with exits added, and with processes that ended. ``rows``: rows of ``statements.events``;
     ``progress``: rows of comm.progress, which shows an exit first."""
     found = dict(known)
     for row in rows:
@@ -119,9 +119,9 @@ def _with_event(one: JobProcess | None, key: Key, row: Row) -> JobProcess:
 def ranked(processes: Iterable[JobProcess], places: Iterable[Row]) -> Ranked:
     """Returns the process of each rank. ``places``: rows with the comm_rank and comm_size of processes.
 
-    A trainer without a known rank has its rank in its largest communicator. Of two processes with one rank the living
-    process goes before an ended one, then the process that shares communicators, parent or container with more other
-    ranks, and then the newer process. While both processes live, both are kept.
+    A trainer without a known rank has its rank in its largest communicator. If two processes claim one rank, a living
+    process goes before an ended process, then the process that shares communicators, parent or container with more
+    other ranks, and then the newer process. While both processes live, both are kept.
     """
     rows = list(places)
     widest = _widest(rows)
@@ -144,7 +144,7 @@ def ranked(processes: Iterable[JobProcess], places: Iterable[Row]) -> Ranked:
 
 
 def _contested(best: JobProcess, other: JobProcess, shared: Mapping[Key, int]) -> str:
-    """Returns the reason for which ``best`` is the rank that ``other`` claims as well."""
+    """Returns why ``best`` is the rank that ``other`` claims, too."""
     older, newer = sorted((best, other), key=_age)
     claim = f"pids {older.key.pid} and {newer.key.pid} both claim rank {best.rank}"
     if shared[best.key] > shared[other.key]:

@@ -17,7 +17,7 @@ from probing.api.errors import NotFound, ProbingError
 from probing.daemon.diagnose.gather.conditions import read_conditions
 from probing.daemon.diagnose.gather.processes import Key
 from probing.daemon.diagnose.gather.tables import Collector, Row, seconds_left
-from probing.daemon.stack_wire import ProcessStacks
+from probing.daemon.stack_wire import ProcessStacks, ReadFailure
 from probing.diagnosis.facts import Missing, TimeOut
 
 __all__ = ("ReadingResult", "Readings", "TimeOuts")
@@ -37,7 +37,9 @@ _T = TypeVar("_T")
 
 @dataclass
 class ReadingResult:
-    """The readings made in time. ``stacks`` and ``conditions``: up to two readings each, in their order."""
+    """The readings that were made in time. ``stacks`` and ``conditions``: up to two readings each, the earlier
+    first.
+    """
 
     stacks: list[list[ProcessStacks]] = field(default_factory=list)
     native: list[ProcessStacks] = field(default_factory=list)
@@ -46,7 +48,9 @@ class ReadingResult:
 
 
 class Readings:
-    """Reads the processes of ``job`` until ``deadline`` (time.monotonic()); native stacks of the pids ``native``."""
+    """Reads the processes of ``job`` until ``deadline`` (time.monotonic()); ``native``: pids whose native stacks are
+    read, too.
+    """
 
     def __init__(self, collector: Collector, job: str, native: Sequence[int], deadline: float) -> None:
         self._collector = collector
@@ -108,7 +112,7 @@ class Readings:
     def _stacks(
         self, pids: Sequence[int], *, native: bool = False, with_locals: bool = False
     ) -> list[ProcessStacks] | None:
-        def read() -> tuple[list[ProcessStacks], list[dict[str, Any]]]:
+        def read() -> tuple[list[ProcessStacks], list[ReadFailure]]:
             job = "" if pids else self._job
             return self._collector.stacks(pids, job, self._timeout(), native=native, with_locals=with_locals)
 
@@ -129,10 +133,10 @@ class Readings:
             self._add_missing(kind.split()[-1], f"no {kind} of job {self._job}: {e.message}")
         return None
 
-    def _add_failures(self, kind: str, failures: Sequence[Mapping[str, Any]]) -> None:
+    def _add_failures(self, kind: str, failures: Sequence[ReadFailure]) -> None:
         for failure in failures[:_MAX_FAILURES]:
             text = f"no {kind} of pid {failure['pid']}: {failure['error'].get('message', '')}"
-            self._add_missing(kind, text, failure.get("rank"))
+            self._add_missing(kind, text, failure["rank"])
 
     def _add_missing(self, kind: str, text: str, rank: int | None = None) -> None:
         with self._lock:
@@ -155,8 +159,8 @@ _MS = 1_000_000
 
 
 class TimeOuts:
-    """Keeps the time-outs of processes. A process is read again when it waits in other communicators than before. Safe
-    for many threads."""
+    """Keeps the time-outs of processes. A process is read again when it waits in a communicator that it did not wait in
+    before. Safe for many threads."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -196,7 +200,7 @@ class TimeOuts:
 
 
 def _time_outs(text: str, comms: Mapping[str, str]) -> tuple[TimeOut, ...]:
-    """Returns the time-out of each of ``comms``, which has their backends, by the groups in ``text``."""
+    """Returns the time-out of each of ``comms``, a communicator -> backend mapping, by the groups in ``text``."""
     groups = {name: (backend, int(ms)) for backend, ms, name in _GROUP.findall(text)}
     # NCCL's communicators have other names than groups, which do not matter if all groups are alike. A text that is cut
     # lacks groups.

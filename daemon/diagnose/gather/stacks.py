@@ -1,4 +1,4 @@
-"""Makes facts of stacks: frames, with the variables that name an operation, and whether a stack moves."""
+"""Makes facts of stacks: frames, the variables that name an operation, and whether a stack moves."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def threads_of_processes(
 ) -> dict[Key, tuple[Thread, ...]]:
     """Returns the threads of each process, the training thread first.
 
-    ``first`` and ``second``: two readings of Python frames; ``native``: with native frames, of some processes.
-    ``waits``: rows of ``thread_waits``. Raises InternalError for stacks that make no sense.
+    ``first`` and ``second``: two readings of Python frames; ``native``: a reading with native frames, of some
+    processes. ``waits``: rows of ``thread_waits``. Raises InternalError for stacks that make no sense.
     """
     readings = [list(reading) for reading in (first, second, native)]
     earlier, later, deeper = map(_by_process, readings)
@@ -59,7 +59,7 @@ def threads_of_processes(
 
 
 def lines_of(stacks: Iterable[ProcessStacks]) -> Hashable:
-    """Returns the lines of Python in which the threads that train are, to be compared with a later reading.
+    """Returns the Python lines of the threads that train, to be compared with a later reading.
 
     Raises InternalError for stacks that make no sense.
     """
@@ -72,7 +72,7 @@ def lines_of(stacks: Iterable[ProcessStacks]) -> Hashable:
 
 
 def _order(thread: Thread) -> tuple[bool, bool, bool, int]:
-    """The order in which threads are kept: torch has a hundred threads that run no Python."""
+    """Returns the sort key of a thread: kept threads come first. torch has a hundred threads that run no Python."""
     return not thread.main, not thread.gil, all(frame.native for frame in thread.frames), thread.tid
 
 

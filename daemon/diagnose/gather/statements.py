@@ -1,4 +1,4 @@
-"""The statements that read the stored rows of one job. Their names stand in messages for people."""
+"""The SQL statements that read the stored rows of one job. Messages to users quote their names."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _FRAMES = 32
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The times from which rows are read, UTC ns. ``until``: now, or the end of a job that ended. ``operations``: the
-    time of the oldest operations. ``stalled``: later samples are recent, earlier samples are past. ``still``: nothing
-    of the job advances."""
+    """The times between which rows are read, UTC ns. ``until``: now, or the end of a job that ended. ``operations``:
+    the time of the oldest operations. ``stalled``: samples after it are recent, samples before it are past. ``still``:
+    no rank of the job advances."""
 
     until: int
     operations: int
@@ -34,7 +34,7 @@ class Window:
 
 
 def failed_jobs(since_ns: int) -> str:
-    """Returns the statement for the jobs with a failed trainer."""
+    """Returns the statement that lists the jobs with a failed trainer."""
     return f"""
 SELECT DISTINCT job FROM process.events WHERE ts > {_at(since_ns)} AND event = 'exit' AND role = 'trainer'
   AND (signal IS NOT NULL OR exit_code <> 0) AND job IS NOT NULL LIMIT 64
@@ -42,7 +42,7 @@ SELECT DISTINCT job FROM process.events WHERE ts > {_at(since_ns)} AND event = '
 
 
 def events(job: str, since_ns: int) -> str:
-    """Returns the statement for the processes of a job by their events, a row for each."""
+    """Returns the statement that lists the processes of a job by their events, in a row for each."""
     # The column ``detail`` of an identity is JSON that the daemon made.
     number = "try_cast(arg_max(detail ->> '$.{0}', ts) FILTER (WHERE event = 'identified') AS BIGINT) AS {0}".format
     return f"""
@@ -130,7 +130,7 @@ GROUP BY run, part ORDER BY run, ended_ns
 
 
 def _samples(of_job: str, window: Window) -> str:
-    """The statement for the most frequent stacks of the threads that train, recent and past."""
+    """Returns the statement for the most frequent stacks of the threads that train, recent and past."""
     since = _at(window.stalled - 600 * SECOND_NS)
     return f"""
 WITH sums AS (
@@ -151,7 +151,7 @@ ORDER BY share DESC LIMIT 16384
 
 
 def _since(of_job: str, window: Window) -> str:
-    """The statement for the innermost frame of each thread that trains, and since when no sample shows another."""
+    """Returns the statement for the innermost frame of each thread that trains, and since when all samples show it."""
     return f"""
 WITH own AS (
   SELECT {_WHO}, ts, stack_id FROM python.samples
@@ -182,7 +182,7 @@ WHERE table_name = 'comm.ops' AND (pid IS NULL OR pid IN ({_numbers(pids)}))
 
 
 def _lines(of_job: str, window: Window) -> str:
-    """The statement for the newest lines of each process, and of each kind: many other lines may follow an error."""
+    """Returns the statement for the newest lines of each process and kind: many other lines may follow an error."""
     return f"""
 SELECT {_WHO}, left(line, 300) AS line FROM process.logs WHERE {of_job} AND ts > {_at(window.until - HOUR_NS)}
 QUALIFY row_number() OVER (PARTITION BY {_WHO} ORDER BY ts DESC) <= 5
@@ -210,7 +210,7 @@ ORDER BY ts_ns LIMIT 65536
 
 
 def _device_memory(where: str) -> str:
-    """The statement for the bytes of each allocating stack at the end of each minute in which they changed."""
+    """Returns the statement for the bytes of each allocating stack at the end of each minute in which they changed."""
     return f"""
 SELECT {_WHO}, kind, size_class, stack, epoch_ns(ts) // {60 * SECOND_NS} AS minute, epoch_ns(max(ts)) AS ts_ns,
   arg_max(live_bytes, ts) AS bytes

@@ -1,19 +1,20 @@
-"""Reads rows as dicts: of live tables, and of statements that share one snapshot. Times are UTC ns."""
+"""Reads rows as dicts, from live tables and from statements that share one snapshot. Times are UTC ns."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from probing.api.errors import ProbingError, QueryError
-from probing.daemon.query.answer import Item, StatementEnd
-from probing.daemon.stack_wire import ProcessStacks
+from probing.daemon.query.answer import StatementEnd
+from probing.daemon.query.engine import Engine
+from probing.daemon.stack_wire import ConditionsRead, ProcessStacks, ReadFailure, VariablesRead
 from probing.diagnosis.facts import Missing
 
-__all__ = ("Collector", "Queries", "Row", "Rows", "live_rows", "query_rows", "seconds_left")
+__all__ = ("Collector", "Row", "Rows", "live_rows", "query_rows", "seconds_left")
 
 MAX_BYTES = 256 << 20
 _LEAST_S = 0.05
@@ -21,16 +22,8 @@ Row = Mapping[str, Any]
 Rows = Mapping[str, Sequence[Row]]
 
 
-class Queries(Protocol):
-    """``query.engine.Engine``."""
-
-    def run_all(
-        self, statements: Sequence[str], *, timeout: float, max_bytes: int, rows_only: bool
-    ) -> Iterable[Item]: ...
-
-
 class Collector(Protocol):
-    """``service.collector_client.CollectorClient``."""
+    """The methods of ``service.collector_client.CollectorClient`` that this module uses."""
 
     def live(self, table: str, timeout: float) -> bytes: ...
 
@@ -38,15 +31,17 @@ class Collector(Protocol):
 
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
-    ) -> tuple[list[ProcessStacks], list[dict[str, Any]]]: ...
+    ) -> tuple[list[ProcessStacks], list[ReadFailure]]: ...
 
-    def conditions(self, pids: Sequence[int], job: str, timeout: float) -> Mapping[str, Any]: ...
+    def conditions(self, pids: Sequence[int], job: str, timeout: float) -> ConditionsRead: ...
 
-    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> Mapping[str, Any]: ...
+    def variables(self, pids: Sequence[int], job: str, names: Sequence[str], timeout: float) -> VariablesRead: ...
+
+    def record_findings(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> None: ...
 
 
 def seconds_left(deadline: float) -> float:
-    """Returns the seconds to ``deadline`` (time.monotonic()), 0.05 at least."""
+    """Returns the seconds until ``deadline`` (time.monotonic()), at least 0.05."""
     return max(deadline - time.monotonic(), _LEAST_S)
 
 
@@ -65,11 +60,11 @@ def live_rows(
 
 
 def query_rows(
-    queries: Queries, statements: Mapping[str, str], deadline: float
+    queries: Engine, statements: Mapping[str, str], deadline: float
 ) -> tuple[dict[str, list[Row]], list[Missing]]:
-    """Returns the rows of each statement by its name, all of one snapshot, and the missing facts.
+    """Returns the rows of each statement by its name, all from one snapshot, and the missing facts.
 
-    No statement may have a row where its tables have none.
+    No statement may return a row when its tables are empty.
     """
     found: dict[str, list[Row]] = {}
     missing = []

@@ -1,7 +1,7 @@
-"""Makes facts of the witnesses: NCCL's RAS, PyTorch's flight recorder, and errors that the libraries report.
+"""Makes facts from other witnesses: NCCL's RAS, PyTorch's flight recorder, and errors that the libraries report.
 
-``RAS_SQL``, ``FLIGHT_SQL`` and ``ERRORS_SQL`` are the statements; a literal takes the place of ``{job}``. Their rows
-may be of several runs: a row counts if its process or its communicator is one of the run.
+``RAS_SQL``, ``FLIGHT_SQL`` and ``ERRORS_SQL`` are the statements, in which a literal replaces ``{job}``. Their rows may
+be of several runs: a row counts if its process or its communicator belongs to the run.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def add_witnesses(
     flight_rows: Iterable[_Row],
     error_rows: Iterable[_Row] = (),
 ) -> tuple[list[Rank], list[Communicator], list[Missing]]:
-    """Returns the ranks with their witnesses, the communicators, also those that only RAS knows, and missing facts.
+    """Returns the ranks with the facts of the witnesses, the communicators, including those that only RAS lists, and
+    missing facts.
 
     The rows are those of ``RAS_SQL``, ``FLIGHT_SQL`` and ``ERRORS_SQL``.
     """
@@ -94,7 +95,9 @@ def _error(row: _Row) -> Witness:
 def _ras(
     rows: Sequence[_Row], ranks: Sequence[Rank], communicators: Sequence[Communicator], said: _Said
 ) -> tuple[list[Communicator], list[Missing]]:
-    """Adds RAS's reports to ``said``; returns the communicators that only RAS knows, and ranks that it cannot reach."""
+    """Adds RAS's reports to ``said``. Returns the communicators that only RAS lists, and the ranks that it cannot
+    reach.
+    """
     known = {c.comm: {m.comm_rank: m.rank for m in c.members} for c in communicators}
     pids, here = _unambiguous(ranks), {rank.rank for rank in ranks}
     found: dict[str, Communicator] = {}
@@ -115,7 +118,9 @@ def _ras(
 
 
 def _unambiguous(ranks: Sequence[Rank]) -> dict[int, int]:
-    """Returns the rank of each pid that only one rank has: RAS names hosts otherwise, so the pid alone must do."""
+    """Returns the rank of each pid that only one rank has: RAS names hosts in its own way, so only the pid can be
+    compared.
+    """
     found: dict[int, list[int]] = defaultdict(list)
     for rank in ranks:
         found[rank.pid].append(rank.rank)
@@ -173,7 +178,7 @@ def _nanoseconds(ms: int | None) -> int | None:
 
 
 def _comm_of(row: _Row, rank: int, communicators: Sequence[Communicator]) -> str:
-    """Returns the communicator of a record: the only one of the rank with the group's name, else "group NAME"."""
+    """Returns the communicator of a record: the rank's only communicator with the group's name, else "group NAME"."""
     names = {name for name in (row["pg_name"], row["pg_desc"]) if name and name != "undefined"}
     named = [c for c in communicators if (c.comm in names or c.name in names) and _has(c, rank)]
     return named[0].comm if len(named) == 1 else f"group {_text(row['pg_desc'] or row['pg_name'])}"

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from probing.api.errors import ProbingError
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import ProcessKey
 
 __all__ = ("Frames",)
@@ -18,22 +18,22 @@ MAX_NAME = 80
 
 
 class Frames:
-    """Caches the maps of processes. For one thread; ``name`` may wait for a reader."""
+    """Names addresses by the cached maps of their processes. For one thread; ``name`` may wait for a reader."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
         self._maps: OrderedDict[ProcessKey, list[Mapping]] = OrderedDict()
         self._read: set[ProcessKey] = set()
 
     def begin_round(self) -> None:
-        """Allow one read of each process until the next round."""
+        """Lets each process be read once more until the next round."""
         self._read.clear()
 
     def forget(self, pid: int, start_ns: int) -> None:
         self._maps.pop(ProcessKey(pid, start_ns), None)
 
     def name(self, pid: int, start_ns: int, addresses: list[int]) -> list[str]:
-        """Returns each address as ``library+0xoffset``, or as ``0xaddress`` where no visible file is mapped."""
+        """Returns each address as ``library+0xoffset``, or as ``0xaddress`` if no visible file is mapped there."""
         key = ProcessKey(pid, start_ns)
         found = [self._find(key, address) for address in addresses]
         if None in found and key not in self._read:
@@ -55,7 +55,7 @@ class Frames:
             answer = self._readers.call("maps", pid=key[0], start_ns=key[1], timeout=READ_TIMEOUT_S, files=True)
             mappings = [mapping for mapping in parse_maps(answer.payload) if mapping.path]
         except ProbingError:
-            # The process has ended or cannot be read now: its frames stay addresses.
+            # The process has ended or cannot be read now: its frames stay plain addresses.
             return
         self._maps[key] = sorted(mappings, key=lambda mapping: mapping.start)
         self._maps.move_to_end(key)

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.api.tables.schema import Row
 from probing.daemon import columns
 from probing.daemon.arrow import batch_of
-from probing.daemon.bpf.interfaces import Map
+from probing.daemon.bpf.maps import Map
 from probing.daemon.clock import ClockPair
 from probing.daemon.gpu.cuda.frames import Frames
 from probing.daemon.gpu.cuda.symbols import MEMORY_KINDS, SYNC_OPS, is_cudart
@@ -31,7 +32,7 @@ Maps = Mapping[str, Map]
 
 
 def drop_process(found: Map, pid: int, start_ns: int) -> list[bytes]:
-    """Delete the entries of a process from a map whose keys have tgid and start_ns. Returns the deleted keys."""
+    """Deletes the entries of a process from a map whose keys have tgid and start_ns. Returns the deleted keys."""
     keys, _ = found.items()
     chosen = [key.tobytes() for key in keys[(keys["tgid"] == pid) & (keys["start_ns"] == start_ns)]]
     for key in chosen:
@@ -59,7 +60,7 @@ class LaunchRows:
         self._reported: dict[tuple[int, int], tuple[int, int]] = {}
 
     def begin(self) -> None:
-        """Do not report launches that were counted before now."""
+        """Sets the begin of the first report: launches that were counted before now are not reported."""
         pids, starts, counts = self._read()
         self._reported = {(int(p), int(s)): (int(k), int(g)) for p, s, (k, g) in zip(pids, starts, counts, strict=True)}
 
@@ -76,7 +77,7 @@ class LaunchRows:
     def forget(self, pid: int, start_ns: int) -> None:
         self._reported.pop((pid, start_ns), None)
         value = self._maps[COUNTS].lookup(pid)
-        # Another process may have the pid already.
+        # Another process may have got the pid already.
         if value is not None and int(value["start_ns"].max()) == start_ns:
             self._maps[COUNTS].delete(pid)
 
@@ -97,7 +98,7 @@ class LaunchRows:
 
 SUMS, LIVE, STACKS, LOST = "cuda_memory_sums", "cuda_memory_live", "cuda_memory_stacks", "cuda_memory_lost"
 MAX_STACKS = 4096
-# A row is half a kilobyte with its frames; a process that allocates from ever new stacks must not fill the log.
+# The most rows of a report, half a kilobyte each: a process with ever new stacks must not fill the log.
 MAX_ROWS = 4096
 _MOST = (1 << 63) - 1
 _COUNTED = ("allocations", "frees", "bytes", "errors")
@@ -105,7 +106,9 @@ _Stack = tuple[int, int, int]
 
 
 class MemoryRows:
-    """Reports sums that have changed since the last report. For one thread; ``changed`` may wait for a reader."""
+    """Reports the sums of allocations that have changed since the last report. For one thread; ``changed`` may wait for
+    a reader.
+    """
 
     def __init__(self, maps: Maps, node: str, processes: Processes, frames: Frames) -> None:
         self._maps = maps
@@ -118,7 +121,9 @@ class MemoryRows:
         self._lost = 0
 
     def begin(self, mono_ns: int) -> None:
-        """Do not report allocations counted before now: the daemon before this one may have reported them."""
+        """Sets the begin of the first report: the previous daemon may have reported allocations that were counted
+        before now.
+        """
         keys, sums = self._maps[SUMS].items()
         self._reported = {key.tobytes(): row for key, row in zip(keys, sums, strict=True)}
         self._lost = self._lost_now()
@@ -128,7 +133,7 @@ class MemoryRows:
         """Returns a row for each sum that has changed since the last call."""
         self._frames.begin_round()
         keys, sums = self._maps[SUMS].items()
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         for key, now in zip(keys, sums, strict=True):
             before = self._reported.get(key.tobytes())
             if len(rows) < MAX_ROWS and (before is None or now.tobytes() != before.tobytes()):
@@ -138,12 +143,12 @@ class MemoryRows:
         return batch_of("cuda.memory", rows)
 
     def lost(self) -> int:
-        """Returns the number of allocations since the last call that found the map full."""
+        """Returns the number of allocations since the last call that found no room in the map."""
         before, self._lost = self._lost, self._lost_now()
         return max(0, self._lost - before)
 
     def forget(self, pid: int, start_ns: int) -> None:
-        """Drop a process that ended, after its last report."""
+        """Drops the state of a process that ended, after its last report."""
         for key in drop_process(self._maps[SUMS], pid, start_ns):
             self._reported.pop(key, None)
         drop_process(self._maps[LIVE], pid, start_ns)
@@ -152,7 +157,7 @@ class MemoryRows:
 
     def _row(
         self, key: npt.NDArray[Any], now: npt.NDArray[Any], before: npt.NDArray[Any] | None, pair: ClockPair
-    ) -> dict[str, Any]:
+    ) -> Row:
         pid, start_ns, stack = int(key["tgid"]), int(key["start_ns"]), int(key["stack"])
         who: Identity | None = self._processes.identity(pid, start_ns)
         frames = self._named(pid, start_ns, stack)
@@ -166,13 +171,13 @@ class MemoryRows:
             "start_ns": start_ns,
             "rank": who.rank if who else None,
             "kind": MEMORY_KINDS.get(int(key["kind"])),
-            # The shift of a hostile size of 2^63 and more would not fit.
+            # A hostile size of 2^63 and more would be shifted too far.
             "size_class": 1 << min(int(key["size_class"]), 62),
             "stack": stack,
             "caller": next((frame for frame in frames if not is_cudart(frame.encode())), None),
             "frames": frames,
             "interval_ns": pair.mono_ns - self._since,
-            # Other threads count while the sums are read: a free may be seen before its allocation.
+            # Other threads allocate while the sums are read: a free may be seen before its allocation.
             "live": _signed(now["live"]),
             "live_bytes": _signed(now["live_bytes"]),
             **counted,
@@ -199,7 +204,7 @@ def _signed(value: Any) -> int:
 
 
 def _more(now: Any, before: Any) -> int:
-    """Returns the growth of a 64-bit counter, clamped: a hostile process may ask for sizes that fit no column."""
+    """Returns the growth of a 64-bit counter, at most what the column holds: a hostile process may ask for any size."""
     return min((int(now) - int(before)) & 0xFFFF_FFFF_FFFF_FFFF, _MOST)
 
 

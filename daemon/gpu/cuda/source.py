@@ -1,7 +1,7 @@
 """The source of calls of the CUDA runtime: places probes on libcudart, and turns their records and maps into rows.
 
 The same probes see when the collectives on a stream are done: they close the open operations in the kernel, and the
-source of collectives writes those rows.
+source of collectives writes the rows of these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from probing.api.errors import ProbingError, UnsupportedTarget
-from probing.daemon.bpf.interfaces import Link, Session
+from probing.daemon.bpf.session import Link, Session
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import CudaConfig
 from probing.daemon.context import Context
@@ -38,7 +38,7 @@ from probing.daemon.gpu.cuda.symbols import (
     slots,
 )
 from probing.daemon.processes.parsers import symbols_by
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss, ProbedLibrary, ProbeSlot, Processes, RingConsumer, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 
@@ -47,21 +47,20 @@ __all__ = ("OBJECTS", "OPTIONAL", "RING", "CudaSource")
 OBJECTS = ("cuda",)
 OPTIONAL = ("cuda_memory",)
 RING = "cuda_syncs"
-# After this time operations on a stream that nobody queries are closed: the stream may belong to a library with its own
-# CUDA runtime linked in.
+# After this time operations are closed if nobody queries their stream, as in a statically linked runtime.
 GIVE_UP_NS = 60_000_000_000
 _STREAMS, _RESTS, _PROCESSES = "cuda_streams", "cuda_rests", "cuda_processes"
 _KEY = struct.Struct("<QQQ")
-# Runs of the program that closes the rest of a stream: 64 operations each, of 1024 open ones at most.
+# How often the program runs that closes the rest of a stream: 64 operations each time, of at most 1024.
 _REST_RUNS = 32
-# How long events are distrusted: longer than the time between two rounds, also on a busy machine. Probes that were hit
-# too often stay off for longer.
+# How long events are distrusted, ns: longer than the time between two rounds, even on a busy machine.
 _DISTRUST_NS = 5_000_000_000
 _log = logging.getLogger(__name__)
 
 
 class CudaSource(Source):
-    """``symbols`` finds symbols by name in the file at a descriptor; ``options`` returns the present configuration.
+    """The calls of the CUDA runtime. ``symbols`` finds symbols by name in the file at a descriptor; ``options`` returns
+    the present configuration.
 
     Safe for several threads. Maps are read by a thread of its own, which ``tick`` wakes once a second.
     """
@@ -81,7 +80,7 @@ class CudaSource(Source):
         node: str,
         symbols: SymbolFinder,
         sink: Sink,
-        readers: Readers,
+        readers: ReaderPool,
         clock: Clock,
         config: CudaConfig,
         options: Callable[[], CudaConfig] | None = None,
@@ -149,7 +148,7 @@ class CudaSource(Source):
         return again
 
     def start(self) -> None:
-        """End probes of the earlier daemon that are switched off now, and start the thread."""
+        """Ends probes of the earlier daemon that are switched off now, and starts the thread."""
         self._write_settings()
         unwanted = _programs((MEMORY, LAUNCHES)) - _programs(self._chosen())
         for link in list(self._session.links.values()):
@@ -163,7 +162,7 @@ class CudaSource(Source):
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread. The session keeps or ends the links."""
+        """Stops the thread. The session keeps or ends the links."""
         self._stopped = True
         self._wake.set()
         if self._thread.is_alive():
@@ -173,7 +172,7 @@ class CudaSource(Source):
 
     @property
     def slots(self) -> dict[int, str]:
-        """Slot -> the program and the function whose calls are counted in the slot."""
+        """Returns slot -> the program and the function whose calls are counted in the slot."""
         return slots((COMPLETION, MEMORY, LAUNCHES))
 
     def interesting(self, path: bytes) -> bool:
@@ -181,10 +180,11 @@ class CudaSource(Source):
         return is_cudart(path)
 
     def attach(self, fd: int, path: bytes) -> int:
-        """Place the probes on the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
+        """Attaches the probes to the library with descriptor ``fd``, for every process that maps it; the caller keeps
+        ``fd``.
 
-        Returns the number of new links: 0 if this daemon, or the one before, has made them all.
-        Raises UnsupportedTarget for a file that is not libcudart, AttachError, PrivilegeError.
+        Returns the number of new links: 0 if this daemon or the previous one has made them all. Raises
+        UnsupportedTarget for a file that is not libcudart, AttachError, PrivilegeError.
         """
         if not self.interesting(path):
             return 0
@@ -192,13 +192,13 @@ class CudaSource(Source):
         with self._attaching:
             missing = [group for group in self._wanted() if (identity, group.name) not in self._links]
             links = [link for group in missing for link in self._place(group, fd, identity)]
-            # A uprobe_multi link holds the file, and so its mount, anyway; a perf event does not, and neither must we.
+            # A perf event does not keep the file in use, and neither may an open descriptor here.
             if identity not in self._files and self._session.features.uprobe_multi:
                 self._files[identity] = os.dup(fd)
         return sum(not link.adopted for link in links)
 
     def forget(self, identity: tuple[int, int]) -> None:
-        """Forgets the file ``identity``: the session has ended its probes."""
+        """Drops the state of the file ``identity``, whose probes the session has ended."""
         with self._attaching:
             for key in [key for key in self._links if key[0] == identity]:
                 del self._links[key]
@@ -206,11 +206,11 @@ class CudaSource(Source):
                 os.close(fd)
 
     def configure(self, config: CudaConfig) -> bool:
-        """Apply other options: place missing probes, and end probes that are not wanted. Raises AttachError,
+        """Applies changed options: attaches missing probes, and ends probes that are not wanted. Raises AttachError,
         PrivilegeError.
 
-        Returns True where a library that needs more probes is not open here (before Linux 6.6): the library has to be
-        given to ``attach`` again.
+        Returns True if a library that needs more probes is not open here (before Linux 6.6): then ``attach`` has to be
+        called for it again.
         """
         with self._attaching:
             self._config = config
@@ -233,16 +233,16 @@ class CudaSource(Source):
         return {"cuda.syncs": sync_rows(records, pair, self._node, self._processes)}
 
     def tick(self) -> None:
-        """Wake the thread if there is something to read."""
+        """Wakes the thread if there is something to read."""
         if self._links or self._ended:
             self._wake.set()
 
     def process_exited(self, process: Identity) -> None:
-        """Write the last rows of ``process`` in the next round, and forget the process."""
+        """Requests the last rows of ``process`` for the next round, and then drops its state."""
         self._ended.append(process.key)
 
     def started(self, alive: Callable[[int, int], bool]) -> None:
-        """Like ``process_exited``, for all processes with entries in the maps that are not alive."""
+        """Does the same as ``process_exited`` for all processes in the maps that are not alive."""
         maps = self._session.maps
         found = processes_in(maps[_STREAMS])
         if self._memory is not None:
@@ -252,12 +252,16 @@ class CudaSource(Source):
         self._ended.extend(process for process in found if not alive(*process))
 
     def close_rest(self) -> int:
-        """Close operations that are done but were too many for one hit of a probe. Returns how many were closed."""
+        """Closes operations that are done, but were too many for one hit of a probe. Returns the number of closed
+        operations.
+        """
         keys, _ = self._session.maps[_RESTS].items()
         return sum(self._close("cuda_close_rest", key) for key in keys)
 
     def give_up(self, mono_ns: int, after_ns: int = GIVE_UP_NS) -> int:
-        """Close operations on streams that nobody has queried in ``after_ns``. Returns how many were closed."""
+        """Closes operations on streams that nobody has queried for ``after_ns``. Returns the number of closed
+        operations.
+        """
         keys, states = self._session.maps[_STREAMS].items()
         waiting = keys[(states["asked"] == 0) & (states["oldest"] < states["next"])]
         before, self._unasked = self._unasked, {}
@@ -279,7 +283,7 @@ class CudaSource(Source):
         return closed
 
     def round(self, pair: ClockPair, *, memory: bool = True) -> None:
-        """Write rows of the counters that have changed. For the thread of this source, and for tests without it."""
+        """Writes rows of the counters that have changed. For this source's thread, and for tests without a thread."""
         self._distrust_events(pair.mono_ns)
         self.close_rest()
         self.give_up(pair.mono_ns)
@@ -303,7 +307,7 @@ class CudaSource(Source):
                 if due:
                     self._next_memory = time.monotonic() + self._config.memory_interval_s
                 self.round(self._clock.pair(), memory=due)
-            except Exception:  # one strange process must not end the rows of the others
+            except Exception:  # an error with one process must not stop the rows of the others
                 _log.exception("reading the CUDA maps failed")
 
     def _put(self, table: str, batch: pa.RecordBatch) -> None:
@@ -325,9 +329,9 @@ class CudaSource(Source):
         self._session.maps["cuda_settings"].update(0, (self._void_before, int(self._config.syncs), EVENT_SLOTS))
 
     def _distrust_events(self, now: int) -> None:
-        """Void what the programs know of CUDA events while a probe of ``EVENT_SLOTS`` is off, and for a while after.
+        """Makes the programs distrust CUDA events while a probe of ``EVENT_SLOTS`` is off, and for a while after.
 
-        The programs themselves notice a probe that is off; this covers the time from then to the next round.
+        The programs themselves notice a probe that is off; this covers the time up to the next round.
         """
         budgets = self._session.maps["budgets"]
         if any(int(budgets.lookup(slot)["off_ns"]) for slot in EVENT_SLOTS):
@@ -343,7 +347,7 @@ class CudaSource(Source):
         return groups
 
     def _wanted(self) -> list[Group]:
-        """Loads the programs of the chosen groups. Returns the groups whose programs the kernel takes."""
+        """Loads the programs of the chosen groups. Returns the groups whose programs the kernel accepts."""
         chosen = self._chosen()
         if MEMORY in chosen:
             self._session.load_late(*OPTIONAL)

@@ -1,4 +1,6 @@
-"""Maps functions of libcudart to programs; names and kinds as in ``cuda.bpf.c`` and ``cuda_memory.bpf.c``."""
+"""Maps functions of libcudart to programs; names and kinds are the same as in ``cuda.bpf.c`` and
+``cuda_memory.bpf.c``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ __all__ = (
 )
 
 _KIND_SHIFT, _PER_THREAD_SHIFT = 16, 24
-# Variants for programs in which stream 0 is the thread's own (cuda_runtime_api.h, __CUDART_API_PTSZ).
+# The suffix of functions whose stream 0 is the thread's own (cuda_runtime_api.h, __CUDART_API_PTSZ).
 _PER_THREAD = "_ptsz"
 # enum cuda_call_kind
 SYNC_OPS = {1: "stream_synchronize", 2: "event_synchronize", 3: "device_synchronize"}
@@ -34,7 +36,9 @@ MEMORY_KINDS = {1: "device", 2: "async", 3: "managed", 4: "host"}
 
 
 class _Function(NamedTuple):
-    """``entry`` and ``returned``: programs at entry and return, or "". The cookie carries ``kind`` to the programs."""
+    """A function with probes. ``entry`` and ``returned``: programs at entry and return, or "". The cookie carries
+    ``kind`` to the programs.
+    """
 
     name: str
     kind: int
@@ -43,7 +47,9 @@ class _Function(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Functions whose probes come and go together. A library without any one of ``needed`` is not libcudart."""
+    """Functions whose probes are attached and ended together. A library that lacks a function of ``needed`` is not
+    libcudart.
+    """
 
     name: str
     slots: range
@@ -56,7 +62,7 @@ class Group(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A link to make: ``program`` at file ``offsets``. Each offset has a cookie, and a cost: cheap or dear."""
+    """A link to make: ``program`` at file ``offsets``. Each offset has a cookie, and a cost, cheap or dear."""
 
     program: str
     on_return: bool
@@ -65,8 +71,7 @@ class Place(NamedTuple):
     costs: list[str]
 
 
-# Functions in the order to attach: probes that see the end of operations before probes that open operations, returns
-# before entries.
+# The order in which functions are attached: probes on ends before those on beginnings, returns first.
 _COMPLETION = (
     _Function("cudaSetDevice", 8, "cuda_switch", "cuda_switched"),
     _Function("cudaStreamBeginCapture", 6, "cuda_switch", "cuda_switched"),
@@ -88,7 +93,7 @@ COMPLETION = Group(
     _COMPLETION,
     ("cudaStreamSynchronize", "cudaEventQuery", "cudaEventRecord"),
 )
-# The slots of the probes without which the programs cannot know the operations that an event comes after.
+# The slots of the probes from which the programs learn which operations come before an event.
 EVENT_SLOTS = [
     slot
     for slot, function in zip(COMPLETION.slots, COMPLETION.functions, strict=True)
@@ -126,7 +131,7 @@ LAUNCHES = Group(
 
 
 def is_cudart(path: bytes) -> bool:
-    """Returns whether a mapped file can be the CUDA runtime, by its name, also by the names that wheels give it."""
+    """Returns whether a mapped file can be the CUDA runtime, by its name; wheels use other names."""
     name = path.rpartition(b"/")[2]
     return name.startswith((b"libcudart.so", b"libcudart-")) and b".so" in name
 

@@ -1,7 +1,7 @@
 """Calls of NVML: each is visible to a watchdog while it runs, and fails in one of three ways.
 
-Codes are nvmlReturn_t of nvml.h. Arrays that calls fill are decoded by struct: pynvml asks twice, first for the size,
-and makes an object of each entry, at several times the cost of the call.
+Codes are nvmlReturn_t of nvml.h. Arrays are decoded by struct: pynvml would call twice, first for the size, and make an
+object of each entry, which costs several times as much as the call.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ __all__ = (
     "DriverFailed",
     "Reading",
     "Running",
+    "Values",
     "Watchdog",
     "layout",
     "process_list",
@@ -28,18 +29,20 @@ __all__ = (
 )
 
 LOOK_S = 1.0
+Values = dict[str, Any]
+"""What NVML says of a device, a process, a link or an event, by name."""
 
-# Codes of a lost GPU, with the reason.
+# Codes of a lost GPU, and the reason for each.
 _LOST = {15: "the GPU has fallen off the bus", 16: "the GPU wants a reset"}
 _ABSENT = {9: "the driver is not loaded", 12: "libnvidia-ml.so.1 is not there"}
 _LIBRARY = {4: "no permission", 17: "the system refuses the device files", 1: "NVML is not initialized"}
 _MISMATCH = {18: "library and kernel module of the driver have different versions"}
-# Codes of what this device, driver or version of a structure does not support: no use in asking again soon.
+# Codes for a missing feature of the device, the driver or a structure; asking again soon is useless.
 _NEVER = frozenset((3, 13, 25, 26))
 
 
 class DeviceLost(Exception):
-    """One GPU does not answer any more; its message says why."""
+    """One GPU does not answer any more; the message says why."""
 
 
 class DriverFailed(Exception):
@@ -61,7 +64,7 @@ class Running(NamedTuple):
 
 
 class Calls:
-    """Calls NVML, for one thread; ``running`` is for any thread, with ``lock``.
+    """Calls NVML, from one thread. Any thread may read ``running`` while it holds ``lock``.
 
     ``timeout_s``: how long a call may take; starting the driver and its devices may take ``START_S``.
     """
@@ -76,7 +79,7 @@ class Calls:
         self._refused: set[tuple[str, str]] = set()
 
     def forget(self) -> None:
-        """Forget what devices did not support, so that it is asked again: a device may have changed its mode."""
+        """Drops which features devices lack, so that they are asked again: a device may have changed its mode."""
         self._refused.clear()
 
     def need(
@@ -90,7 +93,7 @@ class Calls:
     ) -> Any:
         """Returns the result of ``function``, by default pynvml's function ``name``.
 
-        ``device`` names the GPU. Raises NVMLError for a code that is no failure of driver or device.
+        ``device`` names the GPU. Raises NVMLError for a code that means no failure of the driver or the device.
         """
         allowed_s = max(self.timeout_s, self.START_S) if starts else self.timeout_s + more_s
         self.running = Running(name, device, time.monotonic(), allowed_s)
@@ -100,12 +103,12 @@ class Calls:
             self._raise_failure(int(e.value), name, starts=starts)
             raise
         finally:
-            # A watchdog that holds the lock has given this call up, and the process ends.
+            # If a watchdog holds the lock, it has given this call up, and the process ends.
             with self.lock:
                 self.running = None
 
     def ask(self, name: str, *args: Any, device: str = "", function: Callable[..., Any] | None = None) -> Any:
-        """Returns as ``need`` does; None for a value that the device does not support, or does not have now."""
+        """Returns the same as ``need``, but None for a value that the device does not support, or does not have now."""
         if (name, device) in self._refused:
             return None
         try:
@@ -121,7 +124,7 @@ class Calls:
         return None
 
     def reading(self, what: str) -> Reading:
-        """Returns a context for a read of files, which the watchdog sees as a call of the name ``what``."""
+        """Returns a context for reading files, which the watchdog sees as a call named ``what``."""
         return Reading(self, what)
 
     def _raise_failure(self, code: int, name: str, *, starts: bool) -> None:
@@ -137,7 +140,7 @@ class Calls:
 
 
 class Reading:
-    """A context: a read of files that the watchdog sees as a call."""
+    """A context for reading files, which the watchdog sees as a call."""
 
     def __init__(self, calls: Calls, what: str) -> None:
         self._calls, self._what = calls, what
@@ -151,7 +154,9 @@ class Reading:
 
 
 class Watchdog:
-    """Calls ``give_up(call, seconds)`` once, with the lock of the ``calls`` that hang; ``give_up`` must not return."""
+    """Calls ``give_up(call, seconds)`` once, holding the lock of the ``calls`` that hang; ``give_up`` must not
+    return.
+    """
 
     def __init__(self, calls: Sequence[Calls], give_up: Callable[[Running, float], object]) -> None:
         self._calls = calls
@@ -163,7 +168,7 @@ class Watchdog:
 
     def _run(self) -> None:
         before = time.monotonic()
-        # Time in which this process itself did not run counts against no call.
+        # The time in which this process itself did not run; it does not count for any call.
         pauses = 0.0
         started: dict[int, tuple[float, float]] = {}
         while True:
@@ -189,7 +194,9 @@ FIRST, MOST = 64, 4_096
 
 
 def layout(kind: type[ctypes.Structure], *names: str) -> struct.Struct:
-    """Returns the Struct that unpacks the members ``names`` of a ``kind``, in its order; numbers are unsigned."""
+    """Returns a Struct that unpacks the members ``names`` of ``kind``, in the order of ``kind``; numbers are
+    unsigned.
+    """
     text, at = "=", 0
     for name, member in ((field[0], field[1]) for field in kind._fields_ if field[0] in names):
         begin, size = getattr(kind, name).offset, ctypes.sizeof(member)
@@ -200,7 +207,9 @@ def layout(kind: type[ctypes.Structure], *names: str) -> struct.Struct:
 
 
 class _Array:
-    """Room for entries of ``kind``, which grows up to MOST as the driver wants, and does not shrink."""
+    """An array of entries of ``kind`` for calls. It grows as the driver wants, up to MOST entries, and does
+    not shrink.
+    """
 
     def __init__(self, kind: type[ctypes.Structure], *names: str) -> None:
         self._kind, self._layout = kind, layout(kind, *names)

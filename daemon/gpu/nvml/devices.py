@@ -1,4 +1,4 @@
-"""Finds the GPUs and MIG devices that NVML lists, with the facts that do not change while the driver runs."""
+"""Lists the GPUs and MIG devices of NVML, with the facts that do not change while the driver runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 
-from probing.daemon.gpu.nvml.calls import Calls, DeviceLost
+from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, Values
 
 __all__ = ("Device", "bus_address", "facts_of", "find_devices", "memory_of")
 
@@ -30,7 +30,6 @@ _ARCHITECTURES = {
     10: "blackwell",
     13: "rubin",
 }
-Facts = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ class Device:
 
 
 def find_devices(calls: Calls) -> tuple[list[Device], dict[int, str]]:
-    """Returns the devices, MIG devices behind their GPU, and by number why a GPU cannot be opened.
+    """Returns the devices, MIG devices after their GPU; and by number of a GPU why it cannot be opened.
 
     Raises DriverFailed.
     """
@@ -99,18 +98,18 @@ def _add_migs(calls: Calls, gpu: Device) -> None:
 
 
 def bus_address(pci: Any) -> str | None:
-    """Returns the PCI address of a struct nvmlPciInfo_t as the kernel writes it: 0000:17:00.0; None for no address."""
+    """Returns the PCI address of a struct nvmlPciInfo_t in the kernel's form, 0000:17:00.0; None if it has none."""
     text = pci if isinstance(pci, str) else getattr(pci, "busId", None)
     text = text.decode("ascii", "replace") if isinstance(text, bytes) else text
     domain, _, rest = (text or "").lower().partition(":")
     return f"{domain[-4:]:0>4}:{rest}" if rest else None
 
 
-def facts_of(calls: Calls, device: Device) -> Facts:
+def facts_of(calls: Calls, device: Device) -> Values:
     """Returns the columns of gpu.devices for a device, without node, time, state and driver. Raises DeviceLost."""
     owner, handle, key = device.parent or device, device.handle, device.key
     memory = memory_of(calls, device)
-    facts: Facts = {
+    facts: Values = {
         "uuid": device.uuid,
         "name": _text(calls.ask("nvmlDeviceGetName", handle, device=key)),
         "total_bytes": memory.get("total_bytes"),
@@ -129,7 +128,7 @@ def facts_of(calls: Calls, device: Device) -> Facts:
     return facts | _board(calls, device)
 
 
-def _board(calls: Calls, gpu: Device) -> Facts:
+def _board(calls: Calls, gpu: Device) -> Values:
     def ask(name: str, *args: int) -> Any:
         return calls.ask(name, gpu.handle, *args, device=gpu.key)
 
@@ -147,9 +146,9 @@ def _board(calls: Calls, gpu: Device) -> Facts:
     }
 
 
-def _fabric(calls: Calls, gpu: Device) -> Facts:
-    """Returns the cluster and clique that NVLink switches connect the GPU with; empty without NVLink switches."""
-    # Drivers before 545 have only the first version.
+def _fabric(calls: Calls, gpu: Device) -> Values:
+    """Returns the cluster and clique in which NVLink switches connect the GPU; empty without NVLink switches."""
+    # Drivers before 545 have only the first version of the structure.
     versions = (
         ("nvmlDeviceGetGpuFabricInfoV", pynvml.c_nvmlGpuFabricInfo_v2_t()),
         ("nvmlDeviceGetGpuFabricInfo", pynvml.c_nvmlGpuFabricInfo_t()),
@@ -157,7 +156,7 @@ def _fabric(calls: Calls, gpu: Device) -> Facts:
     for name, info in versions:
         if calls.ask(name, gpu.handle, ctypes.byref(info), device=gpu.key) is None:
             continue
-        # The driver writes one byte of the state.
+        # The driver writes only one byte of the state.
         if info.state & 0xFF != _REGISTERED or info.status != 0 or not any(info.clusterUuid):
             return {}
         return {"fabric_cluster": str(uuid.UUID(bytes=bytes(info.clusterUuid))), "fabric_clique": int(info.cliqueId)}
@@ -165,11 +164,13 @@ def _fabric(calls: Calls, gpu: Device) -> Facts:
 
 
 def memory_of(calls: Calls, device: Device) -> dict[str, int]:
-    """Returns total, free, used and reserved bytes; no reserved bytes on a driver that counts them as used."""
+    """Returns total, free, used and reserved bytes. Some drivers count reserved bytes as used; then these are
+    left out.
+    """
     found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, pynvml.nvmlMemory_v2, device=device.key)
     made = {} if found is None else {"reserved_bytes": int(found.reserved)}
     if found is None:
-        # Drivers before 510 have only the first version, which is asked under another name: a refusal is kept by name.
+        # Drivers before 510 have only version 1, which has another name here, as refusals are kept by name.
         found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, device=f"{device.key} ")
     if found is None:
         return {}

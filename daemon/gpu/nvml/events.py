@@ -1,4 +1,4 @@
-"""Waits for the driver's events (Xid, memory errors, clocks) in a thread of its own, and stamps each as it comes."""
+"""Waits for the driver's events (Xid, memory errors, clocks) in a thread, and stamps each when it comes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import pynvml
 
-from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, DriverFailed
+from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, DriverFailed, Values
 from probing.daemon.gpu.nvml.devices import Device
 
 __all__ = ("EventThread",)
 
-# The driver ends a wait at once for an event.
+# The longest wait for an event; the driver ends a wait at once when an event comes.
 WAIT_MS = 2_000
 MAX_WAITING = 4_096
 _NO_INSTANCE = 0xFFFFFFFF
@@ -24,20 +24,20 @@ RETRY_S = 1.0
 
 
 class EventThread:
-    """``take`` is for any thread. The thread ends with the process."""
+    """The thread that waits for events. ``take`` is for any thread. The thread ends with the process."""
 
     def __init__(self, calls: Calls, devices: list[Device]) -> None:
         self._calls = calls
         self._gpus = [device for device in devices if device.parent is None]
         self._by_handle = {_address(gpu.handle): gpu for gpu in self._gpus}
-        self._waiting: deque[dict[str, Any]] = deque()
+        self._waiting: deque[Values] = deque()
         self._dropped = 0
         self._set: Any = None
         self.registered = 0
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
-        """Registers for all events that each GPU supports, and starts the thread if a GPU supports any.
+        """Registers for all events that each GPU supports, and starts the thread if at least one GPU supports events.
 
         Raises DriverFailed.
         """
@@ -52,13 +52,13 @@ class EventThread:
                     self._calls.need("nvmlDeviceRegisterEvents", gpu.handle, types, self._set, device=gpu.key)
                     self.registered += 1
             except (pynvml.NVMLError, DeviceLost):
-                # The other GPUs are registered all the same.
+                # A GPU that fails does not keep the others from being registered.
                 continue
         if self.registered:
             self._thread.start()
 
-    def take(self) -> tuple[list[dict[str, Any]], int]:
-        """Returns the events since the last call, and the number of dropped ones."""
+    def take(self) -> tuple[list[Values], int]:
+        """Returns the events since the last call, and the number of events that were dropped."""
         events = [self._waiting.popleft() for _ in range(len(self._waiting))]
         dropped, self._dropped = self._dropped, 0
         return events, dropped
@@ -73,7 +73,7 @@ class EventThread:
             except DeviceLost:
                 time.sleep(RETRY_S)
             except DriverFailed:
-                # The next reading reports the failure.
+                # The next reading reports the failure of the driver.
                 return
             else:
                 self._add(data)

@@ -16,10 +16,10 @@ from probing.daemon.gpu.nvml.devices import Device
 
 __all__ = ("ALL_LINKS", "FAST", "SLOW", "read_fields")
 
-# The scope of a counter of NVLink that is the sum over all links.
+# The scope that stands for the sum over all links in a counter of NVLink.
 ALL_LINKS = 0xFFFFFFFF
 _Field = int | tuple[int, int]
-# Fields that are read each time. The counters of PCIe and NVLink are bytes and KiB since the driver was loaded.
+# Fields that each poll reads. The counters of PCIe and NVLink count bytes and KiB since the driver was loaded.
 FAST: Mapping[str, _Field] = {
     "mem_temperature_c": 82,
     "energy_mj": 83,
@@ -32,7 +32,7 @@ FAST: Mapping[str, _Field] = {
     "nvlink_tx_kib": (138, ALL_LINKS),
     "nvlink_rx_kib": (139, ALL_LINKS),
 }
-# Fields that are read now and then: counters of errors.
+# Fields that slow polls read: counters of errors.
 SLOW: Mapping[str, _Field] = {
     "ecc_corrected": 3,
     "ecc_uncorrected": 4,
@@ -60,7 +60,7 @@ _MOST = 1 << 62
 def read_fields(
     calls: Calls, device: Device, wanted: Mapping[str, _Field], refused: set[tuple[str, str]]
 ) -> dict[str, float | int]:
-    """Returns the values that the device has, by name. Raises DeviceLost, DriverFailed.
+    """Returns the values that the device supports, by name. Raises DeviceLost, DriverFailed.
 
     ``refused`` collects the fields that the device does not support, which are not asked for again.
     """
@@ -89,7 +89,7 @@ def _field_values(handle: Any, ids: tuple[_Field, ...]) -> bytes:
 
 @lru_cache(maxsize=64)
 def _asked(ids: tuple[_Field, ...]) -> Any:
-    """Returns the array that asks for the fields ``ids``, and takes their values."""
+    """Returns the array that names the fields ``ids``, and into which NVML writes their values."""
     made = (pynvml.c_nvmlFieldValue_t * len(ids))()
     for entry, field in zip(made, ids, strict=True):
         entry.fieldId, entry.scopeId = field if isinstance(field, tuple) else (field, 0)

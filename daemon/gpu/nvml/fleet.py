@@ -1,9 +1,12 @@
-"""The devices of the node: what they are, and which are lost or gone."""
+"""The devices of the node: what they are, and which of them are lost or gone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from probing.api.tables.schema import Row
+from probing.daemon.gpu.nvml.session import Content
 
 __all__ = ("Fleet",)
 
@@ -15,11 +18,12 @@ _PCIE = {
     "pcie_gen_max": "generation_max",
 }
 _SHARED = ("numa_node", "cpu_list", *_PCIE)
-Row = dict[str, Any]
 
 
 class Fleet:
-    """``devices``: columns of gpu.devices by key. ``rows`` is for any thread, all else for one other thread."""
+    """The devices of the node. ``devices``: columns of gpu.devices by key. ``rows`` is for any thread, all else for one
+    other thread.
+    """
 
     def __init__(self) -> None:
         self.devices: Mapping[str, Row] = {}
@@ -30,7 +34,7 @@ class Fleet:
 
     @property
     def known(self) -> bool:
-        """Whether there was a device at any time."""
+        """Whether there has been a device at any time."""
         return bool(self.devices)
 
     @property
@@ -41,11 +45,13 @@ class Fleet:
         text = f"{gpus} GPUs" + (f", {migs} MIG devices" if migs else "")
         return f"{text}, driver {driver}" if driver else text if self.devices else ""
 
-    def take(self, content: Mapping[str, Any]) -> dict[int, str | None]:
-        """Takes an answer; returns (GPUs lost since the last answer, with a reason, and GPUs that are back)."""
+    def take(self, content: Content) -> dict[int, str | None]:
+        """Stores an answer. Returns the GPUs lost since the last answer, each with a reason, and the GPUs that are
+        back.
+        """
         if "devices" in content:
             self._take_devices(content)
-        before, now = self.lost, {int(n): str(text)[:200] for n, text in (content.get("lost") or {}).items()}
+        before, now = self.lost, {int(n): text[:200] for n, text in content.get("lost", {}).items()}
         self.lost = now
         changes: dict[int, str | None] = {number: text for number, text in now.items() if number not in before}
         return changes | {number: None for number in before if number not in now}
@@ -80,7 +86,7 @@ class Fleet:
             rows.append({**facts, **common, "total_mem_bytes": total, "state": state, "reason": text})
         return sorted(rows, key=lambda row: (row["device_id"], -1 if row.get("mig") is None else row["mig"]))
 
-    def _take_devices(self, content: Mapping[str, Any]) -> None:
+    def _take_devices(self, content: Content) -> None:
         fresh = {str(facts["device"]): dict(facts) for facts in content["devices"][:MAX_DEVICES]}
         for key, facts in fresh.items():
             # A lost GPU is listed without the facts that only the GPU itself can give.
@@ -91,8 +97,8 @@ class Fleet:
         uuids = {facts.get("uuid") for facts in fresh.values()}
         before = {**self._gone, **self.devices}
         gone = [(key, facts) for key, facts in before.items() if facts.get("uuid") not in uuids]
-        # MIG devices come and go as their GPU is divided.
+        # MIG devices that are gone are not kept: they come and go as their GPU is divided.
         self._gone = dict([(key, facts) for key, facts in gone if facts.get("mig") is None][:MAX_DEVICES])
         self.devices = fresh
-        self.backend = str(content.get("backend") or "cuda")[:32]
-        self._driver = {name: (content.get("driver") or {}).get(name) for name in ("driver_version", "cuda_version")}
+        self.backend = content.get("backend", "cuda")[:32]
+        self._driver = {name: content.get("driver", {}).get(name) for name in ("driver_version", "cuda_version")}

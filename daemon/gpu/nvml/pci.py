@@ -1,7 +1,4 @@
-"""PCI devices from sysfs: where they hang in the tree, their NUMA node, and their link as trained and at its best.
-
-Documentation/ABI/testing/sysfs-bus-pci of the kernel.
-"""
+"""PCI devices from sysfs: their place in the tree, their NUMA node, and their link, as trained and at its best."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """``kind``: hca for an RDMA device, else nic; ``address``: the PCI address."""
+    """A network device. ``kind``: hca for an RDMA device, else nic; ``address``: the PCI address."""
 
     name: str
     kind: str
@@ -59,7 +56,9 @@ class Nic:
 
 
 def place_of(root: Path, address: str) -> tuple[str, ...]:
-    """Returns the devices from the host bridge (pci0000:00) down to ``address``; empty for an absent device."""
+    """Returns the chain of devices from the host bridge (pci0000:00) down to ``address``; empty for an absent
+    device.
+    """
     try:
         parts = (root / "bus/pci/devices" / address).resolve(strict=True).parts
     except OSError:
@@ -69,7 +68,7 @@ def place_of(root: Path, address: str) -> tuple[str, ...]:
 
 
 def path_between(one: tuple[str, ...], other: tuple[str, ...], nodes: tuple[int | None, int | None]) -> str | None:
-    """Returns PIX, PXB, PHB, NODE or SYS for two places, by the words of `nvidia-smi topo -m`; None where unknown."""
+    """Returns how two places are connected: PIX, PXB, PHB, NODE or SYS, as in `nvidia-smi topo -m`; None if unknown."""
     if not one or not other:
         return None
     shared = next(
@@ -79,7 +78,7 @@ def path_between(one: tuple[str, ...], other: tuple[str, ...], nodes: tuple[int 
         return "NODE" if nodes[0] is not None and nodes[0] == nodes[1] else "SYS"
     if shared == 1:
         return "PHB"
-    # Below one switch each has its own port of it and then the device.
+    # Below one switch, each place ends with its port of the switch and the device.
     return "PIX" if max(len(one), len(other)) - shared <= 2 else "PXB"
 
 
@@ -101,7 +100,7 @@ def slot_above(root: Path, address: str) -> str | None:
 
 
 def link_of(root: Path, address: str) -> Link | None:
-    """Returns the link of a device to the port above it; None for a device that is not there."""
+    """Returns the link of a device to the port above it; None for an absent device."""
     folder = root / "bus/pci/devices" / address
     if not folder.exists():
         return None
@@ -153,7 +152,7 @@ def _address(entry: Path) -> str | None:
 
 def _width(path: Path) -> int | None:
     text = _text(path)
-    # The kernel writes 255 where it does not know.
+    # The kernel writes 255 for an unknown width.
     return int(text) if text and text.isdigit() and 0 < int(text) < 255 else None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from probing.daemon.gpu.nvml.calls import Calls, layout
+from probing.daemon.gpu.nvml.calls import Calls, Values, layout
 from probing.daemon.gpu.nvml.devices import Device, memory_of
 from probing.daemon.gpu.nvml.fields import FAST, SLOW, read_fields
 
@@ -38,7 +38,7 @@ _METRIC = layout(pynvml.c_nvmlGpmMetric_t, "nvmlReturn", "value")
 
 
 class _Pair:
-    """Two samples of one device, which take turns, and the structure that compares them."""
+    """Two samples of one device, which are used in turn, and the structure that compares them."""
 
     def __init__(self, calls: Calls) -> None:
         self.samples = [calls.need("nvmlGpmSampleAlloc"), calls.need("nvmlGpmSampleAlloc")]
@@ -59,7 +59,8 @@ class _Gpm:
         self._without: set[str] = set()
 
     def read(self, device: Device) -> dict[str, float]:
-        """Returns METRICS since the call before for this device; empty at the first call, and for a GPU without GPM.
+        """Returns METRICS for the time since the last call for this device; empty at the first call, and for a GPU
+        without GPM.
 
         Raises DeviceLost, DriverFailed.
         """
@@ -68,12 +69,12 @@ class _Gpm:
         try:
             return self._metrics(device)
         except pynvml.NVMLError:
-            # This GPU or driver has no GPM, or not for this user.
+            # This GPU or driver has no GPM, or refuses it to this user.
             self._without.add(device.key)
             return {}
 
     def keep(self, devices: Iterable[Device]) -> None:
-        """Drops the samples of devices that are gone; devices that had no GPM are asked again."""
+        """Drops the samples of devices that are gone; devices without GPM are asked again."""
         known = {device.key for device in devices}
         for key in [key for key in self._pairs if key not in known]:
             for sample in self._pairs.pop(key).samples:
@@ -99,7 +100,7 @@ class _Gpm:
             return {}
         pair.get.sample1, pair.get.sample2 = pair.samples[pair.taken % 2], sample
         self._calls.need("nvmlGpmMetricsGet", pair.get, device=device.key)
-        # pynvml's structures take longer to read their members than NVML takes to write them.
+        # pynvml's structures take longer to read than NVML takes to write them.
         found = _METRIC.iter_unpack(ctypes.string_at(pair.get.metrics, _METRIC.size * len(_NAMES)))
         # An overflow shows as NaN or a negative number.
         return {
@@ -115,11 +116,10 @@ _CODERS = {
     "encoder_util_pct": "nvmlDeviceGetEncoderUtilization",
     "decoder_util_pct": "nvmlDeviceGetDecoderUtilization",
 }
-Values = dict[str, Any]
 
 
 class Readings:
-    """``read`` raises DeviceLost or DriverFailed."""
+    """Reads what devices do now. ``read`` raises DeviceLost or DriverFailed."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -128,13 +128,13 @@ class Readings:
         self._slow: dict[str, Values] = {}
 
     def keep(self, devices: list[Device]) -> None:
-        """Takes the list of devices, read again: what a device did not support it may support now."""
+        """Keeps only the state of ``devices``, a new list: a device may now support what it did not support before."""
         self._gpm.keep(devices)
         self._refused.clear()
         self._slow.clear()
 
     def read(self, device: Device, *, slow: bool) -> Values:
-        """Returns the values of ``device``. ``slow``: read also the values that change rarely, else keep them."""
+        """Returns the values of ``device``. ``slow``: values that change rarely are read, too; else they are kept."""
         values: Values = memory_of(self._calls, device)
         values |= self._gpm.read(device)
         if device.parent:
@@ -148,7 +148,7 @@ class Readings:
 
     def _gauges(self, gpu: Device) -> Values:
         ask, handle, key = self._calls.ask, gpu.handle, gpu.key
-        # The first call shows whether the GPU is there.
+        # If the GPU is gone, the first call shows it.
         power_mw = ask("nvmlDeviceGetPowerUsage", handle, device=key)
         rates = ask("nvmlDeviceGetUtilizationRates", handle, device=key)
         return {
@@ -168,14 +168,14 @@ class Readings:
         return None if found is None else int(found)
 
     def _clock_events(self, gpu: Device) -> int | None:
-        # Renamed in driver 535.
+        # The function was renamed in driver 535.
         found = self._calls.ask("nvmlDeviceGetCurrentClocksEventReasons", gpu.handle, device=gpu.key)
         if found is None:
             found = self._calls.ask("nvmlDeviceGetCurrentClocksThrottleReasons", gpu.handle, device=gpu.key)
         return None if found is None else int(found)
 
     def _traffic(self, gpu: Device, values: Values) -> None:
-        """Adds PCIe traffic in KB/s where neither the counters nor GPM have it: each call waits for 20 ms."""
+        """Adds PCIe traffic in KB/s if neither the counters nor GPM have it: each call waits for 20 ms."""
         if "pcie_rx_bytes" in values or "pcie_rx_mib_per_s" in values:
             return
         for name, counter in (("pcie_tx_kb_per_s", _PCIE_TX), ("pcie_rx_kb_per_s", _PCIE_RX)):

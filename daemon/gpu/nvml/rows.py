@@ -1,11 +1,13 @@
-"""Rows of gpu.utilization, gpu.devices, gpu.links and gpu.events: values that the NVML process answered, rates of its
-counters, and events that two readings in a row show.
+"""Makes rows of gpu.utilization, gpu.devices, gpu.links and gpu.events: from values of the NVML process, rates of its
+counters, and differences between two readings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
+
+from probing.api.tables.schema import Row
 
 __all__ = (
     "Counters",
@@ -46,7 +48,7 @@ _CLOCK_REASONS = {
     0x80: "hw_power_brake",
     0x100: "display",
 }
-# Clock event reasons of a fault; a power cap alone is the everyday state of a busy GPU.
+# Clock event reasons that mean a fault; a power cap alone is normal for a busy GPU.
 _THROTTLES = 0x8 | 0x20 | 0x40 | 0x80
 _RECOVERY = {
     0: "none",
@@ -66,13 +68,12 @@ _GROWING = {
 }
 _LINK_ERRORS = ("replays", "recoveries", "crc_errors")
 _MOST = (1 << 63) - 1
-Row = dict[str, Any]
 Values = Mapping[str, Any]
 
 
 def driver_event(event: Mapping[str, Any]) -> Row:
     """Returns the row of an event as the process reports it, without its device. Raises KeyError, TypeError, ValueError
-    for an event that makes no sense."""
+    for an event that is malformed."""
     kind, data, ts_ns = int(event["type"]), min(int(event["data"]), _MOST), int(event["ts_ns"])
     if kind < 0 or data < 0 or not 0 <= ts_ns <= _MOST:
         raise ValueError("an event out of bounds")
@@ -104,7 +105,7 @@ def reasons_text(mask: int | None) -> str | None:
 
 
 def changes_of(before: Values, now: Values) -> Iterator[Row]:
-    """Yields events of a GPU that two readings show, and of which the driver has no event."""
+    """Yields events of a GPU that show only in two readings: the driver reports no event for them."""
     was, mask = (int(values.get("clock_events") or 0) & _THROTTLES for values in (before, now))
     if mask and mask & ~was:
         yield {"event": "throttled", "value": mask, "detail": f"clocks are held down: {reasons_text(mask)}"}
@@ -122,7 +123,7 @@ def changes_of(before: Values, now: Values) -> Iterator[Row]:
 
 
 def link_changes(before: Values, now: Values) -> Iterator[Row]:
-    """Yields events of an NVLink that two readings show; ``before`` and ``now``: rows of ``gpu.nvml.topology``."""
+    """Yields events of an NVLink that show in two readings. ``before`` and ``now``: rows of ``gpu.nvml.topology``."""
     link = now.get("link")
     if before.get("state") != now.get("state"):
         event = "link_up" if now.get("state") == "up" else "link_down"
@@ -147,7 +148,9 @@ class Limiter:
         self._suppressed: dict[Hashable, int] = {}
 
     def passes(self, key: Hashable, now: float) -> int | None:
-        """Returns the number of events held back since the last that passed; None: this event is held back as well."""
+        """Returns the number of events suppressed since the last one that passed; None: this event is
+        suppressed, too.
+        """
         begin, count = self._windows.get(key, (now, 0))
         if now - begin >= self._seconds:
             begin, count = now, 0
@@ -159,7 +162,7 @@ class Limiter:
 
 
 KIB, MIB, KB = 1024, 1 << 20, 1000
-# Use from which a GPU must not lower its PCIe speed, as it does while it is idle.
+# A GPU lowers its PCIe speed while it is idle; with at least this use, per cent, it must not.
 _BUSY_PCT = 50
 _FLAGS = ("remap_pending", "remap_failed", "retirement_pending")
 _SAME = (
@@ -224,7 +227,9 @@ def utilization_row(key: str, facts: Values, values: Values, counters: Counters,
 
 
 def _traffic(key: str, values: Values, counters: Counters, at_ns: int) -> Row:
-    """Bytes a second: from the counters where the device has them, else from GPM, else from the driver's own sample."""
+    """Returns PCIe bytes a second: from the counters if the device has them, else from GPM, else from the driver's
+    sample.
+    """
     row: Row = {}
     for way in ("rx", "tx"):
         pcie = counters.per_second((key, "pcie", way), values.get(f"pcie_{way}_bytes"), at_ns)
@@ -302,13 +307,13 @@ def _sum(*values: float | None) -> int | None:
 
 
 class Counters:
-    """Keeps the last value of each counter. A counter that went back (wrapped, or began anew) has no difference."""
+    """Keeps the last value of each counter. A counter that went back (wrapped, or was reset) has no difference."""
 
     def __init__(self) -> None:
         self._last: dict[Hashable, tuple[float, int]] = {}
 
     def more(self, key: Hashable, value: float | None, at_ns: int) -> float | None:
-        """Returns the growth of a counter since the call before; None at the first call. Never negative."""
+        """Returns the growth of a counter since the last call; None at the first call. Never negative."""
         return self._step(key, value, at_ns)[0]
 
     def per_second(self, key: Hashable, value: float | None, at_ns: int) -> float | None:
@@ -317,7 +322,7 @@ class Counters:
         return None if grown is None or length_ns <= 0 else grown * 1e9 / length_ns
 
     def forget(self) -> None:
-        """Forgets all values: the driver may have begun its counters anew."""
+        """Drops all values, since the driver may have reset its counters."""
         self._last.clear()
 
     def _step(self, key: Hashable, value: float | None, at_ns: int) -> tuple[float | None, int]:

@@ -1,25 +1,26 @@
-"""Owns the process that talks to the driver: starts it, asks it, gives it up, and starts it again.
+"""Owns the process that talks to the driver: starts it, polls it, gives it up when it hangs, and starts it again.
 
-Nothing here waits longer than its caller allows: the driver of a sick GPU may take minutes, or for ever.
+No call here waits longer than its caller allows: the driver of a sick GPU may take minutes, or never answer.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from probing.api.errors import ProbingError
-from probing.daemon.ipc import Channel, ChannelClosed, Message, connect
+from probing.api.tables.schema import Row
+from probing.api.typed import typed, typed_json
+from probing.daemon.ipc import Channel, ChannelClosed, Header, Message, connect
 
-__all__ = ("Failure", "NvmlSession", "Reading")
+__all__ = ("Content", "Failure", "NvmlSession", "Reading")
 
-# The first poll loads the driver and may start each GPU, which takes seconds where no process keeps it awake.
+# The time for the first poll, which may start each GPU, and for later polls, s.
 FIRST_S, POLL_S = 300.0, 30.0
 # The pause before the next start after one failure, two, and so on, s.
 RETRY_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
@@ -29,13 +30,45 @@ MAX_PAYLOAD = 8 << 20
 _log = logging.getLogger(__name__)
 
 
-class Reading(NamedTuple):
-    """The answer to one poll: ``gpu.nvml.snapshot.Snapshots.poll``.
+class Content(TypedDict, total=False):
+    """``gpu.nvml.snapshot.Snapshots.poll``; ``values``, ``processes`` and ``lost`` by device."""
 
-    ``asked``: the parts that were asked for; ``fresh``: this is the first answer of its process.
+    backend: str
+    driver: Row
+    devices: list[Row]
+    lost: dict[str, str]
+    values: dict[str, Row]
+    processes: dict[str, list[Row] | None]
+    links: list[Row]
+    events: list[Row]
+    events_dropped: int
+    problems: list[str]
+
+
+class _Hung(TypedDict):
+    call: str
+    device: str
+    seconds: float
+
+
+class _Failed(TypedDict):
+    kind: str
+    text: str
+
+
+class _Header(TypedDict, total=False):
+    hung: _Hung
+    failed: _Failed
+    events: list[Row]
+
+
+class Reading(NamedTuple):
+    """The answer to one poll.
+
+    ``asked``: the requested parts; ``fresh``: this is the first answer of its process.
     """
 
-    content: dict[str, Any]
+    content: Content
     asked: frozenset[str]
     fresh: bool
 
@@ -44,8 +77,8 @@ class Reading(NamedTuple):
 class Failure:
     """Why the driver cannot be read. ``kind``: absent, mismatch, denied, lost, changed, hung or ended.
 
-    For hung: the ``call``, the ``device`` that the call asked about, and how long the call took, s. ``events``: events
-    that came before the failure.
+    If ``kind`` is hung: the ``call``, its ``device``, and how long the call took, s. ``events``: events that came
+    before the failure.
     """
 
     kind: str
@@ -53,11 +86,11 @@ class Failure:
     call: str = ""
     device: str = ""
     seconds: float = 0.0
-    events: Sequence[dict[str, Any]] = field(default_factory=tuple)
+    events: Sequence[Row] = field(default_factory=tuple)
 
 
 class NvmlSession:
-    """Polls the process, for one thread. ``absent`` returns why a start would be of no use, or an empty text."""
+    """Polls the process, for one thread. ``absent`` returns why a start would be useless, or an empty text."""
 
     def __init__(
         self,
@@ -72,7 +105,7 @@ class NvmlSession:
         self._retry_s = retry_s
         self._now = now
         self._channel: Channel | None = None
-        # Readable when the process that hung has ended at last.
+        # Becomes readable when the process that hung has ended at last.
         self._stuck: int | None = None
         self._pidfd: int | None = None
         self._waits_for = ""
@@ -82,7 +115,9 @@ class NvmlSession:
         self._parts: frozenset[str] = frozenset()
 
     def poll(self, wait_s: float, *, slow: bool, links: bool, pairs: bool) -> Reading | Failure | None:
-        """Returns the answer of the process, or why it does not answer; None: nothing new within ``wait_s`` seconds."""
+        """Returns the answer of the process, or why it does not answer; None if neither is known within ``wait_s``
+        seconds.
+        """
         try:
             if self._channel is None and (nothing := self._start()):
                 return nothing if isinstance(nothing, Failure) else None
@@ -103,7 +138,7 @@ class NvmlSession:
         return self._late()
 
     def again(self) -> None:
-        """Ends the process; the next poll starts a fresh one, which may find GPUs that this one has lost."""
+        """Ends the process; the next poll starts a new one, which may see GPUs that this one has lost."""
         self._end()
         self._due = 0.0
 
@@ -115,7 +150,7 @@ class NvmlSession:
         self._stuck = self._pidfd = None
 
     def _start(self) -> Failure | bool:
-        """Connects, if a start is due. Returns the failure; False: connected; True: a start is not due yet."""
+        """Connects if a start is due. Returns the failure; False if connected; True if no start is due yet."""
         if self._now() < self._due or self._still_stuck():
             return True
         if reason := self._absent():
@@ -126,7 +161,7 @@ class NvmlSession:
         return False
 
     def _still_stuck(self) -> bool:
-        """Whether the process that hung is still in the kernel: another one would only hang beside it."""
+        """Returns whether the process that hung is still in the kernel: a new process would hang, too."""
         if self._stuck is None:
             return False
         if not select.select([self._stuck], [], [], 0)[0]:
@@ -149,7 +184,7 @@ class NvmlSession:
         self._parts = frozenset(name for name, value in wanted.items() if value)
         self._send({"op": "poll", **wanted}, "poll")
 
-    def _send(self, header: dict[str, Any], waits_for: str) -> None:
+    def _send(self, header: Header, waits_for: str) -> None:
         assert self._channel is not None
         self._channel.send(header, timeout=CONNECT_S)
         self._waits_for, self._asked = waits_for, self._now()
@@ -163,7 +198,7 @@ class NvmlSession:
         return answer
 
     def _ended(self) -> Failure:
-        """Returns the failure of a process that closed the connection; it may have sent the reason before."""
+        """Returns the failure of a process that closed the connection; the process may have sent the reason before."""
         try:
             last = self._answer(0.0) if self._channel is not None else None
             found = self._read(last) if last is not None else None
@@ -174,17 +209,17 @@ class NvmlSession:
         return self._fail(Failure("ended", "the process that asks the driver has ended"))
 
     def _read(self, answer: Message) -> Reading | Failure:
-        header = answer.header
-        events = [event for event in header.get("events", ()) if isinstance(event, dict)]
+        header = typed(_Header, answer.header)
+        events = header.get("events", [])
         if hung := header.get("hung"):
-            call, seconds = str(hung.get("call"))[:100], float(hung.get("seconds", 0))
+            call, seconds = hung["call"][:100], hung["seconds"]
             text = f"{call} did not return within {seconds:.1f} s"
-            return self._fail(Failure("hung", text, call, str(hung.get("device", ""))[:16], seconds, events))
+            return self._fail(Failure("hung", text, call, hung["device"][:16], seconds, events))
         if failed := header.get("failed"):
-            return self._fail(Failure(str(failed.get("kind")), str(failed.get("text"))[:300], events=events))
-        content = json.loads(answer.payload) if len(answer.payload) <= MAX_PAYLOAD else None
-        if not isinstance(content, dict):
-            raise ValueError("no object")
+            return self._fail(Failure(failed["kind"], failed["text"][:300], events=events))
+        if len(answer.payload) > MAX_PAYLOAD:
+            raise ValueError("too large")
+        content = typed_json(Content, answer.payload)
         self._failures = 0
         fresh, self._fresh = self._fresh, False
         return Reading(content, self._parts, fresh)

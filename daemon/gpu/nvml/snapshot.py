@@ -1,13 +1,12 @@
-"""Puts together the answer to one poll: devices, values, processes, links and events."""
+"""Assembles the answer to one poll: devices, values, processes, links and events."""
 
 from __future__ import annotations
 
 import ctypes
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, DriverFailed, process_list, process_samples
+from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, DriverFailed, Values, process_list, process_samples
 from probing.daemon.gpu.nvml.devices import Device, facts_of, find_devices
 from probing.daemon.gpu.nvml.events import EventThread
 from probing.daemon.gpu.nvml.readings import Readings
@@ -25,29 +24,28 @@ _LISTS = {
 _READ = {kind: process_list(name) for kind, name in _LISTS.items()}
 _UNKNOWN = (1 << 64) - 1
 _SHARES = ("sm_pct", "mem_pct", "encoder_pct", "decoder_pct")
-Entry = dict[str, Any]
 
-# The backend that NVML drives, in Probing's word. A process for another vendor would answer with its own word.
+# The backend that NVML drives, in Probing's word. A process for another vendor would answer another word.
 BACKEND = "cuda"
 
 
 class _ProcessReadings:
-    """Keeps, for each device, up to when samples of utilization were read, and which lists were empty."""
+    """Keeps for each device until when samples of utilization were read, and which lists were empty."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._seen_us: dict[str, int] = {}
         self._empty: set[tuple[str, str]] = set()
 
-    def read(self, device: Device, *, slow: bool) -> list[Entry] | None:
+    def read(self, device: Device, *, slow: bool) -> list[Values] | None:
         """Returns an entry for each process: pid, kind, used_bytes and per cents; None where the driver has no list.
 
         ``slow``: read also the lists of graphics and MPS that were empty. Raises DeviceLost, DriverFailed.
         """
         if device.mig_mode:
-            # NVML lists the processes by MIG device.
+            # NVML lists these processes under their MIG device.
             return None
-        found: dict[int, Entry] = {}
+        found: dict[int, Values] = {}
         known = False
         for kind, call in _LISTS.items():
             place = device.key, kind
@@ -69,7 +67,7 @@ class _ProcessReadings:
             self._add_samples(device, found)
         return list(found.values()) if known else None
 
-    def _add_samples(self, gpu: Device, found: dict[int, Entry]) -> None:
+    def _add_samples(self, gpu: Device, found: dict[int, Values]) -> None:
         since = self._seen_us.get(gpu.key, 0)
         samples = self._calls.ask(
             "nvmlDeviceGetProcessUtilization", gpu.handle, since, device=gpu.key, function=process_samples
@@ -86,7 +84,7 @@ def _time(sample: tuple[int, ...]) -> int:
 
 
 def _percent(value: int) -> int | None:
-    """Drivers give numbers far above 100 where they have no sample."""
+    """Returns a percentage; None for numbers far above 100, which drivers return where they have no sample."""
     return value if value <= 100 else None
 
 
@@ -99,10 +97,10 @@ class Snapshots:
         self._devices: list[Device] | None = None
         self._events: EventThread | None = None
         self._lost: dict[int, str] = {}
-        self._driver: dict[str, Any] = {}
+        self._driver: Values = {}
 
-    def poll(self, *, slow: bool, links: bool, pairs: bool) -> dict[str, Any]:
-        """Returns the answer, as JSON can hold it. Raises DriverFailed.
+    def poll(self, *, slow: bool, links: bool, pairs: bool) -> Values:
+        """Returns the answer as JSON values. Raises DriverFailed.
 
         ``slow``: read error counters as well. ``links``: the links that have counters. ``pairs``: all links. The answer
         has lost GPUs in ``lost``: number -> reason.
@@ -112,7 +110,7 @@ class Snapshots:
             self._devices = self._start()
         elif slow:
             self._check(self._devices)
-        answer: dict[str, Any] = {"backend": BACKEND, "lost": {}, "values": {}, "processes": {}}
+        answer: Values = {"backend": BACKEND, "lost": {}, "values": {}, "processes": {}}
         lost = dict(self._lost)
         for device in self._devices:
             if device.device_id in lost:
@@ -134,13 +132,13 @@ class Snapshots:
         answer["problems"] = list(self._calls.problems.values())[:8]
         return answer
 
-    def waiting_events(self) -> list[dict[str, Any]]:
+    def waiting_events(self) -> list[Values]:
         """Returns the events that no answer has contained yet; for any thread."""
         return self._events.take()[0] if self._events else []
 
     def _start(self) -> list[Device]:
         if self._library:
-            # pynvml asks the loader for the name of the library, and gets what is loaded under it already.
+            # pynvml asks the loader by name, and so gets the library that is already loaded.
             try:
                 ctypes.CDLL(self._library)
             except OSError as e:
@@ -159,14 +157,14 @@ class Snapshots:
         return devices
 
     def _check(self, devices: list[Device]) -> None:
-        """Raises DriverFailed when NVML lists other devices than at the start: a fresh process reads them."""
+        """Raises DriverFailed when NVML lists other devices than at the start: a new process has to read them."""
         found, self._lost = find_devices(self._calls)
         gone = {device.device_id for device in devices} & self._lost.keys()
         before = {(d.key, d.uuid, d.mig_mode) for d in devices if d.device_id not in gone}
         if before != {(d.key, d.uuid, d.mig_mode) for d in found}:
             raise DriverFailed("changed", "the list of GPUs and MIG devices has changed")
 
-    def _facts(self, lost: dict[int, str]) -> list[dict[str, Any]]:
+    def _facts(self, lost: dict[int, str]) -> list[Values]:
         rows = []
         for device in self._devices or ():
             place = {"device": device.key, "device_id": device.device_id, "mig": device.mig, "uuid": device.uuid}
@@ -179,5 +177,5 @@ class Snapshots:
 
 
 def _version(number: int | None) -> str | None:
-    """12040 -> 12.4, as cuda.h numbers them."""
+    """Returns 12.4 for 12040, as cuda.h numbers versions."""
     return f"{number // 1000}.{number % 1000 // 10}" if number else None

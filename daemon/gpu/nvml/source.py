@@ -1,4 +1,4 @@
-"""The source of the gpu tables: polls the process that talks to NVIDIA's driver, and makes rows of what it answers."""
+"""The source of the gpu tables: polls the process that talks to NVIDIA's driver, and makes rows from its answers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from probing.api.tables.gpu import EVENTS, LINKS, PROCESSES, UTILIZATION
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.config import GpuConfig
@@ -26,7 +27,7 @@ from probing.daemon.gpu.nvml.rows import (
     link_row,
     utilization_row,
 )
-from probing.daemon.gpu.nvml.session import Failure, NvmlSession, Reading
+from probing.daemon.gpu.nvml.session import Content, Failure, NvmlSession, Reading
 from probing.daemon.gpu.nvml.users import Users
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.source import Identity, Sink, Source
@@ -40,17 +41,18 @@ _VENDOR = "0x10de"
 # The PCI class of display controllers: VGA and 3D.
 _CLASS = "0x03"
 
-# Time between two readings of error counters, of the ways between devices, and two looks for a GPU that was lost, s.
+# The times between two readings of error counters, of links between devices, and two looks for a lost GPU, s.
 SLOW_S, PAIRS_S, LOST_S = 10.0, 60.0, 30.0
 # The part of the interval for which a poll waits for its answer.
 WAIT_SHARE = 0.8
 MAX_EVENTS = 1_024
 _log = logging.getLogger(__name__)
-Row = dict[str, Any]
 
 
 class NvmlSource(Source):
-    """GPUs of NVIDIA. A driver that is absent, hangs, or goes and comes back shows in ``states`` and gpu.events."""
+    """The source of NVIDIA's GPUs. A driver that is absent, hangs, or goes and comes back shows in ``states`` and
+    gpu.events.
+    """
 
     name = "nvml"
     table = UTILIZATION.name
@@ -137,15 +139,15 @@ class NvmlSource(Source):
                 self._add({"event": "driver_lost", "detail": failure.text})
 
     def _take(self, found: Reading, now: float) -> None:
-        """Takes an answer. After an answer that makes no sense the process is started anew, and the devices are
-        forgotten."""
+        """Makes rows from an answer. After an answer that is malformed the process is started again, and the devices
+        are dropped."""
         try:
             self._took(found, now)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
             _log.debug("a strange answer", exc_info=e)
             self._fleet = Fleet()
             self._session.again()
-            self._failed(Failure("ended", f"the answer of the process that asks the driver makes no sense: {e!r:.80}"))
+            self._failed(Failure("ended", f"the answer of the process that asks the driver is malformed: {e!r:.80}"))
 
     def _took(self, found: Reading, now: float) -> None:
         content, pair = found.content, self._clock.pair()
@@ -161,13 +163,13 @@ class NvmlSource(Source):
             self._before.clear()
         changes = self._fleet.take(content)
         if found.fresh:
-            # Values that fit no column raise here, and not first in a query.
+            # A value that fits no column raises here, not later in a query.
             batch_of("gpu.devices", self._fleet.rows(self._node, pair.real_ns))
         self._note_lost(changes, now)
-        self._problems = [str(problem)[:200] for problem in content.get("problems", ())]
+        self._problems = [problem[:200] for problem in content.get("problems", ())]
         self._put_values(content, pair)
-        self._put_links(content.get("links") or (), content.get("values") or {}, pair)
-        self._note_driver_events(content.get("events") or ())
+        self._put_links(content.get("links", ()), content.get("values", {}), pair)
+        self._note_driver_events(content.get("events", ()))
 
     def _note_lost(self, changes: Mapping[int, str | None], now: float) -> None:
         for number, reason in changes.items():
@@ -177,13 +179,13 @@ class NvmlSource(Source):
                 self._due["lost"] = now + LOST_S
             self._add({**self._fleet.gpu_row(str(number)), **event})
         if self._fleet.lost and now >= self._due["lost"]:
-            # A process that has the GPU open keeps the GPU from being reset, and does not see it come back.
+            # A process that has the GPU open prevents its reset, and does not see it come back.
             self._due["lost"] = now + LOST_S
             self._session.again()
 
-    def _put_values(self, content: Mapping[str, Any], pair: ClockPair) -> None:
+    def _put_values(self, content: Content, pair: ClockPair) -> None:
         common = {"node": self._node, "ts": pair.real_ns, "backend": self._fleet.backend}
-        values, listed = content.get("values") or {}, content.get("processes") or {}
+        values, listed = content.get("values", {}), content.get("processes", {})
         rows = []
         for key, of_device in values.items():
             if (facts := self._fleet.devices.get(key)) is None:
@@ -243,7 +245,7 @@ class NvmlSource(Source):
 
 
 class _Off(Source):
-    """Stands in the place of the source where gpu.enabled is false."""
+    """Replaces the source where gpu.enabled is false."""
 
     name = "nvml"
 
@@ -256,7 +258,7 @@ class _Off(Source):
 
 
 def why_absent(sysfs: Path, dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> str:
-    """Returns an empty text where the driver is loaded, by files alone; else NO_GPU, or that the driver of the GPUs is
+    """Returns an empty text if the driver is loaded, as files show; else NO_GPU, or that the driver of the GPUs is
     missing: then no process is started."""
     if (dev / "nvidiactl").exists() or (proc / "driver/nvidia/version").exists():
         return ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.daemon.gpu.nvml import pci
-from probing.daemon.gpu.nvml.calls import Calls, DeviceLost
+from probing.daemon.gpu.nvml.calls import Calls, DeviceLost, Values
 from probing.daemon.gpu.nvml.devices import Device, bus_address
 from probing.daemon.gpu.nvml.fields import read_fields
 
@@ -30,7 +30,6 @@ _P2P = (
 # nvmlGpuTopologyLevel_t
 _LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _REMOTE = {0: "gpu", 2: "switch"}
-Row = dict[str, Any]
 
 
 class Topology:
@@ -43,9 +42,9 @@ class Topology:
         self._refused: set[tuple[str, str]] = set()
         self._links: dict[str, list[int]] = {}
 
-    def counted(self) -> list[Row]:
+    def counted(self) -> list[Values]:
         """Returns the links that have counters: each NVLink, and PCIe. Raises DriverFailed."""
-        rows: list[Row] = []
+        rows: list[Values] = []
         for gpu in self._gpus:
             try:
                 rows += [*self._nvlinks(gpu), self._pcie(gpu)]
@@ -54,12 +53,12 @@ class Topology:
                 continue
         return rows
 
-    def pairs(self, nvlinks: list[Row]) -> list[Row]:
-        """Returns the ways from each GPU to the others and to NICs; ``nvlinks`` are rows of ``counted``.
+    def pairs(self, nvlinks: list[Values]) -> list[Values]:
+        """Returns how each GPU is connected to other GPUs and to NICs; ``nvlinks`` are rows of ``counted``.
 
         Raises DriverFailed.
         """
-        rows: list[Row] = []
+        rows: list[Values] = []
         for gpu in self._gpus:
             try:
                 rows += [self._pair(gpu, other, nvlinks) for other in self._gpus if other is not gpu]
@@ -67,18 +66,18 @@ class Topology:
                 continue
         return rows + self._nics()
 
-    def _nvlinks(self, gpu: Device) -> list[Row]:
+    def _nvlinks(self, gpu: Device) -> list[Values]:
         if gpu.key not in self._links:
             states = {link: self._state(gpu, link) for link in range(MAX_LINKS)}
             self._links[gpu.key] = [link for link, state in states.items() if state is not None]
         return [self._nvlink(gpu, link) for link in self._links[gpu.key]]
 
     def _state(self, gpu: Device, link: int) -> int | None:
-        # One link may be supported and another not: refusals are kept by the name ``device``, which names the link.
+        # One link may be supported and another not. Refusals are kept by ``device``, which here names the link.
         found = self._calls.ask("nvmlDeviceGetNvLinkState", gpu.handle, link, device=f"{gpu.key} {link}")
         return None if found is None else int(found)
 
-    def _nvlink(self, gpu: Device, link: int) -> Row:
+    def _nvlink(self, gpu: Device, link: int) -> Values:
         def ask(name: str) -> Any:
             return self._calls.ask(name, gpu.handle, link, device=f"{gpu.key} {link}")
 
@@ -108,12 +107,12 @@ class Topology:
             **values,
         }
 
-    def _pcie(self, gpu: Device) -> Row:
+    def _pcie(self, gpu: Device) -> Values:
         def ask(name: str) -> Any:
             return self._calls.ask(name, gpu.handle, device=gpu.key)
 
         kernel = None
-        row: Row = {"device": gpu.key, "kind": "pcie", "peer_kind": "host", "path": "PCIE"}
+        row: Values = {"device": gpu.key, "kind": "pcie", "peer_kind": "host", "path": "PCIE"}
         if gpu.bus_id:
             with self._calls.reading("read of /sys/bus/pci"):
                 kernel = pci.link_of(self._sysfs, gpu.bus_id)
@@ -137,14 +136,16 @@ class Topology:
         row |= {name: fields.get(name) for name in ("replays", "fatal_errors")}
         return row | {"crc_errors": sum(bad) if bad else None}
 
-    def _near(self, gpu: Device) -> Row:
-        """Returns the NUMA node and CPUs near a GPU, by the driver: sysfs does not show the GPU in this container."""
+    def _near(self, gpu: Device) -> Values:
+        """Returns the NUMA node and CPUs near a GPU, as the driver says: in this container sysfs does not show
+        the GPU.
+        """
         nodes = self._calls.ask("nvmlDeviceGetMemoryAffinity", gpu.handle, 1, _NODE_SCOPE, device=gpu.key)
         cpus = self._calls.ask("nvmlDeviceGetCpuAffinity", gpu.handle, _CPU_WORDS, device=gpu.key)
         near = _bits(nodes)
         return {"numa_node": near[0] if len(near) == 1 else None, "cpu_list": _ranges(_bits(cpus))}
 
-    def _pair(self, gpu: Device, other: Device, nvlinks: list[Row]) -> Row:
+    def _pair(self, gpu: Device, other: Device, nvlinks: list[Values]) -> Values:
         level = self._calls.ask("nvmlDeviceGetTopologyCommonAncestor", gpu.handle, other.handle, device=gpu.key)
         status = self._calls.ask("nvmlDeviceGetP2PStatus", gpu.handle, other.handle, _P2P_READ, device=gpu.key)
         links = _links_between(gpu, other, nvlinks)
@@ -167,7 +168,7 @@ class Topology:
             nodes = (pci.numa_node(self._sysfs, one), pci.numa_node(self._sysfs, other))
         return pci.path_between(places[0], places[1], nodes)
 
-    def _nics(self) -> list[Row]:
+    def _nics(self) -> list[Values]:
         with self._calls.reading("read of /sys/class/net"):
             found = [
                 (nic, pci.numa_node(self._sysfs, nic.address), pci.link_of(self._sysfs, nic.address))
@@ -176,7 +177,7 @@ class Topology:
         rows = []
         for gpu in self._gpus:
             for nic, node, link in found:
-                row: Row = {
+                row: Values = {
                     "device": gpu.key,
                     "kind": "nic",
                     "peer": nic.name,
@@ -202,15 +203,15 @@ def _bits(words: Any) -> list[int]:
 
 
 def _ranges(numbers: list[int]) -> str | None:
-    """[0, 1, 2, 5] -> 0-2,5"""
+    """Returns 0-2,5 for [0, 1, 2, 5]."""
     starts = [number for number in numbers if number - 1 not in numbers]
     ends = [number for number in numbers if number + 1 not in numbers]
     pairs = zip(starts, ends, strict=True)
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs) or None
 
 
-def _links_between(gpu: Device, other: Device, nvlinks: list[Row]) -> int:
-    """Returns the number of NVLinks from ``gpu`` to ``other``: direct links, else links over NVLink switches."""
+def _links_between(gpu: Device, other: Device, nvlinks: list[Values]) -> int:
+    """Returns the number of NVLinks from ``gpu`` to ``other``: direct links, or else links through NVLink switches."""
     up = [row for row in nvlinks if row["kind"] == "nvlink" and row["state"] == "up"]
     direct: int = sum(row["device"] == gpu.key and row["peer"] == other.bus_id for row in up)
     if direct:

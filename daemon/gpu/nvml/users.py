@@ -1,7 +1,8 @@
-"""Joins processes to devices: by the driver's list, by the PCI address of a NCCL communicator, by the environment.
+"""Joins processes with the devices that they use: by the driver's list, the PCI address of a NCCL communicator, or the
+environment.
 
-CUDA_VISIBLE_DEVICES: CUDA C++ Programming Guide, "CUDA Environment Variables"; indices count what the container shows.
-NVIDIA_VISIBLE_DEVICES: NVIDIA Container Toolkit, "Enumerating GPUs".
+CUDA_VISIBLE_DEVICES: CUDA C++ Programming Guide, "CUDA Environment Variables"; indices count the devices that the
+container shows. NVIDIA_VISIBLE_DEVICES: NVIDIA Container Toolkit, "Enumerating GPUs".
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from probing.api.tables.schema import Row
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.source import Identity, ProcessKey
 
@@ -25,7 +27,7 @@ MAX_TEXT, MAX_DEVICES = 4_096, 128
 
 
 class Place(NamedTuple):
-    """A GPU (``mig`` None) or a MIG device. ``names`` are its UUID and older forms of it."""
+    """A GPU (``mig`` None) or a MIG device. ``names``: its UUID and older forms of the UUID."""
 
     key: str
     device_id: int
@@ -42,7 +44,7 @@ def visible_devices(environ: Mapping[str, str], places: Sequence[Place]) -> list
     found: list[Place] = []
     for word in _words(text):
         place = _named(word, shown) or _numbered(word, shown)
-        # CUDA ignores all words from the first that it does not know.
+        # CUDA ignores the rest of the list from the first unknown word on.
         if place is None or place in found:
             break
         found.append(place)
@@ -50,7 +52,8 @@ def visible_devices(environ: Mapping[str, str], places: Sequence[Place]) -> list
 
 
 def own_device(environ: Mapping[str, str], places: Sequence[Place], local_rank: int | None) -> Place | None:
-    """Returns the device of a rank: the only visible device, or by custom the device numbered by the local rank.
+    """Returns the device of a rank: the only visible device, or, as is usual, the device whose number is the local
+    rank.
 
     None if no variable of the environment names devices: then nothing says that the process uses any.
     """
@@ -63,7 +66,7 @@ def own_device(environ: Mapping[str, str], places: Sequence[Place], local_rank: 
 
 
 def _in_container(text: str | None, places: Sequence[Place]) -> list[Place]:
-    """Returns the devices that the container runtime lets in; all where ``text`` does not name devices."""
+    """Returns the devices that the container runtime lets in; all devices if ``text`` names none."""
     words = _words(text or "all")
     if not words or words[0] in ("all", "none", "void"):
         return list(places)
@@ -71,11 +74,11 @@ def _in_container(text: str | None, places: Sequence[Place]) -> list[Place]:
     for word in words:
         gpu, colon, mig = word.partition(":")
         if colon and gpu.isdecimal() and mig.isdecimal():
-            # GPU:MIG, both as numbers.
+            # The text is GPU:MIG, both as numbers.
             found += [p for p in places if (str(p.device_id), str(p.mig)) == (gpu, mig)]
         elif (place := _named(word, places) or _numbered(word, places)) is not None:
             found += [p for p in places if p == place or (place.mig is None and p.device_id == place.device_id)]
-    # In the container devices are numbered in the order of the host.
+    # The container numbers its devices in the order of the host.
     return [place for place in places if place in found] or list(places)
 
 
@@ -115,31 +118,30 @@ def _words(text: str) -> list[str]:
 
 
 MAX_ADDRESSES = 8
-Row = dict[str, Any]
 Facts = Mapping[str, Any]
 
 
 def _places_of(devices: Mapping[str, Facts]) -> list[Place]:
-    """Returns the devices, in the order of their numbers, for ``visible``."""
+    """Returns the devices by number, as places for ``visible_devices``."""
     places = []
     for key, facts in devices.items():
         names = [str(facts.get("uuid") or "")]
         if facts.get("mig") is not None:
-            # The form of drivers before R470.
+            # The form of names of drivers before R470.
             names.append("MIG-{parent_uuid}/{gpu_instance}/{compute_instance}".format_map(facts))
         places.append(Place(key, int(facts["device_id"]), facts.get("mig"), tuple(names)))
     return sorted(places, key=lambda place: (place.device_id, -1 if place.mig is None else place.mig))
 
 
 class Users:
-    """``note`` is for the thread that drains, all else for one other thread."""
+    """Finds the processes of devices. ``note`` is for the thread that drains, all else for one other thread."""
 
     def __init__(self, watched: Discovery) -> None:
         self._watched = watched
         self._addresses: dict[ProcessKey, tuple[str, ...]] = {}
 
     def note(self, batch: pa.RecordBatch) -> None:
-        """Takes a batch of comm.communicators, in which NCCL names the GPU of each rank."""
+        """Reads a batch of comm.communicators, in which NCCL names the GPU of each rank."""
         if "bus_id" not in batch.schema.names:
             return
         for row in batch.select(["pid", "start_ns", "bus_id"]).to_pylist():
@@ -155,7 +157,7 @@ class Users:
     def rows(
         self, devices: Mapping[str, Facts], listed: Mapping[str, Sequence[Row] | None], common: Row
     ) -> Iterator[Row]:
-        """Yields a row of gpu.processes for each process and device; ``common``: values of all rows.
+        """Yields a row of gpu.processes for each process and device; ``common``: values that all rows share.
 
         ``listed``: the processes that the driver lists, by device; None where it has no list.
         """
@@ -177,7 +179,9 @@ class Users:
                     yield {**row, **common}
 
     def _unlisted(self, who: Identity, devices: Mapping[str, Facts], places: list[Place]) -> Iterator[Row]:
-        """Yields the devices of a trainer that the driver does not list: the driver's pids are of another namespace."""
+        """Yields rows of a trainer's devices whose processes the driver does not list: it has pids of another
+        namespace.
+        """
         addresses = self._addresses.get(who.key, ())
         found = [key for key, facts in devices.items() if facts.get("bus_id") in addresses and facts.get("mig") is None]
         source = "communicator"

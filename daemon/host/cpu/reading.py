@@ -1,8 +1,8 @@
-"""Reads the CPU counters of many processes and threads at once, in a reader: one request a second for all of them, with
-the throttling of their control groups.
+"""Reads the CPU counters of many processes and threads in a reader, and the throttling of their control groups, with
+one request a second.
 
-The answer is a table of absolute numbers; the collector forms the differences, and nothing here remembers a value.
-Processes of one group share a reading: it is made once in a round.
+The answer is a table of absolute numbers; the collector computes the differences, and nothing here remembers a value.
+Processes of one group share a reading, which is made once in a round.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 from probing.api.errors import ProbingError
 from probing.daemon.host.cpu.task_files import (
@@ -39,13 +38,13 @@ __all__ = (
 )
 
 MAX_GROUPS = 1_024
-# Mounts of control groups change only when somebody administers the machine.
+# Mounts of control groups are read again after this many rounds: they change only when an administrator changes them.
 _MOUNTS_ROUNDS = 60
 _NOTHING = (ABSENT, ABSENT, ABSENT)
 
 
 class _Throttling:
-    """``proc``: where procfs is mounted."""
+    """Reads the throttling of control groups. ``proc``: where procfs is mounted."""
 
     def __init__(self, proc: str = "/proc") -> None:
         self._proc = proc
@@ -55,14 +54,15 @@ class _Throttling:
         self._read: dict[bytes, tuple[int, int, int]] = {}
 
     def begin(self) -> None:
-        """Begins a round: what was read before is forgotten."""
+        """Begins a round: readings of earlier rounds are dropped."""
         self._read.clear()
         if self._round % _MOUNTS_ROUNDS == 0:
             self._mounts, self._groups = _own_mounts(self._proc), {}
         self._round += 1
 
     def of(self, cgroup: bytes) -> tuple[int, int, int]:
-        """Returns throttled periods, throttled ns and the quota, in thousandths of a CPU, by /proc/PID/cgroup.
+        """Returns throttled periods, throttled ns and the quota (thousandths of a CPU) of a group. ``cgroup``: from
+        /proc/PID/cgroup.
 
         The counters are of the group and all groups above it; ABSENT where the kernel has no value.
         """
@@ -125,7 +125,7 @@ PROCESS, THREAD, GLANCE = 0, 1, 2
 """Scopes: a requested process, a thread of such a process, and a process whose CPU time alone was requested."""
 MAX_TARGETS = 2_048
 MAX_THREADS = 16_384
-# Threads that one answer lists; the next answer lists those of the other processes.
+# The most threads that one answer lists; the next answer lists the threads of the other processes.
 MAX_LISTED = 32_768
 MAX_GLANCES = 1_024
 MAX_PIDS = 16_384
@@ -148,7 +148,9 @@ class _Answer:
 
 
 class UsageReader:
-    """``proc``: where procfs is mounted; ``most_files``: how many files of procfs stay open."""
+    """Answers the request ``usage``. ``proc``: where procfs is mounted; ``most_files``: how many files of procfs stay
+    open.
+    """
 
     def __init__(self, proc: str = "/proc", most_files: int = MOST_FILES) -> None:
         self._proc = proc
@@ -156,7 +158,7 @@ class UsageReader:
         self._throttling = _Throttling(proc)
 
     def answer(self, request: Header) -> Message:
-        """The request ``usage``:
+        """Answers the request ``usage``:
 
         * ``targets``: [[pid, start_ns, closely, list_threads, [tid, ...], [tid, ...]], ...]: processes, whether more
           than their stat is read, and their threads; those of the first list are read closely.
@@ -179,12 +181,12 @@ class UsageReader:
                     tids_left -= len(threads[str(pid)])
                 self._threads(found, int(pid), int(start_ns), busy, rest)
             except ProbingError:
-                continue  # it ended, or may not be read
+                continue  # the process ended, or may not be read
         for pid in request.get("glances", ())[:MAX_GLANCES]:
             if time.monotonic() > deadline:
                 break
             self._glance(found, int(pid))
-        header: dict[str, Any] = {"texts": list(found.texts), "threads": threads}
+        header: Header = {"texts": list(found.texts), "threads": threads}
         if request.get("pids"):
             header["pids"] = self._pids()
         return Message(header, found.rows.tobytes())

@@ -1,8 +1,8 @@
-"""Chooses what is read each second: watched processes, their threads, and the busiest other processes of the node.
+"""Chooses what is read each second: watched processes, their threads, and the busiest of the other processes.
 
-Glances find the busiest others: a slice of all processes each second. So the work of a second is bounded, whatever
-the node runs, and a noisy neighbour is known after half a minute. A process that uses next to no CPU, such as a rank
-that waits, is read the less often the longer that lasts, every 8 turns at least.
+Glances at a slice of all processes each second show the busiest of them. So the work of a second is limited, whatever
+the node runs, and a noisy neighbour shows after half a minute. A process that uses almost no CPU, such as a waiting
+rank, is read less and less often, but at least every 8 turns.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from probing.daemon.ipc import Header
 from probing.daemon.source import Identity
 
 __all__ = ("LEAST_SHARE", "MAX_BUSY", "ROLES", "STILL_SHARE", "Selection", "Watched")
@@ -30,18 +31,19 @@ ROLES = ("trainer", "data_loader", "launcher")
 _LIST_TURNS = 30
 _NEW_THREADS_TURNS = 5
 _PIDS_TURNS = 10
-# Readings in a row with next to no CPU time after which a process is read every 2, 4 and 8 turns.
+# A process is read every 2, 4 and 8 turns after this many readings in a row with almost no CPU time.
 _STILL = (4, 5, 6)
-# Turns in which all processes of the node, if fewer than 4,096, get one glance.
+# In this many turns all processes of the node, if fewer than 4,096, get one glance.
 _ROUND_TURNS = 32
 _Key = tuple[int, int]
 
 
 @dataclass(slots=True)
 class Watched:
-    """A process and its threads: ``busy`` are read closely, ``active`` each turn, of the other ``tids`` some each turn.
+    """A process and its threads: ``busy`` are read closely, ``active`` in each turn, some of the other ``tids`` in each
+    turn.
 
-    ``still``: how many readings in a row showed next to no CPU time.
+    ``still``: the number of readings in a row with almost no CPU time.
     """
 
     who: Identity
@@ -58,7 +60,9 @@ class Watched:
         return 1 << sum(self.still >= readings for readings in _STILL)
 
     def rest(self) -> list[int]:
-        """The other threads that are read in this turn: all active ones, and a quarter of the idle ones, at most 32."""
+        """Returns the other threads to read in this turn: all active threads, and a quarter of the idle ones, at most
+        32.
+        """
         known = {*self.busy, *self.active}
         idle = [tid for tid in self.tids if tid not in known]
         count = min(len(idle), max(8, min(MAX_ACTIVE, len(idle) // 4)))
@@ -68,7 +72,7 @@ class Watched:
 
 
 class Selection:
-    """Builds each request; ``listed``, ``counted`` and ``busiest`` take what the answer to the last one showed."""
+    """Builds each request. ``listed``, ``counted`` and ``busiest`` store what the last answer showed."""
 
     def __init__(self) -> None:
         self._watched: dict[_Key, Watched] = {}
@@ -78,9 +82,9 @@ class Selection:
         self._turn = 0
         self.left_out = 0
 
-    def request(self, live: Sequence[Identity]) -> dict[str, Any]:
-        """Returns the arguments of the request ``usage`` for the processes ``live`` and the busiest others; none where
-        no watched process is to be read in this turn."""
+    def request(self, live: Sequence[Identity]) -> Header:
+        """Returns the arguments of the request ``usage`` for the processes ``live`` and the busiest others; empty if no
+        watched process is to be read in this turn."""
         self._turn += 1
         self.left_out = max(0, len(live) - MAX_WATCHED)
         self._watched = {(who.pid, who.start_ns): self._of(who) for who in live[:MAX_WATCHED]}
@@ -96,12 +100,12 @@ class Selection:
         return {"targets": targets, "glances": self._glances(), "pids": self._turn % _PIDS_TURNS == 1}
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
-        """The identity of a watched process; None for another one."""
+        """Returns the identity of a watched process; None for another process."""
         watched = self._watched.get((pid, start_ns))
         return watched.who if watched else None
 
     def listed(self, pids: Sequence[int], threads: Mapping[str, Sequence[int]]) -> None:
-        """Takes lists that a request asked for: pids of the node, and threads by pid."""
+        """Stores the lists that a request asked for: pids of the node, and threads by pid."""
         if pids:
             self._pids = list(pids)
         for (pid, _), watched in self._watched.items():
@@ -109,16 +113,18 @@ class Selection:
                 watched.tids, watched.listed = list(tids), self._turn
 
     def counted(self, threads: Mapping[_Key, int]) -> None:
-        """Takes the number of threads of processes; when the number has changed, the threads are soon listed anew."""
+        """Stores the numbers of threads of processes; if a number has changed, the threads are listed again soon."""
         for key, count in threads.items():
             if key in self._watched:
                 self._watched[key].threads = count
 
     def busiest(self, threads: Mapping[_Key, Mapping[int, float]], processes: Mapping[_Key, float]) -> None:
-        """Takes the parts of a CPU that threads of watched processes wanted, busiest first, and that processes used."""
+        """Stores the share of a CPU that threads of watched processes wanted, busiest first, and that
+        processes used.
+        """
         for key, watched in self._watched.items():
             if key not in processes:
-                continue  # not read in this turn, or for the first time
+                continue  # the process was not read in this turn, or is read for the first time
             wanted = threads.get(key, {})
             still = processes[key] < STILL_SHARE and max(wanted.values(), default=0.0) < LEAST_SHARE
             watched.still = watched.still + 1 if still else 0

@@ -1,5 +1,5 @@
-"""The source of cpu.utilization, one request a second to a reader for all processes, and of the live table cpu.tasks,
-all threads of watched processes by two looks a tenth of a second apart.
+"""The source of cpu.utilization, with one request a second to a reader for all processes; and of the live table
+cpu.tasks, with all threads of watched processes, by two looks a tenth of a second apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from probing.daemon.host.cpu.task_files import ABSENT
 from probing.daemon.host.cpu.usage import Ledger, Rows, Usage, differences, rows_of, state_columns
 from probing.daemon.ipc import Message
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 
@@ -47,7 +47,7 @@ _GROWN = {
 
 
 class _Known:
-    """The identities of the processes that were asked for."""
+    """The identities of the processes in a request."""
 
     def __init__(self, live: list[Identity]) -> None:
         self._who = {(who.pid, who.start_ns): who for who in live}
@@ -57,9 +57,9 @@ class _Known:
 
 
 class Tasks:
-    """``apart_s``: the time between the two looks, s."""
+    """Makes rows of cpu.tasks. ``apart_s``: the time between the two looks, s."""
 
-    def __init__(self, readers: Readers, processes: Discovery, node: str, apart_s: float = APART_S) -> None:
+    def __init__(self, readers: ReaderPool, processes: Discovery, node: str, apart_s: float = APART_S) -> None:
         self._readers, self._processes, self._node, self._apart_s = readers, processes, node, apart_s
         self._stopped = threading.Event()
 
@@ -67,7 +67,7 @@ class Tasks:
         self._stopped.set()
 
     def batch(self, clocks: ClockPair) -> pa.RecordBatch:
-        """Returns the rows; none of a process that cannot be read."""
+        """Returns the rows, without processes that cannot be read."""
         live = [who for who in self._processes.live() if who.role in ROLES][:MAX_PROCESSES]
         listing: list[list[Any]] = [[who.pid, who.start_ns, False, True, [], []] for who in live]
         ledger = Ledger(MAX_THREADS)
@@ -115,18 +115,20 @@ class Tasks:
 
 
 TIMEOUT_S = 1.0
-# A node with more watched processes is read less often, so that the cost does not grow.
+# With more watched processes than this, they are read less often, so that the cost does not grow.
 _FOR_ONE_INTERVAL = 256
 
 
 class CpuSource(Source):
-    """``interval_s``: the time between two requests, for up to 256 watched processes."""
+    """The source of cpu.utilization. ``interval_s``: the time between two requests for up to 256 watched
+    processes, s.
+    """
 
     name = "cpu"
     table = UTILIZATION.name
 
     def __init__(
-        self, readers: Readers, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
+        self, readers: ReaderPool, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
     ) -> None:
         self._readers, self._processes, self._sink = readers, processes, sink
         self._clock, self._node, self._interval_s = clock, node, interval_s
@@ -155,7 +157,7 @@ class CpuSource(Source):
         live = [who for who in self._processes.live() if who.role in ROLES]
         self._watched = len(live)
         if not live:
-            return  # nothing trains: nobody asks who competes
+            return  # nothing trains, so nothing is read
         request = self._selection.request(live)
         if not request:
             return

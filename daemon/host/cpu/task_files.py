@@ -1,12 +1,12 @@
 """Reads files of processes and threads in /proc again and again through descriptors that stay open.
 
-A descriptor of a file of /proc belongs to one task for ever: when the task has ended, a read fails with ESRCH, even if
+A descriptor of a file of /proc belongs to one task forever: when the task has ended, a read fails with ESRCH, even if
 another task got its number. A read through an open descriptor takes 1 to 8 us, half as long as an open and a read.
 
-Parses the counters of a process or thread that are read each second: bytes in, plain numbers out.
+The functions ``parse_*`` turn the bytes of such files into numbers.
 
-Formats: proc(5), Documentation/scheduler/sched-stats.rst. The name in a stat file is the task's own choice, and may
-hold blanks, brackets and lines; the kernel writes the rest.
+Formats: proc(5), Documentation/scheduler/sched-stats.rst. A task chooses its name in the stat file, which may contain
+blanks, brackets and line ends; the kernel writes the rest.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ ABSENT = -1
 """Stands for a number that the kernel does not show."""
 _MOST = (1 << 63) - 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# Fields behind the name, counted from 0.
+# Indices of fields after the name, counted from 0.
 _FLAGS, _MAJOR_FAULTS, _USER, _SYSTEM, _THREADS, _START, _RSS, _PROCESSOR = 6, 9, 11, 12, 17, 19, 21, 36
 
 
 class StatLine(NamedTuple):
-    """``state`` is the kernel's letter; times are counted in ticks of 10 ms. ``start_ns`` is since boot."""
+    """The values of a stat file. ``state`` is the kernel's letter; times are in ticks of 10 ms. ``start_ns``: since
+    boot.
+    """
 
     comm: bytes
     state: int
@@ -61,7 +63,7 @@ class _StatusLines(NamedTuple):
 
 
 def parse_stat_line(data: bytes) -> StatLine | None:
-    """Returns the numbers of a stat file of a process or thread; None when it is cut short or holds no numbers."""
+    """Returns the values of a stat file of a process or thread; None if it is cut short or contains no numbers."""
     head, _, rest = data.rpartition(b")")
     fields = rest.split(None, _PROCESSOR + 1)
     if len(fields) <= _PROCESSOR or len(rest) > 1_024:
@@ -84,8 +86,8 @@ def parse_stat_line(data: bytes) -> StatLine | None:
 
 
 def parse_status_lines(data: bytes) -> _StatusLines:
-    """Returns the values of a status file; ABSENT, or no CPUs, where a line is not there."""
-    # These lines are the last ones of the file, and no name comes behind them.
+    """Returns the values of a status file; ABSENT, or no CPUs, for a missing line."""
+    # These lines are the last of the file: no name comes after them.
     at = data.rfind(b"\nCpus_allowed_list:\t")
     cpus = data[at + 20 : data.find(b"\n", at + 20)][:1_024] if at >= 0 else b""
     voluntary, involuntary = (
@@ -96,7 +98,9 @@ def parse_status_lines(data: bytes) -> _StatusLines:
 
 
 def parse_run_times(data: bytes) -> tuple[int, int]:
-    """Returns the time on a CPU and the time runnable without a CPU, ns, of a schedstat file; else ABSENT."""
+    """Returns the time on a CPU and the time runnable without a CPU, ns, from a schedstat file; ABSENT if they are
+    missing.
+    """
     words = data[:64].split()
     if len(words) < 2 or not (words[0].isdigit() and words[1].isdigit()):
         return ABSENT, ABSENT
@@ -105,7 +109,7 @@ def parse_run_times(data: bytes) -> tuple[int, int]:
 
 @lru_cache(maxsize=4_096)
 def name_of(raw: bytes) -> str:
-    """Returns a name or another short text of the kernel without control characters."""
+    """Returns a name, or another short text of the kernel, without control characters."""
     return clean_text(raw, 128)
 
 
@@ -122,14 +126,14 @@ def _after(data: bytes, name: bytes) -> int:
 
 
 _BYTES = 16 << 10
-# Rounds after which a file that nobody asked for is closed: its process has probably ended.
+# A file is closed after this many rounds without a request for it: its process has probably ended.
 _IDLE_ROUNDS = 60
 _Key = tuple[int, int, str]
 
 
 @dataclass(slots=True)
 class _File:
-    """``start_ns``: start of the thread, in a file of a thread."""
+    """An open file. ``start_ns``: start of the thread, if the file is a thread's."""
 
     fd: int
     used: int
@@ -137,7 +141,7 @@ class _File:
 
 
 class TaskFiles:
-    """The open files of one reader, at most ``most``; beyond that a file is opened for each read."""
+    """The open files of one reader, at most ``most``; any further file is opened for each read."""
 
     def __init__(self, most: int, proc: str = "/proc") -> None:
         self._most, self._proc = most, proc
@@ -148,7 +152,7 @@ class TaskFiles:
         return len(self._files)
 
     def begin(self) -> None:
-        """Begins a round of reads; files that are not in use any more are closed now and then."""
+        """Begins a round of reads; closes files that are not in use any more now and then."""
         self._round += 1
         full = len(self._files) >= self._most
         if full or self._round % _IDLE_ROUNDS == 0:
@@ -163,7 +167,7 @@ class TaskFiles:
     def stat(self, pid: int, start_ns: int) -> bytes:
         """Returns /proc/PID/stat of the process that began at ``start_ns``.
 
-        Raises ProcessGone when it has ended, PrivilegeError or TargetError where the file cannot be read.
+        Raises ProcessGone when the process has ended, PrivilegeError or TargetError where the file cannot be read.
         """
         key = (pid, start_ns, "stat")
         if (file := self._files.get(key)) is not None:
@@ -181,14 +185,14 @@ class TaskFiles:
         return data
 
     def read(self, pid: int, start_ns: int, name: str) -> bytes:
-        """Returns the file ``name`` of the process, after ``stat``. Raises like ``stat``."""
+        """Returns the file ``name`` of the process. Call ``stat`` before it. Raises the errors of ``stat``."""
         key = (pid, start_ns, name)
         if (file := self._files.get(key)) is not None:
             return self._again(key, file)
         fd = self._open(pid, name)
         try:
             data = _pread(pid, fd)
-            # The process lives, so the file that was opened by its number is its own.
+            # The process lives, so the file that was opened by its pid belongs to it.
             self.stat(pid, start_ns)
         except BaseException:
             os.close(fd)
@@ -197,7 +201,9 @@ class TaskFiles:
         return data
 
     def thread(self, pid: int, start_ns: int, tid: int) -> tuple[int, bytes]:
-        """Returns the start of a thread (ns since boot) and its schedstat, after ``stat``. Raises like ``stat``."""
+        """Returns the start of a thread (ns since boot) and its schedstat. Call ``stat`` before it. Raises the errors
+        of ``stat``.
+        """
         key = (pid, start_ns, f"task/{tid:d}/schedstat")
         if (file := self._files.get(key)) is not None:
             return file.start_ns, self._again(key, file)
@@ -205,7 +211,7 @@ class TaskFiles:
         try:
             thread = parse_stat_line(self._once(pid, f"task/{tid:d}/stat"))
             self.stat(pid, start_ns)
-            # Read last: the thread whose start was read has not ended by now.
+            # Read last: this shows that the thread whose start was read has not ended.
             data = _pread(pid, fd)
             if thread is None:
                 raise ProcessGone(f"thread {tid} of process {pid} exited")

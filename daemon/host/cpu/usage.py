@@ -1,6 +1,8 @@
-"""Compares a reading with the last one of each process and thread: rows of cpu.utilization, and which are busy.
+"""Compares a reading with the last reading of each process and thread; makes rows of cpu.utilization, and says which
+are busy.
 
-A key holds the start time, so two tasks with one number never meet; a counter that goes back gives no difference.
+A key contains the start time, so two tasks with one number are never compared; a counter that goes back has no
+difference.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _FIRST = 256
 
 
 class Ledger:
-    """Remembers the last row of each process and thread, of ``most`` at most; the rest gets no differences."""
+    """Remembers the last row of up to ``most`` processes and threads; the others get no differences."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -43,12 +45,14 @@ class Ledger:
         return len(self._slots)
 
     def exchange(self, rows: Rows) -> Rows:
-        """Remembers ``rows``; returns the remembered row of each before; ``mono_ns`` 0: none."""
+        """Remembers ``rows``. Returns the row that was remembered for each before; its ``mono_ns`` is 0 if there was
+        none.
+        """
         before = np.zeros(len(rows), ROW)
         if not len(rows):
             return before
         self._forget(int(rows["mono_ns"].max()))
-        # A glance at a process and a reading of it have the same key; its main thread has another.
+        # A glance at a process and a reading of it have the same key; its main thread has another key.
         names = (rows["scope"] == THREAD, *(rows[name] for name in ("pid", "start_ns", "tid", "task_start_ns")))
         keys = list(zip(*(column.tolist() for column in names), strict=True))
         slots = np.array([self._slots.get(key, -1) for key in keys], np.intp)
@@ -80,12 +84,12 @@ class Ledger:
 
 
 def rows_of(payload: bytes) -> Rows:
-    """Returns the rows of a reader's answer; bytes behind the last whole row are left out."""
+    """Returns the rows of a reader's answer; bytes after the last whole row are left out."""
     return np.frombuffer(payload, ROW, len(payload) // ROW.itemsize)
 
 
 def differences(now: Rows, before: Rows) -> Rows:
-    """Returns the growth of each counter; ABSENT where a value is not known, or the counter went back."""
+    """Returns the growth of each counter; ABSENT if a value is missing, or the counter went back."""
     ours, old = (np.ascontiguousarray(rows).view(np.int64).reshape(len(rows), len(FIELDS)) for rows in (now, before))
     grown = ours - old
     unknown = (ours == ABSENT) | (old == ABSENT) | (grown < 0) | (before["mono_ns"] == 0)[:, None]
@@ -105,7 +109,7 @@ _STATES = {
     "I": "idle",
 }
 _BLOCKED = ord("D")
-# A CPU's part below which a thread counts as idle: it wakes up now and then.
+# A thread counts as idle below this share of a CPU: idle threads wake up now and then.
 _IDLE_SHARE = 0.001
 # PF_KTHREAD, include/linux/sched.h.
 _KERNEL_THREAD = 0x0020_0000
@@ -114,7 +118,7 @@ _Numbers = npt.NDArray[np.int64]
 
 
 class Usage:
-    """The differences of ``now`` to ``before`` (``ledger.Ledger.exchange``)."""
+    """The differences of ``now`` to ``before``, the result of ``Ledger.exchange``."""
 
     def __init__(self, now: Rows, before: Rows) -> None:
         self._now = now
@@ -125,7 +129,7 @@ class Usage:
         self._total = np.where(now["scope"] == THREAD, grown["exec_ns"], ticks)
 
     def threads(self) -> dict[_Key, dict[int, float]]:
-        """Returns the parts of a CPU that the threads of each process wanted, busiest first, without idle ones."""
+        """Returns the share of a CPU that the threads of each process wanted, busiest first, without idle threads."""
         share = self._share(np.maximum(self._grown["exec_ns"], 0) + np.maximum(self._delay, 0))
         rows = np.flatnonzero((self._now["scope"] == THREAD) & (share >= _IDLE_SHARE))
         found: dict[_Key, dict[int, float]] = {}
@@ -134,7 +138,7 @@ class Usage:
         return found
 
     def shares(self) -> dict[_Key, float]:
-        """Returns the part of a CPU that each process used, where the part is known."""
+        """Returns the share of a CPU that each process used, where it can be computed."""
         share = self._share(self._total)
         rows = np.flatnonzero((self._now["scope"] != THREAD) & (self._total >= 0))
         return {self._key(row): float(share[row]) for row in rows.tolist()}
@@ -188,7 +192,9 @@ class Usage:
         return batch(UTILIZATION.name, columns)
 
     def _shown(self, watched: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Watched processes, other busy processes, and threads of watched processes that did or wanted something."""
+        """Returns the mask of the rows to show: watched processes, other busy processes, and threads of watched
+        processes that ran or wanted to run.
+        """
         scope, known = self._now["scope"], self._wall > 0
         busy = self._share(self._total) >= LEAST_SHARE
         active = (self._total > 0) | (self._delay > 0) | (self._now["state"] == _BLOCKED)
@@ -199,7 +205,9 @@ class Usage:
         return np.where((spent > 0) & (self._wall > 0), spent / np.maximum(self._wall, 1), 0.0)
 
     def _delays(self, process: npt.NDArray[np.intp]) -> _Numbers:
-        """For each row, the sum of the delays of the threads of its process; ``process``: the number of the process."""
+        """Returns for each row the sum of the delays of the threads of its process. ``process``: the number of the
+        process.
+        """
         known = (self._now["scope"] == THREAD) & (self._delay >= 0)
         delays = np.zeros(len(process), np.int64)
         np.add.at(delays, process[known], self._delay[known])

@@ -1,18 +1,17 @@
-"""Records of the kernel log as /dev/kmsg gives them (Documentation/ABI/testing/dev-kmsg).
+"""Reads records of the kernel log from /dev/kmsg (Documentation/ABI/testing/dev-kmsg), and finds out what they mean.
 
 A record is ``PRIORITY,SEQUENCE,MICROSECONDS,FLAGS[,more];TEXT`` and lines that begin with a blank: its properties. The
 kernel writes bytes that cannot be printed as ``\\xNN``.
 
-What a line of the kernel log means: its kind, and the process, the device and the number that it names.
+The meaning of a record is its kind, and the process, the device and the number that it names.
 
-The lines are those of Linux 5.10 to 6.18 and of NVIDIA's drivers; where two versions word one thing differently, both
-are there. A line that no pattern knows is of kind other.
+The patterns are for lines of Linux 5.10 to 6.18 and of NVIDIA's drivers; if two versions word a message differently,
+there are patterns for both. A line that no pattern matches is of kind other.
 """
 
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import re
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from probing.daemon.processes.procfs import clean_text
 
 __all__ = ("KINDS", "Chunk", "KernelLog", "Meaning", "Record", "meaning_of", "parse_records")
 
-# CONSOLE_EXT_LOG_MAX and PRINTK_MESSAGE_MAX, kernel/printk/printk.c and internal.h: a shorter buffer gets EINVAL.
+# From kernel/printk: CONSOLE_EXT_LOG_MAX, PRINTK_MESSAGE_MAX. A shorter buffer gets EINVAL.
 _BYTES = 8_192
 MAX_TEXT = 2_048
 _HEAD = re.compile(rb"(\d{1,4}),(\d{1,20}),(\d{1,18}),[^;\n]{0,256};")
@@ -44,8 +43,8 @@ _LEVELS = ("emerg", "alert", "crit", "err", "warn", "notice", "info", "debug")
 
 
 class Record(NamedTuple):
-    """``boot_us``: on the kernel's clock of the log, us since boot. ``facility`` is kern for the kernel's own records
-    alone: the kernel gives records of programs another facility."""
+    """A record of the kernel log. ``boot_us``: its time on the kernel's clock of the log, us since boot. ``facility``
+    is kern only for the kernel's own records: records that programs write get another facility."""
 
     seq: int
     boot_us: int
@@ -55,7 +54,9 @@ class Record(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """``lost``: records that were overwritten before they were read. ``more``: further records wait already."""
+    """The result of a read. ``lost``: records that were overwritten before they were read. ``more``: further records
+    wait.
+    """
 
     records: tuple[Record, ...]
     lost: int
@@ -63,7 +64,7 @@ class Chunk(NamedTuple):
 
 
 class KernelLog:
-    """The kernel log from its oldest record on. Raises OSError where the log may not be read.
+    """The kernel log from its oldest record on. Raises OSError if the log may not be read.
 
     ``path`` may also be a pipe or a file with the same lines.
     """
@@ -77,7 +78,7 @@ class KernelLog:
         os.close(self._fd)
 
     def read(self, most: int) -> Chunk:
-        """Returns the next records, after at most ``most`` reads; never waits. Raises OSError."""
+        """Returns the next records, by at most ``most`` reads; never waits. Raises OSError."""
         found: list[Record] = []
         lost = 0
         for _ in range(most):
@@ -86,13 +87,13 @@ class KernelLog:
             except BlockingIOError:
                 return Chunk(tuple(found), lost, more=False)
             except OSError as e:
-                # EPIPE: records were overwritten, and the position is at the oldest now; the numbers show how many.
+                # EPIPE: records were overwritten. The number of the next record shows how many were lost.
                 if e.errno in (errno.EPIPE, errno.EINVAL):
                     continue
                 raise
             if not data:
                 return Chunk(tuple(found), lost, more=False)
-            # A pipe may end in the middle of a line.
+            # A read from a pipe may end in the middle of a line.
             whole, _, self._tail = (self._tail + data).rpartition(b"\n")
             self._tail = self._tail[:_BYTES]
             for record in parse_records(whole):
@@ -107,7 +108,7 @@ class KernelLog:
 
 
 def parse_records(data: bytes) -> Iterator[Record]:
-    """Yields the records in ``data``, without their properties and without lines that are no records."""
+    """Yields the records in ``data`` without their properties; other lines are left out."""
     for line in data.split(b"\n"):
         match = _HEAD.match(line)
         if match is None:
@@ -150,7 +151,7 @@ KINDS = {
 
 
 class Meaning(NamedTuple):
-    """``name``: of the process ``pid``."""
+    """The meaning of a line. ``name``: the name of the process ``pid``."""
 
     kind: str
     pid: int | None = None
@@ -163,8 +164,8 @@ _PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 _PID = r"(?P<pid>\d{1,10})"
 _NIC = r"(?P<device>(?!NIC\b)[A-Za-z][\w.\-@]{0,31})"
 _TASK = rf"(?P<name>.{{1,64}}):{_PID}"
-# Patterns in the order in which they are tried: the more special come first. A name is a process's own choice, so it
-# takes as much as it can: the text that the kernel writes behind a name is matched last.
+# Patterns in the order in which they are tried: more special patterns come first. A process chooses its name, so the
+# pattern of a name matches as much as it can: the text that the kernel writes after the name is matched last.
 _PATTERNS = (
     ("xid", rf"NVRM: Xid \(PCI:{_PCI}\): (?P<code>\d{{1,5}})(?:, pid='?(?:{_PID}|[^,]*), name=(?P<name>[^,]*))?"),
     ("sxid", rf"nvidia-nvswitch\d*: SXid \(PCI:{_PCI}\): (?P<code>\d{{1,6}})"),
@@ -222,7 +223,7 @@ _PATTERNS = (
     ("page_allocation", r"(?P<name>.{1,64}): page allocation failure: order:(?P<code>\d{1,3})"),
     ("kernel_bug", r"BUG: |kernel BUG at |Kernel panic|general protection fault|Oops: |Unable to handle kernel"),
 )
-# A word of each pattern: most lines have none of them, and then no pattern is tried.
+# Each pattern contains one of these words. Most lines contain none of them, so no pattern is tried.
 _HINT = re.compile(
     r"NVRM|SXid|amdgpu|memory|oom|AER|PCIe|pcie|threshold|throttled|EDAC|Hardware Error|mce|NMI|[Ll]ink|"
     r"NETDEV WATCHDOG|health|assert_var|[Cc]able|fatal error|TX timeout|temperature|recovery|rror, dev|Buffer I/O|"
@@ -230,19 +231,14 @@ _HINT = re.compile(
     r"allocation failure|BUG|panic|protection fault|Oops|Unable to handle"
 )
 _OTHER = Meaning("other")
-
-
-@functools.cache
-def _rules() -> list[tuple[str, re.Pattern[str]]]:
-    # The first line with a hint compiles the patterns, which takes 10 ms.
-    return [(kind, re.compile(pattern)) for kind, pattern in _PATTERNS]
+_RULES = [(kind, re.compile(pattern)) for kind, pattern in _PATTERNS]
 
 
 def meaning_of(text: str) -> Meaning:
     """Returns the meaning of a line that the kernel itself wrote."""
     if not _HINT.search(text):
         return _OTHER
-    for kind, pattern in _rules():
+    for kind, pattern in _RULES:
         if (match := pattern.match(text)) is not None:
             found = match.groupdict()
             pid, code = found.get("pid"), found.get("code")

@@ -1,4 +1,4 @@
-"""The source of process.kmsg: the kernel log, read each second without waiting; of each kind of line a burst is stored,
+"""The source of process.kmsg: reads the kernel log each second without waiting. Of each kind of line it stores a burst,
 and then some lines a second.
 """
 
@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
 from probing.api.tables.process import KMSG
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
@@ -32,14 +32,16 @@ class _Bucket:
 
 
 class Allowance:
-    """``burst`` lines of a kind at once, ``rate`` a second in the long run."""
+    """Limits lines of one kind to ``burst`` at once, and ``rate`` a second in the long run."""
 
     def __init__(self, burst: int, rate: float) -> None:
         self._burst, self._rate = burst, rate
         self._buckets: dict[str, _Bucket] = {}
 
     def take(self, kind: str, now_ns: int) -> int | None:
-        """Returns the number of lines of ``kind`` left out since the last stored line; None: leave this line out."""
+        """Returns the number of lines of ``kind`` suppressed since the last stored line; None: suppress this
+        line, too.
+        """
         bucket = self._buckets.setdefault(kind, _Bucket(self._burst, now_ns))
         seconds = max(0, now_ns - bucket.at_ns) / 1e9
         bucket.left, bucket.at_ns = min(self._burst, bucket.left + seconds * self._rate), now_ns
@@ -52,18 +54,17 @@ class Allowance:
 
 MAX_READS = 4_096
 BURST, RATE = 100, 1.0
-# The allowance for lines of kind other: a report of memory that ran out has two hundred of them.
+# The allowance for lines of kind other: a report that memory ran out has two hundred lines.
 OTHER_BURST, OTHER_RATE = 400, 5.0
 MAX_PROCESSES = 4_096
 _OTHER = Meaning("other")
-# By how much a time of the log may be off against the start of a process: their clocks differ, and a start is exact
-# to a tick.
+# How much a line's time may differ from the start of a process, which is exact to a tick.
 _SLACK_NS = 2_000_000_000
 
 
 class KernelLogSource(Source):
-    """``path``: the kernel log. Where the log is absent or may not be read, the source is stopped, and tries again each
-    minute."""
+    """Stores lines of the kernel log, ``path``. If the log is absent or may not be read, the source is stopped, and
+    tries again each minute."""
 
     name = "kernel_log"
     table = KMSG.name
@@ -109,7 +110,7 @@ class KernelLogSource(Source):
             self._failed(e)
             return
         rows = list(self._rows(chunk, pair))
-        # The records that were there at the first look are older than the daemon.
+        # The records at the first look are older than the daemon.
         self._caught_up = self._caught_up or not chunk.more
         self._last_ns = pair.real_ns
         if rows:
@@ -141,11 +142,11 @@ class KernelLogSource(Source):
         seqs = [row["seq"] for row in rows.to_pylist() if row["boot"] == self._clock.boot_id and row["seq"] is not None]
         self._stored = max(seqs, default=-1)
 
-    def _rows(self, chunk: Chunk, pair: ClockPair) -> Iterator[dict[str, Any]]:
+    def _rows(self, chunk: Chunk, pair: ClockPair) -> Iterator[Row]:
         left_out = 0
         for record in chunk.records:
             if record.seq <= self._stored:
-                continue  # the record was stored before the daemon restarted, or before the log was opened anew
+                continue  # the record was stored before the daemon restarted, or before the log was opened again
             self._stored = record.seq
             meaning = meaning_of(record.text) if record.facility == "kern" else _OTHER
             if not self._caught_up and meaning.kind == "other":
@@ -161,7 +162,7 @@ class KernelLogSource(Source):
         if chunk.lost:
             self._lose("read", "the kernel overwrote records", chunk.lost, pair)
 
-    def _row(self, record: Record, meaning: Meaning, pair: ClockPair) -> dict[str, Any]:
+    def _row(self, record: Record, meaning: Meaning, pair: ClockPair) -> Row:
         # The log's clock drifts from CLOCK_MONOTONIC, by seconds a day; a new line happened since the last look.
         at_ns = min(record.boot_us * 1000 + pair.mono_to_utc_ns, pair.real_ns)
         who = self._known.get(meaning.pid) if meaning.pid is not None else None

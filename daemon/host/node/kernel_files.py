@@ -1,8 +1,9 @@
-"""Parses files of the kernel about the whole node: bytes in, plain numbers out; lines that a kernel lacks are left out.
+"""Parses files of the kernel about the whole node; lines that a kernel lacks are left out.
 
-Formats: Documentation/filesystems/proc.rst (meminfo), accounting/psi.rst, admin-guide/iostats.rst.
+Formats: Documentation/filesystems/proc.rst (meminfo), accounting/psi.rst, admin-guide/iostats.rst. psutil has seven of
+the twelve numbers of meminfo, two of the four of vmstat, and of a disk neither flushes nor its queue.
 
-Memory and pressure of the control groups of processes, versions 1 and 2.
+``Groups`` reads memory and pressure of the control groups of processes, versions 1 and 2.
 
 Formats: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, accounting/psi.rst. A file that a kernel lacks,
 or a group that is removed while it is read, gives no value.
@@ -12,9 +13,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from probing.daemon.processes.conditions.cgroups import Group, first_number, group_of, number_in, read_group_file
 from probing.daemon.processes.conditions.mounts import Mount
@@ -69,7 +69,7 @@ def parse_kilobytes(data: bytes, names: Collection[str]) -> dict[str, int]:
 
 
 def parse_named(data: bytes, names: Collection[str]) -> dict[str, int]:
-    """Returns the numbers with these names in a file that has a name and a number in each line: vmstat, memory.stat."""
+    """Returns the numbers called ``names`` from a file with a name and a number in each line: vmstat, memory.stat."""
     found = ((name.decode(), min(int(number), _MOST)) for name, number in _NAMED.findall(data[: 64 << 10]))
     return {name: value for name, value in found if name in names}
 
@@ -80,7 +80,7 @@ def parse_io_counters(data: bytes) -> dict[str, int]:
 
 
 def parse_pressure(data: bytes) -> Pressure:
-    """Returns the lines of a file of pressure stall information; none where the kernel does not measure pressure."""
+    """Returns the values of a file of pressure stall information; empty if the kernel does not measure pressure."""
     return {
         kind.decode(): [float(ten), float(sixty), float(most), float(min(int(total), _MOST))]
         for kind, ten, sixty, most, total in _PRESSURE.findall(data[:4_096])
@@ -88,7 +88,7 @@ def parse_pressure(data: bytes) -> Pressure:
 
 
 def parse_diskstats(data: bytes) -> dict[str, dict[str, int]]:
-    """Returns the counters of each block device by its name; a line of another shape is left out."""
+    """Returns the counters of each block device by name; lines of another form are left out."""
     found = {}
     for line in data.split(b"\n")[:MAX_LINES]:
         fields = line.split()
@@ -101,8 +101,9 @@ def parse_diskstats(data: bytes) -> dict[str, dict[str, int]]:
 
 
 MAX_GROUPS = 256
+_Read = Callable[[bytes], Mapping[str, object]]
 _RESOURCES = ("cpu", "memory", "io", "irq")
-# A limit from here on is none: version 1 has no word for "no limit", and shows a number near 2 ** 63.
+# From this value on a limit means no limit: version 1 shows a number near 2 ** 63 for it.
 _UNLIMITED = 1 << 60
 _STAT_V2 = {
     "anon": "anon_bytes",
@@ -123,18 +124,19 @@ _STAT_V1 = {
 
 
 class Groups:
-    """The groups of one look: each is read once. ``mounts``: the mounts of this process."""
+    """The groups of one look; each is read once. ``mounts``: the mounts of this process."""
 
     def __init__(self, mounts: list[Mount]) -> None:
         self._mounts = mounts
         self._of: dict[bytes, tuple[str | None, str | None]] = {}
-        self.memory: dict[str, dict[str, Any]] = {}
-        self.pressure: dict[str, dict[str, Any]] = {}
+        self.memory: dict[str, dict[str, object]] = {}
+        self.pressure: dict[str, dict[str, object]] = {}
 
     def add(self, cgroup: bytes) -> tuple[str | None, str | None]:
-        """Takes /proc/PID/cgroup; returns the keys of its group in ``memory`` and in ``pressure``.
+        """Reads the group in ``cgroup``, the text of /proc/PID/cgroup. Returns its keys in ``memory`` and in
+        ``pressure``.
 
-        The key in ``memory`` is that of the group itself, or of the group above it, whose limit is closest.
+        The key in ``memory`` names the group, among itself and those above it, whose limit is closest to its use.
         """
         if (found := self._of.get(cgroup)) is None:
             if len(self._of) >= MAX_GROUPS:
@@ -150,17 +152,17 @@ class Groups:
         return self._keep(self.memory, group, level, _memory_v1 if group.version == 1 else _memory_v2)
 
     def _pressure(self, cgroup: bytes) -> str | None:
-        # Only version 2 has pressure; its hierarchy may be there beside those of version 1.
+        # Only version 2 has pressure; its hierarchy may exist in addition to those of version 1.
         line = next((line for line in cgroup.split(b"\n") if line.startswith(b"0::")), b"")
         group = group_of("pressure", line, self._mounts) if line else None
         return None if group is None else self._keep(self.pressure, group, 0, _pressure_of)
 
-    def _keep(self, into: dict[str, dict[str, Any]], group: Group, level: int, read: Any) -> str | None:
+    def _keep(self, into: dict[str, dict[str, object]], group: Group, level: int, read: _Read) -> str | None:
         directory = group.directories[level]
         try:
             inode = Path(os.fsdecode(directory)).stat().st_ino
         except OSError:
-            return None  # it was removed
+            return None  # the group was removed
         key = f"{inode}:{_level_path(group, level)}"
         if key not in into:
             if not (values := read(directory)):
@@ -170,7 +172,7 @@ class Groups:
 
 
 def _level_path(group: Group, level: int) -> str:
-    """Returns the path of the group that is ``level`` above ``group`` (0: its own), as /proc/PID/cgroup shows paths."""
+    """Returns the path of the group ``level`` levels above ``group`` (0: itself), in the form of /proc/PID/cgroup."""
     parts = group.path.rstrip("/").split("/")
     return clean_text("/".join(parts[: max(1, len(parts) - level)]) or "/", 256)
 
@@ -185,7 +187,7 @@ def _tightest(group: Group) -> int:
     return min(room, default=(0, 0))[1]
 
 
-def _memory_v2(directory: bytes) -> dict[str, Any]:
+def _memory_v2(directory: bytes) -> dict[str, int]:
     events = read_group_file(directory, "memory.events")
     stat = parse_named(read_group_file(directory, "memory.stat") or b"", _STAT_V2)
     return _known(
@@ -200,7 +202,7 @@ def _memory_v2(directory: bytes) -> dict[str, Any]:
     )
 
 
-def _memory_v1(directory: bytes) -> dict[str, Any]:
+def _memory_v1(directory: bytes) -> dict[str, int]:
     stat = parse_named(read_group_file(directory, "memory.stat") or b"", _STAT_V1)
     return _known(
         used_bytes=first_number(directory, "memory.usage_in_bytes"),
@@ -211,7 +213,7 @@ def _memory_v1(directory: bytes) -> dict[str, Any]:
     )
 
 
-def _pressure_of(directory: bytes) -> dict[str, Any]:
+def _pressure_of(directory: bytes) -> dict[str, object]:
     read = {name: parse_pressure(read_group_file(directory, f"{name}.pressure") or b"") for name in _RESOURCES}
     found = {name: pressure for name, pressure in read.items() if pressure}
     return {"resources": found} if found else {}
@@ -221,5 +223,5 @@ def _limit(number: int | None) -> int | None:
     return number if number is not None and number < _UNLIMITED else None
 
 
-def _known(**values: int | None) -> dict[str, Any]:
+def _known(**values: int | None) -> dict[str, int]:
     return {name: value for name, value in values.items() if value is not None}

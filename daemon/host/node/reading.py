@@ -7,7 +7,6 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 from probing.api.errors import ProbingError
 from probing.daemon.host.node.kernel_files import (
@@ -46,20 +45,20 @@ MAX_TARGETS = 1_024
 MAX_DISKS = 256
 _BYTES = 256 << 10
 _RESOURCES = ("cpu", "memory", "io", "irq")
-# Names of block devices without a disk, or that only show a file.
+# Names of block devices without a disk, or that only show a file's content.
 _NO_DISK = re.compile(r"(?:loop|ram|fd|sr)\d+$")
-# Index of delayacct_blkio_ticks in stat, counted from 0 behind the name; proc(5).
+# Index of delayacct_blkio_ticks in stat, counted from 0 after the name; proc(5).
 _IO_DELAY = 39
 
 
 class NodeReader:
-    """``proc`` and ``sys``: where procfs and sysfs are mounted."""
+    """Answers the request ``node``. ``proc`` and ``sys``: where procfs and sysfs are mounted."""
 
     def __init__(self, proc: str = "/proc", sys: str = "/sys") -> None:
         self._proc, self._sys = Path(proc), Path(sys)
 
     def answer(self, request: Header) -> Message:
-        """The request ``node`` {targets: [[pid, start_ns], ...], timeout_ms}: payload, JSON:
+        """Answers the request ``node`` {targets: [[pid, start_ns], ...], timeout_ms}: payload, JSON:
 
         ``mono_ns``; ``memory`` and ``vm`` (numbers by MEMINFO and VMSTAT), ``pressure`` by resource, ``disks``
         (counters by name, with ``life``); ``processes``: for each target ``io``, ``io_delay_ns``, ``memory_group`` and
@@ -69,7 +68,7 @@ class NodeReader:
         groups = Groups(parse_mounts(self._read("self/mountinfo", MAX_MOUNTINFO)))
         memory = parse_kilobytes(self._read("meminfo"), MEMINFO)
         vm = parse_named(self._read("vmstat"), VMSTAT)
-        found: dict[str, Any] = {
+        found: dict[str, object] = {
             "mono_ns": time.monotonic_ns(),
             "memory": {MEMINFO[name]: value for name, value in memory.items()},
             "vm": {VMSTAT[name]: value for name, value in vm.items()},
@@ -89,7 +88,7 @@ class NodeReader:
         return {name: pressure for name, pressure in read.items() if pressure}
 
     def _disks(self) -> dict[str, dict[str, int]]:
-        # Only disks, not their partitions: a disk's traffic includes theirs.
+        # Only disks are read, not their partitions: the traffic of a disk includes theirs.
         try:
             whole = set(os.listdir(self._sys / "block"))  # noqa: PTH208
         except OSError:
@@ -101,29 +100,29 @@ class NodeReader:
         }
 
     def _life(self, name: str) -> int:
-        # diskseq: a number that no other device had since the boot (Linux 5.15).
+        # diskseq is a number that no other device had since the boot (Linux 5.15).
         word = _read(self._sys / "block" / name / "diskseq", 64).strip()
         return int(word) if word.isdigit() and len(word) < 20 else 0
 
-    def _process(self, pid: int, start_ns: int, groups: Groups, delays: bool) -> dict[str, Any] | None:
+    def _process(self, pid: int, start_ns: int, groups: Groups, delays: bool) -> dict[str, object] | None:
         try:
             with Target(pid, start_ns) as target:
                 memory, pressure = groups.add(target.read("cgroup", 64 << 10))
                 fields = target.read("stat", 4_096).rpartition(b")")[2].split()
-                found: dict[str, Any] = {"memory_group": memory, "pressure_group": pressure, "io": {}}
+                found: dict[str, object] = {"memory_group": memory, "pressure_group": pressure, "io": {}}
                 if delays and len(fields) > _IO_DELAY and fields[_IO_DELAY].isdigit():
                     found["io_delay_ns"] = int(fields[_IO_DELAY][:15]) * TICK_NS
                 found["io"] = _io(target)
                 return found
         except ProbingError:
-            return None  # it ended, or may not be read
+            return None  # the process ended, or may not be read
 
     def _read(self, name: str, limit: int = _BYTES) -> bytes:
         return _read(self._proc / name, limit)
 
 
 def answer_node(request: Header) -> Message:
-    """``NodeReader.answer`` of this machine."""
+    """Returns ``NodeReader.answer`` for this machine."""
     return NodeReader().answer(request)
 
 
@@ -131,7 +130,7 @@ def _io(target: Target) -> dict[str, int]:
     try:
         return parse_io_counters(target.read("io", 4_096))
     except ProbingError:
-        return {}  # a right that the rest does not need
+        return {}  # this needs a right that the rest does not need
 
 
 def _read(path: Path, limit: int) -> bytes:
@@ -139,4 +138,4 @@ def _read(path: Path, limit: int) -> bytes:
         with path.open("rb", buffering=0) as file:
             return file.read(limit) or b""
     except OSError:
-        return b""  # the kernel lacks it, or it was removed
+        return b""  # the kernel lacks the file, or it was removed

@@ -1,6 +1,6 @@
-"""Rows of host.memory, host.disk and host.pressure from what a reader found, and from the look before.
+"""Makes rows of host.memory, host.disk and host.pressure from a reader's answer and the previous answer.
 
-A counter that goes back, or is new, has no difference.
+A counter that went back, or is new, has no difference.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from probing.api.tables.schema import Row
 from probing.daemon.source import Identity
 
 __all__ = (
@@ -21,7 +22,9 @@ _FORGET_NS = 600_000_000_000
 
 
 class Growth:
-    """Remembers the last counters of each key. A key names one life of a thing: a number or a path may come again."""
+    """Remembers the last counters of each key. A key stands for one life of a thing, since a number or a path may be
+    reused.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -31,7 +34,8 @@ class Growth:
         return len(self._last)
 
     def since(self, key: Hashable, mono_ns: int, counters: Mapping[str, int]) -> dict[str, int]:
-        """Returns the growth of each counter since the last call, and ``wall_ns``, the time since; empty at the first.
+        """Returns the growth of each counter since the last call, and ``wall_ns``, the time since then; empty at the
+        first call.
 
         A counter that went back, wrapped, or was not there before is left out.
         """
@@ -44,7 +48,7 @@ class Growth:
         return {**grown, "wall_ns": mono_ns - before_ns}
 
     def forget(self, now_ns: int) -> None:
-        """Forgets keys that were not seen for ten minutes."""
+        """Drops keys that were not seen for ten minutes."""
         for key in [key for key, (at_ns, _) in self._last.items() if at_ns < now_ns - _FORGET_NS]:
             del self._last[key]
 
@@ -53,7 +57,7 @@ _SECTOR = 512
 _MS = 1_000_000
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _AVERAGES = ("avg10_pct", "avg60_pct", "avg300_pct")
-# Counters of /proc/PID/io and diskstats, and the columns of host.disk that have their growth.
+# Counters of /proc/PID/io and diskstats, and the columns of host.disk with their growth.
 _PROCESS_COUNTERS = {
     "syscr": "reads",
     "syscw": "writes",
@@ -74,17 +78,16 @@ _DISK_COUNTERS = {
     "flushes": ("flushes", 1),
     "flush_ms": ("flush_ns", _MS),
 }
-_Row = dict[str, Any]
 _Found = Mapping[str, Any]
 
 
 class NodeRows:
-    """Makes rows without ``node`` and ``ts``. A thing that was never seen before has no differences."""
+    """Makes rows without ``node`` and ``ts``. A thing that is seen for the first time has no differences."""
 
     def __init__(self) -> None:
         self._growth = Growth()
 
-    def memory(self, found: _Found, watched: Sequence[Identity]) -> Iterator[_Row]:
+    def memory(self, found: _Found, watched: Sequence[Identity]) -> Iterator[Row]:
         """Yields a row of the node, and a row of each group."""
         mono_ns, seen, counters = found["mono_ns"], dict(found["memory"]), found["vm"]
         grown = self._growth.since("vm", mono_ns, counters)
@@ -106,8 +109,8 @@ class NodeRows:
             yield self._group(key, found["memory_groups"][key], who, mono_ns)
         self._growth.forget(mono_ns)
 
-    def disks(self, found: _Found, watched: Sequence[Identity]) -> Iterator[_Row]:
-        """Yields a row of each disk and process that did something since the last look."""
+    def disks(self, found: _Found, watched: Sequence[Identity]) -> Iterator[Row]:
+        """Yields a row for each disk and process that did something since the last look."""
         mono_ns = found["mono_ns"]
         for name, counters in found["disks"].items():
             grown = self._growth.since(("disk", name, counters["life"]), mono_ns, counters)
@@ -125,8 +128,8 @@ class NodeRows:
             if any(values.values()):
                 yield {"scope": "process", **_identity(who), **values, "wall_ns": grown["wall_ns"]}
 
-    def pressure(self, found: _Found, watched: Sequence[Identity]) -> Iterator[_Row]:
-        """Yields a row of each resource of the node, and of each group."""
+    def pressure(self, found: _Found, watched: Sequence[Identity]) -> Iterator[Row]:
+        """Yields a row for each resource of the node, and of each group."""
         mono_ns = found["mono_ns"]
         yield from self._pressures({"scope": "node"}, found["pressure"], "", mono_ns)
         for key, who in _members(found, watched, "pressure_group").items():
@@ -134,7 +137,7 @@ class NodeRows:
             common = {"scope": "cgroup", "cgroup": group["path"], **_job(who)}
             yield from self._pressures(common, group["resources"], key, mono_ns)
 
-    def _group(self, key: str, group: _Found, who: list[Identity], mono_ns: int) -> _Row:
+    def _group(self, key: str, group: _Found, who: list[Identity], mono_ns: int) -> Row:
         grown = self._growth.since(("memory", key), mono_ns, _only(group, "limit_hits", "oom_kills"))
         kept = {
             name: value
@@ -145,7 +148,7 @@ class NodeRows:
         room["available_bytes"] = _less(room["total_bytes"], group.get("used_bytes"))
         return {"scope": "cgroup", "cgroup": group["path"], "processes": len(who), **_job(who), **kept, **room, **grown}
 
-    def _pressures(self, common: _Row, resources: _Found, key: str, mono_ns: int) -> Iterator[_Row]:
+    def _pressures(self, common: Row, resources: _Found, key: str, mono_ns: int) -> Iterator[Row]:
         for resource, kinds in resources.items():
             totals = {kind: int(values[3]) * 1000 for kind, values in kinds.items()}
             grown = self._growth.since(("pressure", key, resource), mono_ns, totals)
@@ -159,7 +162,7 @@ class NodeRows:
 
 
 def _members(found: _Found, watched: Sequence[Identity], name: str) -> dict[str, list[Identity]]:
-    """The watched processes in each group that was read, by its key."""
+    """Returns the watched processes in each group that was read, by the key of the group."""
     groups = found[f"{name}s"]
     members: dict[str, list[Identity]] = {}
     for who, seen in zip(watched, found["processes"], strict=False):
@@ -168,13 +171,13 @@ def _members(found: _Found, watched: Sequence[Identity], name: str) -> dict[str,
     return members
 
 
-def _job(who: Iterable[Identity]) -> _Row:
+def _job(who: Iterable[Identity]) -> Row:
     jobs = {(one.job, one.run) for one in who}
     job, run = jobs.pop() if len(jobs) == 1 else (None, None)
     return {"job": job, "run": run}
 
 
-def _identity(who: Identity) -> _Row:
+def _identity(who: Identity) -> Row:
     return {
         "job": who.job,
         "run": who.run,
@@ -185,7 +188,7 @@ def _identity(who: Identity) -> _Row:
     }
 
 
-def _only(values: _Found, *names: str) -> dict[str, Any]:
+def _only(values: _Found, *names: str) -> Row:
     return {name: values[name] for name in names if name in values}
 
 

@@ -8,33 +8,35 @@ from typing import Any
 
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.api.tables.host import DISK, FILE_SYSTEMS, MEMORY, PRESSURE
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.backoff import Patience
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.host.node.rows import NodeRows
+from probing.daemon.ipc import Header
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.procfs import clean_text
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
 __all__ = ("NodeSource", "SpaceSource")
 
 TIMEOUT_S = 1.0
-# Time between two looks at file systems, and to the first look, so that nobody waits for it after a start, s.
+# The time between two looks at file systems, s; the first comes early, so that no caller waits for it.
 SPACE_INTERVAL_S, FIRST_SPACE_S = 30.0, 2.0
-# Looks in which a silent file system is not asked: it keeps a reader until it answers.
+# A file system that did not answer is not asked for this many looks, since it keeps a reader busy until it answers.
 SILENT_TURNS = 120
 MAX_WATCHED = 1_024
 _ROLES = ("trainer", "data_loader", "launcher")
 
 
 class _HostSource(Source):
-    """Puts rows with ``node`` and ``ts``, and reports why a reader did not answer."""
+    """A source that puts rows with ``node`` and ``ts``, and reports why a reader did not answer."""
 
     def __init__(
-        self, readers: Readers, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
+        self, readers: ReaderPool, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
     ) -> None:
         self._readers, self._processes, self._sink = readers, processes, sink
         self._clock, self._node, self._interval_s = clock, node, interval_s
@@ -50,14 +52,14 @@ class _HostSource(Source):
     def _ask(self, op: str, **args: Any) -> Any:
         return json.loads(self._readers.call(op, timeout=TIMEOUT_S, **args).payload)
 
-    def _put(self, table: str, rows: list[dict[str, Any]]) -> None:
+    def _put(self, table: str, rows: list[Row]) -> None:
         if rows:
             common = {"node": self._node, "ts": self._clock.pair().real_ns}
             self._sink.put(table, batch_of(table, [{**row, **common} for row in rows]))
 
 
 class NodeSource(_HostSource):
-    """Memory, disks and pressure."""
+    """Reads memory, disks and pressure."""
 
     name = "host"
     table = MEMORY.name
@@ -85,7 +87,9 @@ class NodeSource(_HostSource):
 
 
 class SpaceSource(_HostSource):
-    """How full file systems are. File systems that other machines serve are asked one by one, each with a deadline."""
+    """Reads how full file systems are. File systems that other machines serve are asked one by one, each with a
+    deadline.
+    """
 
     name = "file_systems"
     table = FILE_SYSTEMS.name
@@ -121,7 +125,7 @@ class SpaceSource(_HostSource):
         self._looked = True
         self._put(self.table, rows)
 
-    def _shared(self, found: dict[str, Any], watched: list[Identity]) -> list[dict[str, Any]]:
+    def _shared(self, found: Header, watched: list[Identity]) -> list[Row]:
         seen = {space["device"] for space in found["local"]}
         rows = []
         for who, space in zip(watched, found["shared"], strict=False):
@@ -131,14 +135,14 @@ class SpaceSource(_HostSource):
                 rows.append({**common, "pid": who.pid, "start_ns": who.start_ns, **_flags(space)})
         return rows
 
-    def _served(self, point: str, kind: str, source: str) -> dict[str, Any]:
+    def _served(self, point: str, kind: str, source: str) -> Row:
         row = {"scope": "node", "mount_point": clean_text(point, 256), "fs_type": kind, "source": source}
         if point in self._silent:
             return {**row, "answers": False}
         try:
             space = self._ask("space", point=point)
         except TargetTimeout:
-            # A single time-out can come from the lack of a free reader.
+            # A single time-out may mean that no reader was free.
             again = point in self._timeouts
             self._timeouts ^= {point}
             if again:
@@ -150,5 +154,5 @@ class SpaceSource(_HostSource):
         return {**row, "answers": None if space is None else True, **_flags(space or {})}
 
 
-def _flags(space: dict[str, Any]) -> dict[str, Any]:
+def _flags(space: Row) -> Row:
     return {**space, "read_only": bool(space["read_only"])} if "read_only" in space else dict(space)

@@ -1,6 +1,7 @@
 """Reads how full the node's file systems and the shared memory of watched processes are, in a reader.
 
-A file system that another machine serves is asked alone, since the question may never be answered.
+A file system that another machine serves is asked in a request of its own, since it may never answer. psutil knows
+neither inodes nor devices nor the mounts of another process.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ __all__ = ("answer_space", "chosen_mounts", "space_of")
 MAX_LOCAL = 64
 MAX_SERVED = 16
 MAX_TARGETS = 256
-# Types of file systems that are left out: images, which are always full; FUSE of a desktop or a container; mounts that
-# wait for their first use.
+# File systems that are left out: images (always full), FUSE of desktops and containers, automount points.
 _NO_SPACE = (
     "squashfs",
     "iso9660",
@@ -44,7 +44,7 @@ _IN_MEMORY = (_SHARED_MEMORY, b"/tmp", b"/run")
 
 
 def answer_space(request: Header) -> Message:
-    """The request ``space``; payload, JSON:
+    """Answers the request ``space``; payload, JSON:
 
     * ``point``: ``space_of`` a file system that is served.
     * else ``targets`` [[pid, start_ns], ...]: ``local``, ``space_of`` each local file system of the node; ``served``,
@@ -76,7 +76,7 @@ def space_of(path: bytes | str) -> dict[str, int] | None:
 
 
 def chosen_mounts(mounts: list[Mount]) -> tuple[list[Mount], list[Mount]]:
-    """Returns the local mounts with space of their own, and the mounts that other machines serve; each device once."""
+    """Returns the local mounts that have space, and the mounts that other machines serve; each device once."""
     local: dict[str, Mount] = {}
     served: dict[str, Mount] = {}
     # Of two mounts on one directory the later one hides the other.
@@ -96,7 +96,7 @@ def _has_space(mount: Mount) -> bool:
     return of_a_device or (mount.kind == "tmpfs" and mount.point in _IN_MEMORY)
 
 
-def _all(targets: list[list[int]]) -> dict[str, Any]:
+def _all(targets: list[list[int]]) -> dict[str, object]:
     root = _root()
     local, served = chosen_mounts(_mounts(1 if root else os.getpid()))
     spaces = ((mount, space_of(root + mount.point)) for mount in local)
@@ -108,17 +108,17 @@ def _all(targets: list[list[int]]) -> dict[str, Any]:
     }
 
 
-def _shared(pid: int, start_ns: int) -> dict[str, Any] | None:
+def _shared(pid: int, start_ns: int) -> dict[str, object] | None:
     try:
         with Target(pid, start_ns) as target:
             mount = mount_of(parse_mounts(target.read("mountinfo", MAX_MOUNTINFO)), path=_SHARED_MEMORY)
-            # A container may have put another file system there, which need not answer.
+            # A container may have another file system there, which may not answer.
             if mount is None or mount.kind != "tmpfs":
                 return None
             space = space_of(f"/proc/self/fd/{target.dir_fd}/root/dev/shm")
             return None if space is None else {**_named(mount), **space}
     except ProbingError:
-        return None  # it ended, or may not be read
+        return None  # the process ended, or may not be read
 
 
 def _named(mount: Mount) -> dict[str, str]:
@@ -135,7 +135,7 @@ def _mounts(pid: int) -> list[Mount]:
 
 
 def _root() -> bytes:
-    """The root of the first process, whose mounts are the node's; the reader's own root where that may not be read."""
+    """Returns the root of the first process, whose mounts are the node's; the reader's root if that may not be read."""
     try:
         os.listdir("/proc/1/root/proc/1")  # noqa: PTH208
     except OSError:

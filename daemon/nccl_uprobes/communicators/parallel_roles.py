@@ -1,10 +1,10 @@
-"""Concludes the parallel role of a communicator: world, tp, pp, dp, ep, or unknown if the evidence does not settle it.
+"""Concludes the parallel role of a communicator: world, tp, pp, dp, ep, or unknown if the evidence is not enough.
 
 The strongest evidence is the communicator's name, given by a framework; then its size, its operations, and its members
 among the ranks of the job, as far as this node knows them. A job may use a group in an unusual way, so ``why`` holds
 the evidence for the role.
 
-Counts the calls and bytes of each communicator of each process; the parallel roles follow from them.
+``Uses`` counts the calls and bytes of each communicator in each process, from which roles follow.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ONLY, _MOSTLY, _HALF = 0.9, 0.8, 0.5
 _BUSIER = 2
 _TRANSFERS = ("send", "recv")
 _REDUCTIONS = ("all_reduce", "all_gather", "reduce_scatter")
-# Words in the names that Megatron-LM (parallel_state.py), torch's DeviceMesh (mesh_DIM) and their users give.
+# Words in the names of groups: from Megatron-LM (parallel_state.py), torch's DeviceMesh (mesh_DIM) and their users.
 _WORDS = {
     "tp": ("tp", "tensor"),
     "pp": ("pp", "pipe", "pipeline"),
@@ -94,7 +94,8 @@ def conclude(facts: Facts, others: Sequence[Facts]) -> Role:
 
 
 def stride_of(ranks: Mapping[int, int], size: int | None, world_size: int | None) -> int | None:
-    """Returns the distance in job ranks between neighbours in a communicator; None: uneven or not known.
+    """Returns the distance in job ranks between neighbours in a communicator; None if the distances differ or are
+    unknown.
 
     If only one member is known, the stride follows only for the innermost and the outermost groups of the job's ranks.
     """
@@ -153,7 +154,7 @@ def _is_rival(other: Facts, stride: int) -> bool:
 Key = tuple[int, int, str]
 """(pid, start_ns, comm)."""
 _MAX_USES = 8192
-# Shortest time between two conclusions about a communicator.
+# The shortest time between two conclusions about a communicator.
 _REST_NS = 2_000_000_000
 _Members = dict[tuple[str, str, str], dict[int, int]]
 
@@ -176,14 +177,16 @@ class Use:
 
 
 class Uses:
-    """The uses of communicators by the processes of this node; the least recently added are dropped. One thread."""
+    """The uses of communicators by the processes of this node, for one thread; those that were added least recently are
+    dropped.
+    """
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._uses: OrderedDict[Key, Use] = OrderedDict()
 
     def observe(self, operations: Operations) -> None:
-        """Count ``operations``."""
+        """Counts ``operations``."""
         for row, op, calls, size in _counted(operations):
             entity = operations.entities[operations.entity_of[row]]
             if entity.comm is None:
@@ -244,7 +247,7 @@ class Uses:
 
 
 def _counted(operations: Operations) -> Iterator[tuple[int, str, int, int]]:
-    """Yields (index of the first operation, name, number, bytes) of the operations of each entity and kind."""
+    """Yields (index of the first operation, name, number, bytes) for the operations of each entity and kind."""
     cells = operations.entity_of * (len(OPS) + 1) + operations.op + 1
     distinct, first, inverse, calls = np.unique(cells, return_index=True, return_inverse=True, return_counts=True)
     sizes = np.bincount(inverse, np.maximum(operations.size, 0), len(distinct))

@@ -1,4 +1,4 @@
-"""Rows of ``comm.communicators``: one per change, each with all known columns of the communicator."""
+"""Makes rows of ``comm.communicators``: a row for each change, with all known columns of the communicator."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ("RING", "TABLE", "Communicators")
 
 RING = "communicators"
 TABLE = "comm.communicators"
-# A row takes about a kilobyte in memory.
+# The most communicators that are kept; each takes about a kilobyte of memory.
 _MAX_KNOWN = 16384
 _MAX_SEEN = 65536
 _UNKNOWN_BYTE, _UNKNOWN_WORD = 0xFF, (1 << 64) - 1
-# enum communicator_event, communicator_maker and communicator_identity of communicators.bpf.h
+# Values of enum communicator_event, communicator_maker and communicator_identity of communicators.bpf.h.
 _SEEN, _MADE, _FINALIZED, _DESTROYED, _ABORTED, _ERROR = range(1, 7)
 _STATES = {_FINALIZED: "finalized", _DESTROYED: "destroyed", _ABORTED: "aborted"}
 _MAKERS = (None, "init_rank", "init_rank_config", "init_rank_scalable", "init_all", "split", "shrink", "grow")
@@ -72,9 +72,9 @@ class _Row(TypedDict, total=False):
 
 
 class Communicators:
-    """The communicators of the processes of one node. One thread, but for ``processes_of`` and ``backends_of``.
+    """The communicators of this node's processes. For one thread; ``processes_of`` and ``backends_of`` are for any.
 
-    ``joined(pid, start_ns, membership)`` is called for communicators of processes whose rank is not known.
+    ``joined(pid, start_ns, membership)`` is called for communicators of processes whose rank is unknown.
     """
 
     def __init__(
@@ -90,13 +90,15 @@ class Communicators:
         self._backends: dict[tuple[int, int], frozenset[str]] = {}
 
     def rows(self, records: Array, pair: ClockPair) -> pa.RecordBatch:
-        """Returns a row of ``comm.communicators`` for each of ``records``, of the ring ``communicators``."""
+        """Returns a row of ``comm.communicators`` for each of ``records``, which come from the ring
+        ``communicators``.
+        """
         return batch_of(TABLE, [self._change(record, pair) for record in records])
 
     def follow(self, operations: Operations, pair: ClockPair) -> pa.RecordBatch | None:
-        """Returns rows of communicators first seen in ``operations``, and of communicators that have another role now.
+        """Returns rows of communicators first seen in ``operations``, and of communicators whose role has changed.
 
-        A communicator's role is concluded every two seconds at most. None: there are no such rows.
+        A communicator's role is concluded at most every two seconds. None if there are no such rows.
         """
         self._note_backends(operations)
         rows = [*self._first_seen(operations, pair)]
@@ -134,7 +136,7 @@ class Communicators:
             self._seen.clear()
         first = np.unique(operations.entity_of, return_index=True)[1]
         for entity, index in zip(operations.entities, first, strict=True):
-            # NCCL's communicators have a ring of their own, which says more.
+            # The ring ``communicators`` has NCCL's communicators, with more details.
             if entity.comm is None or entity.backend == NCCL:
                 continue
             key = (*entity.process, entity.comm)
@@ -217,7 +219,7 @@ class Communicators:
         place = self._named.get(key, key)
         before = self._known.get(place)
         if before is None:
-            # The communicator's own record was lost, or it has none: only the operations describe it.
+            # There is no record of the communicator, or it was lost: only the operations describe it.
             before = {"comm": key[2], "name": use.name, "backend": use.backend, "size": use.size, "rank": use.rank}
             before |= {"created": use.first_seen + pair.mono_to_utc_ns, "state": "active"}
         elif (before.get("parallel_role"), before.get("parallel_role_why")) == (role.name, role.why):
@@ -229,7 +231,7 @@ class Communicators:
 
 
 def _recorded(record: np.void) -> _Row:
-    """Returns the columns whose values the record has."""
+    """Returns the columns whose values are in the record."""
     identity, maker = int(record["identity"]), int(record["maker"])
     color = int(record["color"])
     bus = int(record["bus_id"])
@@ -269,7 +271,7 @@ def _outcome(record: np.void, event: int) -> _Row:
 
 
 def _is_another(before: _Row, recorded: _Row, event: int) -> bool:
-    """Returns whether another communicator lies at the address than before."""
+    """Returns whether the address belongs to another communicator than before."""
     if event == _MADE or (event == _SEEN and before["state"] in ("destroyed", "aborted", "failed")):
         return True
     return None not in (before["comm"], recorded.get("comm")) and before["comm"] != recorded["comm"]

@@ -34,7 +34,7 @@ _STATES = ("scheduled", "started", "completed")
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """Returns the parser's request ``flight_dump`` (one descriptor), which answers a Dump as JSON."""
+    """Returns the handler of the parser's request ``flight_dump`` (one descriptor), which answers a Dump as JSON."""
     return {"flight_dump": _answer}
 
 
@@ -74,7 +74,7 @@ def _content(fd: int, size: int) -> bytes:
 
 
 def _newest(entries: list[Any]) -> list[RecordRow]:
-    """Returns the rows of the last entries within the bounds, in their order."""
+    """Returns the rows of the last entries, in their order and within the limits of number and size."""
     shared, rows, left = _Shared(), list[RecordRow](), MAX_ROWS_TEXT
     for entry in reversed(entries[-MAX_RECORDS:]):
         if not isinstance(entry, dict):
@@ -88,11 +88,11 @@ def _newest(entries: list[Any]) -> list[RecordRow]:
 
 
 class _Shared:
-    """Converts each value of a dump once, however often a pickle of few bytes refers to it."""
+    """Converts each value of a dump only once: a short pickle can refer to one value many times."""
 
     def __init__(self) -> None:
         self._clean: dict[str, str] = {}
-        # Keyed by id(): the dump keeps its values alive meanwhile, so no id is used again.
+        # The keys are id() of values, which the dump keeps alive meanwhile, so no id is used again.
         self._made: dict[tuple[int, Callable[..., Any]], Any] = {}
 
     def once(self, make: Callable[[Any, _Shared], T], value: Any) -> T:
@@ -133,7 +133,7 @@ def _row(entry: Mapping[str, Any], shared: _Shared) -> RecordRow:
         "output_sizes": shared.once(_sizes, entry.get("output_sizes")),
         "output_dtypes": shared.once(_names, entry.get("output_dtypes")),
         "time_created_ns": _time(entry, "time_created"),
-        # JSON dumps have 0 for an event that did not happen.
+        # In JSON dumps 0 stands for an event that did not happen.
         "time_discovered_started_ns": _time(entry, "time_discovered_started") or None,
         "time_discovered_completed_ns": _time(entry, "time_discovered_completed") or None,
         "duration_ns": _scaled(entry.get("duration_ms"), 1_000_000),
@@ -151,10 +151,12 @@ def _time(entry: Mapping[str, Any], name: str) -> int | None:
 
 
 def _scaled(value: Any, factor: int) -> int | None:
-    """Returns ``value`` (int or float) times ``factor`` as an integer; None for other types and too large values."""
+    """Returns ``value`` (int or float) times ``factor`` as an integer; None for other types and values that are too
+    large.
+    """
     if type(value) not in (int, float):
         return None
-    # The comparison also refuses nan and infinity.
+    # This comparison also refuses nan and infinity.
     if not abs(value) < _INT64 // factor:
         return None
     whole = int(value)
@@ -209,7 +211,7 @@ def _json(items: list[Any]) -> str:
 
 
 def _world_size(config: Any) -> int | None:
-    """Returns the number of ranks of the largest group: the first group has all (FlightRecorder::getPgConfig)."""
+    """Returns the number of ranks of the largest group; the first group has all ranks (FlightRecorder::getPgConfig)."""
     if not isinstance(config, dict):
         return None
     sizes = [_count(group.get("ranks")) for group in list(config.values())[:MAX_TEXT] if isinstance(group, dict)]
@@ -217,7 +219,7 @@ def _world_size(config: Any) -> int | None:
 
 
 def _count(ranks: Any) -> int:
-    # "[0, 1, 2]", made by ranks_str of NCCLUtils.hpp.
+    # The text is "[0, 1, 2]", made by ranks_str of NCCLUtils.hpp.
     if not isinstance(ranks, str) or len(ranks) > MAX_RANKS_TEXT or (ranks[:1], ranks[-1:]) != ("[", "]"):
         return 0
     inner = ranks[1:-1].strip()

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from probing.api.typed import typed_json
+
 __all__ = ("DumpFile", "KnownDumps", "Stamp")
 
 MAX_KNOWN = 4_096
@@ -18,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class DumpFile(NamedTuple):
-    """A dump as a file, as the reader describes it."""
+    """A dump file, as a reader describes it."""
 
     path: str
     dev: int
@@ -32,17 +34,17 @@ class DumpFile(NamedTuple):
 
     @property
     def stamp(self) -> Stamp:
-        """(dev, inode, mtime_ns, size): changes whenever the file is written."""
+        """Returns (dev, inode, mtime_ns, size), which changes whenever the file is written."""
         return self[1:]
 
     @property
     def snapshot_id(self) -> int:
-        """A hash of the stamp, of 64 bits."""
+        """Returns a hash of the stamp, of 64 bits."""
         return int.from_bytes(hashlib.blake2b(repr(self.stamp).encode(), digest_size=8).digest(), "big")
 
 
 class KnownDumps:
-    """The snapshot ids of the newest 4096 dumps that were read. Without a path they end with the process."""
+    """The snapshot ids of the newest 4096 dumps that were read. Without a path they are lost when the process ends."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -68,7 +70,7 @@ class KnownDumps:
             fresh.replace(self._path)
             self._changed = False
         except OSError as e:
-            _log.warning("which dumps were read cannot be kept: %s", e.strerror)
+            _log.warning("cannot store which dumps were read: %s", e.strerror)
 
 
 def _load(path: Path | None) -> list[int]:
@@ -76,7 +78,6 @@ def _load(path: Path | None) -> list[int]:
         return []
     try:
         with path.open("rb") as file:
-            known = json.loads(file.read(MAX_BYTES))
+            return typed_json(list[int], file.read(MAX_BYTES))
     except (OSError, ValueError):
         return []
-    return [number for number in known if isinstance(number, int)] if isinstance(known, list) else []

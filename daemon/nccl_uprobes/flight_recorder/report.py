@@ -1,4 +1,4 @@
-"""The parser's answer about a dump, which crosses processes as JSON."""
+"""The parser's answer about a dump, sent as JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ RecordRow = dict[str, str | int | bool | None]
 
 
 class Dump(TypedDict):
-    """``rows`` lack node, time and process. ``version``: of the format. ``world_size``: None if not known. ``skipped``:
-    number of records that were malformed or exceeded a bound."""
+    """A dump. ``rows`` have no node, time and process. ``version``: the version of the dump's format. ``world_size``:
+    None if unknown. ``skipped``: number of records that were malformed or exceeded a bound."""
 
     version: str
     world_size: int | None

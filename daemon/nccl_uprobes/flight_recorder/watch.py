@@ -2,7 +2,7 @@
 
 A trainer writes its dump when a collective has timed out, and aborts itself later: ProcessGroupNCCL waits at least
 TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 15 s. So a look every 5 s finds the dump while the trainer lives. A dump of the
-last moment is read after the exit, unless it lay in a container's own file system, which ends with it.
+last moment is read after the exit, unless it was in a container's own file system, which is removed with the container.
 
 A dump's name is a prefix and the rank, as in DebugInfoWriter::getWriter (torch/csrc/distributed/c10d/
 FlightRecorder.cpp). A prefix that the job sets in its environment after its start is not visible; then only files with
@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.arrow import batch_of
@@ -27,7 +27,8 @@ from probing.daemon.context import Context
 from probing.daemon.nccl_uprobes.flight_recorder.known_dumps import DumpFile, KnownDumps, Stamp
 from probing.daemon.nccl_uprobes.flight_recorder.report import Dump
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.parsers import ParserPool, answer_of
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.worker import Worker
@@ -36,15 +37,15 @@ __all__ = ("FlightRecorderWatch", "candidates")
 
 TABLE = "python.torch_nccl_flight_record"
 LOOK_S = 5.0
-# Pause after a directory of a process could not be read, s.
+# The pause after a directory of a process could not be read, s.
 LEFT_ALONE_S = 60.0
 MAX_TRIES = 3
 MAX_FAILURES = 1_024
 READ_TIMEOUT_S = 2.0
 PARSE_TIMEOUT_S = 30.0
-# A dump that is written again is read again after 10, 20, 40 ... s.
+# A dump that is written again and again is read after 10, 20, 40 ... s.
 FIRST_PAUSE_S, LAST_PAUSE_S = 10.0, 600.0
-# Dumps of a user whose dump took longer than SLOW_S wait SLOW_FACTOR times as long.
+# If a dump took longer than SLOW_S, the dumps of its user wait for SLOW_FACTOR times as long.
 SLOW_S, SLOW_FACTOR = 2.0, 10
 # A file older than its process by SLACK_NS belongs to an earlier process; file systems have coarse clocks.
 SLACK_NS = 1_000_000_000
@@ -60,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Pause(NamedTuple):
-    """``until`` is on time.monotonic()."""
+    """A pause before a path is read again. ``until`` is on time.monotonic()."""
 
     until: float
     span: float
@@ -68,8 +69,9 @@ class _Pause(NamedTuple):
 
 @dataclass(slots=True)
 class _Watched:
-    """A trainer. ``last``: path -> stamp at the last look. ``pauses``: when a path may be read again. ``witness``: a
-    process that sees the same files, through which ``places`` (absolute paths) are read after the trainer's exit."""
+    """A watched trainer. ``last``: path -> stamp at the last look. ``pauses``: when a path may be read again.
+    ``witness``: a process that sees the same files, through which ``places`` (absolute paths) are read after the
+    trainer's exit."""
 
     who: Identity
     paths: tuple[str, ...]
@@ -83,8 +85,8 @@ class _Watched:
 
 
 class FlightRecorderWatch(Source):
-    """``remembered``: a file with the dumps that were read, so that the next daemon does not read them again. ``look``
-    is for one thread."""
+    """Reads the dumps that trainers write. ``remembered``: a file that lists dumps already read, so that the next
+    daemon does not read them again. ``look`` is for one thread."""
 
     name = "flight_recorder"
     table = TABLE
@@ -92,8 +94,8 @@ class FlightRecorderWatch(Source):
     def __init__(
         self,
         processes: Discovery,
-        readers: Readers,
-        parsers: Parsers,
+        readers: ReaderPool,
+        parsers: ParserPool,
         sink: Sink,
         clock: Clock,
         node: str,
@@ -114,7 +116,7 @@ class FlightRecorderWatch(Source):
         self._done = KnownDumps(remembered)
         self._failures: dict[Stamp, int] = defaultdict(int)
         self._reasons: dict[ProcessKey, str] = {}
-        # uid -> the time.monotonic() until which its dumps wait.
+        # By uid: the time.monotonic() until which the user's dumps wait.
         self._rests: dict[int, float] = {}
         self._worker = Worker("flight-recorder", self.look, lambda: interval_s, patience_s=READ_TIMEOUT_S + 1.0)
 
@@ -136,12 +138,12 @@ class FlightRecorderWatch(Source):
         self._worker.start()
 
     def stop(self) -> None:
-        """Waits for the thread for 3 s at most; a request under way ends at its own deadline."""
+        """Waits for the thread, 3 s at most; a request in progress ends at its own deadline."""
         self._worker.stop()
 
     @property
     def reason(self) -> str:
-        """Why dumps of a trainer could not be looked for at the last look; empty when no look failed."""
+        """Why the last look for dumps of a trainer failed; empty when no look failed."""
         return next(iter(list(self._reasons.values())), "")
 
     def states(self, totals: Totals) -> list[SourceState]:
@@ -155,12 +157,12 @@ class FlightRecorderWatch(Source):
             self._worker.wake()
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Drops the paths of a process that replaced itself (execve), as its environment has changed."""
+        """Drops the paths of a process that called exec, as its environment has changed."""
         if (watched := self._watched.get(ProcessKey(pid, start_ns))) is not None:
             watched.paths = ()
 
     def process_exited(self, who: Identity) -> None:
-        """Looks again at once."""
+        """Requests a look now."""
         if who.key in self._watched:
             self._worker.wake()
 
@@ -182,11 +184,11 @@ class FlightRecorderWatch(Source):
         return count + sum(self._read_finished(watched, found) for watched, found in finished.values())
 
     def _finished(self, key: ProcessKey, who: Identity) -> list[tuple[_Watched, DumpFile]]:
-        """Returns the dumps of a process that have not changed since the look before."""
+        """Returns the dumps of a process that have not changed since the previous look."""
         watched = self._watched.setdefault(key, _Watched(who, ()))
         watched.who = who
         now = time.monotonic()
-        # Two looks in quick succession, after a start or an exit, would not notice that a file still grows.
+        # Two looks in quick succession, after a start or an exit, would not show that a file still grows.
         early = watched.looked is not None and now - watched.looked < self._interval_s / 2
         if early or now < watched.not_before:
             return []
@@ -198,7 +200,7 @@ class FlightRecorderWatch(Source):
         except ProbingError as e:
             watched.not_before = time.monotonic() + LEFT_ALONE_S
             if self._reasons.get(key) != e.message:
-                _log.warning("dumps of process %d are not looked for: %s", who.pid, e.message)
+                _log.warning("cannot look for dumps of process %d: %s", who.pid, e.message)
             self._reasons[key] = e.message
             return []
         self._reasons.pop(key, None)
@@ -230,7 +232,7 @@ class FlightRecorderWatch(Source):
         return bool(found.size) and found.mtime_ns >= began and found.snapshot_id not in self._done
 
     def _last_look(self, watched: _Watched) -> int:
-        """Reads the dumps of a process that has ended: they are complete now or never."""
+        """Reads the dumps of a process that has ended, even if they look unfinished. Returns their number."""
         if watched.witness is None:
             if watched.last:
                 self._lost(watched.who, "the process ended, and its files with it, before its dump was read")
@@ -278,7 +280,7 @@ class FlightRecorderWatch(Source):
         try:
             if not self._is_new(owners[0], found):
                 return 0
-            dump = self._parsers.call("flight_dump", fds=[fd], timeout=PARSE_TIMEOUT_S)
+            dump = answer_of(Dump, self._parsers.call("flight_dump", fds=[fd], timeout=PARSE_TIMEOUT_S))
             after = os.fstat(fd)
         except ProbingError as e:
             self._failed(found, owners[0], e, final=final)
@@ -287,7 +289,7 @@ class FlightRecorderWatch(Source):
             os.close(fd)
         if (after.st_size, after.st_mtime_ns) != (found.size, found.mtime_ns):
             return 0
-        self._write(found, cast(Dump, dump), owners)
+        self._write(found, dump, owners)
         return 1
 
     def _write(self, found: DumpFile, dump: Dump, owners: list[Identity]) -> None:
@@ -318,7 +320,7 @@ class FlightRecorderWatch(Source):
         stamp = found.stamp
         self._failures[stamp] += 1
         if len(self._failures) > MAX_FAILURES:
-            # Drops the oldest failure: mostly of a file that was written again since.
+            # The oldest failure is dropped: mostly its file was written again since.
             del self._failures[next(iter(self._failures))]
         if not final and isinstance(error, TargetTimeout | InternalError) and self._failures[stamp] < MAX_TRIES:
             return
@@ -333,7 +335,9 @@ class FlightRecorderWatch(Source):
 
 
 def candidates(environ: dict[str, str], rank: int | None) -> tuple[str, ...]:
-    """Returns the paths at which a trainer with this environment and rank writes its dump; no path without a rank."""
+    """Returns the paths at which a trainer with this environment and rank would write its dump; empty without
+    a rank.
+    """
     if rank is None:
         return ()
     named = [environ[name] for name in _PREFIX_NAMES if environ.get(name)]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
-from probing.daemon.bpf.interfaces import Map
+from probing.daemon.bpf.maps import Map
 from probing.daemon.nccl_uprobes.layouts.nccl import (
     ABSENT,
     MAX_LAYOUTS,
@@ -26,7 +26,7 @@ from probing.daemon.nccl_uprobes.layouts.nccl import (
     UNGUARDED_LAYOUTS,
     NcclLayout,
 )
-from probing.daemon.processes.readers import Parsers
+from probing.daemon.processes.parsers import ParserPool
 
 __all__ = ("LayoutFinder",)
 
@@ -36,12 +36,12 @@ _MAX_WAITING = 64
 _MAX_FILES = 4096
 _TRIES = 3
 _STOP_S = 5.0
-# A libnccl with debug information takes a parser seconds.
+# The time for parsing a libnccl with debug information, s: a parser takes seconds for it.
 _PARSE_S = 15.0
 _MAX_REASONS = 256
 _MAX_CACHE = 1 << 20
 _BUILD_ID = re.compile("[0-9a-f]{8,128}")
-# Bytes of commHash and of rank, nRanks, cudaDev and nvmlDev, which follow it.
+# The size of commHash and of rank, nRanks, cudaDev and nvmlDev after it, in bytes.
 _ROW = 24
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class LayoutFinder:
     Call ``start`` before the first ``attach``; both are safe for any thread.
     """
 
-    def __init__(self, parsers: Parsers, layouts: Map, cache: Path | None = None) -> None:
+    def __init__(self, parsers: ParserPool, layouts: Map, cache: Path | None = None) -> None:
         self._parsers = parsers
         self._layouts = layouts
         self._cache = cache
@@ -66,30 +66,30 @@ class LayoutFinder:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Build id (or device and inode of a file without one) -> why its communicators cannot be read."""
+        """Returns why communicators cannot be read, by build id (or device and inode of a file without a build id)."""
         with self._lock:
             return dict(self._reasons)
 
     @property
     def added(self) -> tuple[NcclLayout, ...]:
-        """The layouts in the map after the shipped ones."""
+        """Returns the layouts that were added to the map after the shipped ones."""
         with self._lock:
             return tuple(self._added)
 
     def start(self) -> None:
-        """Writes the shipped layouts and those in the cache into the map."""
+        """Writes the shipped layouts and the cached layouts into the map."""
         for index, layout in enumerate(NCCL_LAYOUTS):
             self._layouts.update(index, layout.pack())
         for layout in self._load():
             with contextlib.suppress(UnsupportedTarget):
                 self._add(layout)
-        # An earlier daemon may have written more layouts, of which nothing is known now.
+        # An earlier daemon may have written more layouts, which this daemon does not have.
         for index in range(len(NCCL_LAYOUTS) + len(self._added), MAX_LAYOUTS):
             self._layouts.update(index, bytes(len(NCCL_LAYOUTS[0].pack())))
         self._thread.start()
 
     def stop(self) -> None:
-        """Drops the files that wait, and waits for the thread for 5 s at most."""
+        """Drops the waiting files, and waits for the thread, 5 s at most."""
         with self._lock:
             self._stopped = True
             while not self._waiting.empty():
@@ -132,7 +132,7 @@ class LayoutFinder:
             except (TargetTimeout, InternalError) as e:
                 if not left or self._stopped:
                     raise
-                # The error is transient, as while the parsers have not started yet.
+                # The error is transient, for example while the parsers are starting.
                 _log.info("a build of NCCL is examined again: %s", e.message)
             else:
                 return
@@ -172,7 +172,7 @@ class LayoutFinder:
             entries = (*NCCL_LAYOUTS, *self._added)
             if any(entry.offsets == layout.offsets for entry in entries):
                 return
-            # The programs tell layouts apart by the place of the second magic word.
+            # The programs tell layouts apart by the offset of the second magic word.
             if any(entry.end_magic == layout.end_magic for entry in entries):
                 raise UnsupportedTarget("another build has a struct ncclComm of this size, laid out in another way")
             if len(entries) >= MAX_LAYOUTS:

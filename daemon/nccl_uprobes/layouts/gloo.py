@@ -1,7 +1,8 @@
 """Layouts of torch builds: the offsets of the fields of gloo's classes that the BPF programs read.
 
-``make_gloo.py`` makes them from the headers of a torch wheel. They are not trusted: the programs check each value that
-they read (rank below size, a plausible string, sizes whose product is the number of elements) and drop other values.
+``make_gloo.py`` computes the offsets from the headers of a torch wheel. They are not trusted: the programs check each
+value that they read (rank below size, a plausible string, sizes whose product is the number of elements) and drop other
+values.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _PRESENT = 1
 
 
 class GlooLayout(NamedTuple):
-    """``struct gloo_layout`` of gloo.bpf.c without its first word: offsets in bytes, ABSENT for a missing field.
+    """The values of ``struct gloo_layout`` (gloo.bpf.c) without its first word: offsets in bytes, ABSENT for a missing
+    field.
 
     The programs read 96 bytes of a group from its rank on, and 112 of a tensor from its sizes on.
     """
@@ -52,7 +54,7 @@ class GlooLayout(NamedTuple):
         return struct.pack(f"<{1 + len(self)}H", _PRESENT, *self)
 
 
-# Operation, sequence number and times come from arguments, so they are right for every build.
+# The programs read operation, sequence number and times from arguments, so these are right for every build.
 UNKNOWN_BUILD = GlooLayout()
 TORCH_2_13 = GlooLayout(
     backend_rank=16,
@@ -79,12 +81,12 @@ TORCH_2_13 = GlooLayout(
     alltoall_async=8,
     barrier_async=35,
 )
-# Until torch 2.13 tensors had names, which take 8 bytes.
+# Before torch 2.13 tensors had names, which take 8 bytes.
 TORCH_2_9 = TORCH_2_13._replace(tensor_sizes=64, tensor_numel=160, tensor_dtype=168)
-# The attach cookie holds the index. Only append, so that the cookies of pinned links stay right.
+# The attach cookie contains the index: only append, so that the cookies of pinned links stay right.
 GLOO_LAYOUTS: tuple[GlooLayout, ...] = (UNKNOWN_BUILD, TORCH_2_13, TORCH_2_9)
 
-# Functions that exist since torch 2.9, and a function that exists as long as tensors have names.
+# A function that exists as long as tensors have names, and functions that exist since torch 2.9.
 _NAMED_TENSORS = "at4impl9has_namesE"
 _MARKS = ("16ProcessGroupGloo5splitE", "16ProcessGroupGloo5mergeE")
 

@@ -26,7 +26,7 @@ unsigned long sizes[] = {sizeof(Backend), sizeof(c10::TensorImpl), sizeof(Broadc
     sizeof(ReduceOptions), sizeof(AllgatherOptions), sizeof(GatherOptions), sizeof(ScatterOptions),
     sizeof(ReduceScatterOptions), sizeof(AllToAllOptions), sizeof(BarrierOptions)};
 """
-# field of GlooLayout -> (record, member)
+# Field of GlooLayout -> (record, member).
 _MEMBERS = {
     "backend_rank": ("class c10d::Backend", "rank_"),
     "backend_size": ("class c10d::Backend", "size_"),
@@ -57,7 +57,7 @@ _TIMEOUT = 300
 
 
 def offsets_of(torch: Path) -> GlooLayout:
-    """The layout of the wheel unpacked at ``torch``. Raises NotFound if its headers do not compile."""
+    """Returns the layout of the wheel unpacked at ``torch``. Raises NotFound if its headers do not compile."""
     include = torch / "include"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "layout.cpp")
@@ -74,7 +74,7 @@ def offsets_of(torch: Path) -> GlooLayout:
 
 
 def parse(dump: str) -> GlooLayout:
-    """The layout from the output of clang's -fdump-record-layouts; ABSENT for missing members."""
+    """Returns the layout in the output of clang's -fdump-record-layouts; ABSENT for missing members."""
     records: dict[str, list[tuple[int, str]]] = {}
     for block in dump.split("*** Dumping AST Record Layout"):
         lines = [(int(m[1]), m[2]) for line in block.splitlines() if (m := _LINE.match(line))]

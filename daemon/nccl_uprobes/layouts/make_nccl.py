@@ -2,7 +2,7 @@
 
 ``packaging/dev/nccl-wheels.sh all && .venv/bin/python -m probing.daemon.nccl_uprobes.layouts.make_nccl .build/wheels``
 
-Existing entries keep their places, which are indexes of a map that outlives the daemon.
+Existing entries keep their indexes, which are keys of a map that outlives the daemon.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WIDTH = 112
 
 
 def layout_of(wheel: Path) -> NcclLayout:
-    """The layout of the wheel unpacked at ``wheel``, a folder named as by ``nccl-wheels.sh``."""
+    """Returns the layout of the wheel unpacked at ``wheel``, a folder named by ``nccl-wheels.sh``."""
     fd = os.open(wheel / "lib" / "libnccl.so.2", os.O_RDONLY)
     try:
         found = nccl_layout(fd)
@@ -37,7 +37,7 @@ def layout_of(wheel: Path) -> NcclLayout:
 
 
 def merged(known: Sequence[NcclLayout], found: Iterable[NcclLayout]) -> tuple[NcclLayout, ...]:
-    """``known`` with the versions of ``found`` added: to the entries with the same offsets, else as new entries."""
+    """Returns ``known`` with the versions of ``found`` added: to entries with equal offsets, else as new entries."""
     entries = list(known)
     for layout in found:
         same = [index for index, entry in enumerate(entries) if entry.offsets == layout.offsets]
@@ -52,7 +52,7 @@ def merged(known: Sequence[NcclLayout], found: Iterable[NcclLayout]) -> tuple[Nc
 
 
 def tables(text: str, guarded: Sequence[NcclLayout], unguarded: Sequence[NcclLayout]) -> str:
-    """The source ``text`` of layouts/nccl.py with these tables."""
+    """Returns the source ``text`` of layouts/nccl.py with these tables in it."""
     new = {_GUARDED: guarded, _UNGUARDED: unguarded}
 
     def table(match: re.Match[str]) -> str:

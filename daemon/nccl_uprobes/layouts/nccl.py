@@ -1,6 +1,6 @@
 """Layouts of NCCL releases: the offsets of the fields of struct ncclComm that the BPF programs read.
 
-``make_nccl.py`` writes the tables from the published wheels. They are not trusted: the programs use a layout only if
+``make_nccl.py`` makes the tables from the published wheels. They are not trusted: the programs use a layout only if
 NCCL's two magic words lie at its offsets, and check each value that they read.
 """
 
@@ -21,7 +21,8 @@ _NO_OFFSETS = ("versions", "build_ids")
 
 
 class NcclLayout(NamedTuple):
-    """``struct nccl_layout`` of nccl.bpf.c: offsets in struct ncclComm in bytes, ABSENT for a missing field.
+    """The values of ``struct nccl_layout`` (nccl.bpf.c): offsets in struct ncclComm in bytes, ABSENT for a missing
+    field.
 
     rank, nRanks, cudaDev and nvmlDev follow ``comm_hash``. ``comm_name`` is a char*, in ncclConfig_t since 2.27.
     ``seq_number`` is an array of ``seq_count`` u64, and ABSENT before 2.26, where NCCL does not always count.
@@ -43,7 +44,9 @@ class NcclLayout(NamedTuple):
 
     @classmethod
     def of(cls, comm: Mapping[str, int], versions: tuple[str, ...] = (), build_ids: tuple[str, ...] = ()) -> NcclLayout:
-        """Returns the layout of offsets ``comm`` from ``from_dwarf``. Raises UnsupportedTarget for impossible ones."""
+        """Returns the layout with the offsets ``comm``, from ``from_dwarf``. Raises UnsupportedTarget for impossible
+        offsets.
+        """
         wanted = {name: comm[name] for name in cls.offset_names() if name in comm}
         if "comm_hash" not in wanted or not all(
             type(offset) is int and 0 <= offset < ABSENT for offset in wanted.values()
@@ -54,7 +57,7 @@ class NcclLayout(NamedTuple):
 
     @classmethod
     def offset_names(cls) -> tuple[str, ...]:
-        """The names of the offsets, in the order of ``pack``."""
+        """Returns the names of the offsets, in the order of ``pack``."""
         return tuple(name for name in cls._fields if name not in _NO_OFFSETS)
 
     @property
@@ -70,7 +73,7 @@ class NcclLayout(NamedTuple):
         return struct.pack(f"<{len(self.offsets)}I", *self.offsets)
 
 
-# The indexes are keys of a map that outlives the daemon: only append.
+# The indexes are keys of a map that outlives the daemon: only append entries.
 NCCL_LAYOUTS: tuple[NcclLayout, ...] = (
     NcclLayout(
         versions=("2.21.5",),
@@ -280,7 +283,7 @@ NCCL_LAYOUTS: tuple[NcclLayout, ...] = (
         seq_count=5,
     ),
 )
-# Before 2.21 there are no magic words, so a communicator looks like the freed memory of a communicator.
+# NCCL before 2.21 has no magic words, so freed memory of a communicator looks like a communicator.
 UNGUARDED_LAYOUTS: tuple[NcclLayout, ...] = (
     NcclLayout(
         versions=("2.18.1",),

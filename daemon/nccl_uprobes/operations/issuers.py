@@ -1,7 +1,7 @@
-"""Finds the thread of each process that issues its collectives, and so trains; it need not be the main thread.
+"""Finds the thread of each process that issues its collectives, and so trains; it may not be the main thread.
 
 Ray Train, vLLM's engine and embedded interpreters train in a thread of their own, while the main thread waits for
-tasks. A thread beside the training, as of an asynchronous checkpoint, issues fewer collectives than the training does.
+tasks. Other threads, such as that of an asynchronous checkpoint, issue fewer collectives than the training thread.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ __all__ = ("Issuers",)
 
 MAX_PROCESSES = 4_096
 MAX_THREADS = 64
-# Each change makes somebody read the stacks of the process.
+# The most changes reported for a process: each change makes a reader read its stacks.
 MAX_CHANGES = 16
-# Counts are halved when a thread has issued _MOST collectives, so that another thread can take over.
+# The counts are halved when a thread has issued this many collectives, so that another thread can take over.
 _MOST = 1 << 10
 
 
 class Issuers:
-    """Counts the collectives of the threads of each process. One thread.
+    """Counts the collectives of the threads of each process. For one thread.
 
-    ``changed(pid, start_ns, tid)`` is called when another thread than before issues most; the main thread goes before
-    others, and is not reported as long as no other issued any. ``runs(pid, tid)``: whether a thread has not ended.
+    ``changed(pid, start_ns, tid)`` is called when another thread than before issues most collectives. Of equal threads
+    the main thread counts; it is not reported while no other thread has issued one. ``runs(pid, tid)``: whether a
+    thread has not ended.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Issuers:
             self._count(key, threads_of_it)
 
     def forget(self, key: ProcessKey) -> None:
-        """Drops a process, or the program that it ran."""
+        """Drops the counts of a process that ended or called exec."""
         self._counts.pop(key, None)
         self._main_alone.pop(key, None)
         self._reported.pop(key, None)
@@ -72,7 +73,7 @@ class Issuers:
             if issued.keys() == {key.pid}:
                 self._note_alone([key])
                 return
-            # Operations that the main thread issued alone were not counted.
+            # Operations were not counted while only the main thread issued any.
             threads = {key.pid: _MOST} if key in self._main_alone else {}
             while len(self._counts) >= MAX_PROCESSES:
                 self.forget(next(iter(self._counts)))

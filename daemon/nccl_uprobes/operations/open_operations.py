@@ -1,4 +1,6 @@
-"""Closes open operations whose end the probes cannot see any more: the programs make finished records of them."""
+"""Closes open operations whose end the probes cannot see any more: the programs then report them as finished
+records.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probing.daemon.bpf.interfaces import Session
+from probing.daemon.bpf.session import Session
 from probing.daemon.nccl_uprobes.records.names import STATE_ABANDONED
 
 __all__ = ("MAP", "OpenOperations", "abandoned")
@@ -17,14 +19,16 @@ __all__ = ("MAP", "OpenOperations", "abandoned")
 MAP = "operations"
 _ABANDON = struct.Struct("<QQQQ")
 _CLOSE = struct.Struct("<QQQQQ")
-# enum communicator_event of communicators.bpf.h
+# Values of enum communicator_event of communicators.bpf.h.
 _DESTROYED, _ABORTED = 4, 5
 _KEY = ("object", "position", "start_ns", "tgid")
 _Array = npt.NDArray[Any]
 
 
 class OpenOperations:
-    """The entries of the map ``operations``. Safe for any thread; methods that close return the number closed."""
+    """The open operations, entries of the map ``operations``. Safe for any thread. The methods ``close_*`` return the
+    number of closed operations.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -34,7 +38,7 @@ class OpenOperations:
         return self._session.maps[MAP].items()[1]
 
     def close_communicators(self, events: _Array) -> int:
-        """Close operations on communicators that were destroyed or aborted; an abort makes them failed.
+        """Closes operations on communicators that were destroyed or aborted; after an abort they count as failed.
 
         ``events`` are records of the ring ``communicators``.
         """
@@ -53,11 +57,11 @@ class OpenOperations:
         return closed
 
     def close_process(self, pid: int, start_ns: int) -> int:
-        """Close the operations of a process that has ended."""
+        """Closes the operations of a process that has ended."""
         return self._abandon(lambda keys, _: (keys["tgid"] == pid) & (keys["start_ns"] == start_ns))
 
     def close_ended(self, alive: Callable[[int, int], bool]) -> int:
-        """Close the operations of processes whose exit was not seen."""
+        """Closes the operations of processes whose exit was not seen."""
 
         def ended(keys: _Array, _: _Array) -> npt.NDArray[np.bool_]:
             processes, inverse = np.unique(keys[["tgid", "start_ns"]], return_inverse=True)
@@ -67,7 +71,9 @@ class OpenOperations:
         return self._abandon(ended)
 
     def close_before(self, mono_ns: int, pid: int | None = None) -> int:
-        """Close operations called before ``mono_ns``, by ``pid`` or all, whose end the probes may have missed."""
+        """Closes operations called before ``mono_ns``, by ``pid`` or by all, since the probes may have missed their
+        ends.
+        """
         return self._abandon(
             lambda keys, values: (values["t_call"] < mono_ns) & ((keys["tgid"] == pid) if pid is not None else True)
         )
@@ -81,7 +87,7 @@ class OpenOperations:
 
 
 def abandoned(values: _Array) -> _Array:
-    """Returns the open operations of a replaced layout as abandoned operations: nobody sees their ends."""
+    """Returns the open operations of a replaced layout as abandoned operations: no probe will see their ends."""
     records = values.copy()
     records["state"] = STATE_ABANDONED
     return records

@@ -1,4 +1,4 @@
-"""Rows of ``comm.ops`` and ``comm.inflight`` from decoded operations: a whole column at a time."""
+"""Makes rows of ``comm.ops`` and ``comm.inflight`` from decoded operations, a whole column at a time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ __all__ = ("finished_rows", "inflight_rows")
 
 
 def finished_rows(node: str, records: Array, operations: Operations, pair: ClockPair) -> pa.RecordBatch:
-    """Returns ``records`` of the ring ``collectives``, decoded as ``operations``, in comm.ops' physical schema."""
+    """Returns rows of comm.ops, in its physical schema. ``records``: records of the ring ``collectives``;
+    ``operations``: these records decoded.
+    """
     made = _shared(node, records, operations, pair) | _ending(records, pair)
     return columns.batch("comm.ops", made)
 
 
 def inflight_rows(node: str, records: Array, operations: Operations, pair: ClockPair) -> pa.RecordBatch:
-    """Returns ``records``, values of the map ``operations``, decoded as ``operations``, as ``comm.inflight``."""
+    """Returns rows of ``comm.inflight``. ``records``: values of the map ``operations``; ``operations``: these records
+    decoded.
+    """
     made = _shared(node, records, operations, pair)
     made["state"] = columns.named(records["state"].astype(np.int32) - 1, names.STATES)
     made["age_ns"] = columns.numbers(pair.mono_ns - operations.called)
@@ -71,8 +75,7 @@ def _ending(records: Array, pair: ClockPair) -> dict[str, pa.Array[Any]]:
         "step": pa.nulls(len(records), pa.int64()),
         "launch_ns_after": _after(records["t_launch"], call),
         "start_ns_after": _after(records["t_start"], call),
-        # An exact end is stored as done_hi_ns, an end without an upper bound as done_lo_ns; for others the view
-        # computes both bounds from done_hi and done_within_ns.
+        # Exact ends are stored as done_hi_ns, ends without an upper bound as done_lo_ns; a view computes others.
         "done_lo_ns": _after(np.where(exact | ~open_ended, 0, low), call),
         "done_hi_ns": _after(np.where(exact, high, 0), call),
         "done_hi": columns.times(high.astype(np.int64) + pair.mono_to_utc_ns, exact | open_ended),
@@ -96,7 +99,9 @@ def _errors(records: Array) -> pa.Array[Any]:
 
 
 def _shown(error: bytes, room: int) -> str:
-    """Returns the text of an error; a text that fills ``room`` was cut, and ends at its last sentence, or in ``…``."""
+    """Returns the text of an error. A text that fills ``room`` was cut; then it ends after its last whole sentence, or
+    in ``…``.
+    """
     text = escape(error)
     if len(error) < room - 1:
         return text

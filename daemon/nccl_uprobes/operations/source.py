@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.ring import checked_ring_size
+from probing.daemon.bpf.session import Link, Session
 from probing.daemon.clock import ClockPair
 from probing.daemon.config import Config
 from probing.daemon.context import Context
@@ -38,17 +38,18 @@ from probing.daemon.source_state import SourceState, Totals, first_of
 __all__ = ("FIRST_OBJECT", "OBJECTS", "RING", "CollectivesSource")
 
 OBJECTS = ("gloo", "nccl", "jax")
-# The BPF object that is loaded with the start; the others are loaded later.
+# The BPF object that is loaded at the start; the others are loaded later.
 FIRST_OBJECT = OBJECTS[0]
 RING = "collectives"
-# Interval of the looks for operations of processes that are gone, s.
+# The time between two looks for operations of processes that are gone, s.
 _CHECK_S = 5.0
 _MAX_ENDED = 16384
 
 
 class CollectivesSource(Source):
-    """``symbols`` finds symbols by pattern in the file at a descriptor; ``layouts`` looks into builds of NCCL that the
-    shipped table lacks. ``joined``: as of ``Communicators``; ``issues``: the ``changed`` of ``Issuers``.
+    """The source of collectives. ``symbols`` finds symbols by pattern in the file at a descriptor; ``layouts`` examines
+    builds of NCCL that the shipped table lacks. ``joined``: see ``Communicators``; ``issues``: ``changed`` of
+    ``Issuers``.
 
     Only the draining thread may call ``assemble`` and ``assemble_communicators``, which wait for no other thread; the
     other methods are safe for several threads.
@@ -87,11 +88,11 @@ class CollectivesSource(Source):
         self._unranked: set[ProcessKey] = set()
         self._attached: dict[tuple[int, int], list[Link]] = {}
         self._attaching = threading.Lock()
-        # Used by the draining thread: processes that ended, and processes that had ended at the drain before.
+        # For the draining thread: processes that ended, and processes that had ended before the last drain.
         self._ended: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDED)
         self._leaving: list[tuple[int, int]] = []
         self._next_check = 0.0
-        # Guards ``_live_decoder`` only.
+        # The lock guards ``_live_decoder``.
         self._asking = threading.Lock()
 
     @classmethod
@@ -108,7 +109,7 @@ class CollectivesSource(Source):
 
     @property
     def rings(self) -> Mapping[str, RingConsumer]:
-        # Events of a communicator close operations on it: these come out in the same drain.
+        # Events of a communicator close its operations: these must come out in the same drain.
         return {
             communicators.RING: RingConsumer(self.assemble_communicators, "comm.communicators", identified=True),
             RING: RingConsumer(self.assemble, self.table, identified=True, open_map=MAP, abandoned=abandoned),
@@ -127,7 +128,7 @@ class CollectivesSource(Source):
         return {"comm.inflight": self.inflight}
 
     def start(self) -> None:
-        """Give the programs the layouts, and close operations whose end can no longer be seen."""
+        """Writes the layouts into the map of the programs, and closes operations whose end can no longer be seen."""
         for index, gloo in enumerate(GLOO_LAYOUTS):
             self._session.maps["gloo_layouts"].update(index, gloo.pack())
         for index, nccl in enumerate(NCCL_LAYOUTS):
@@ -138,12 +139,12 @@ class CollectivesSource(Source):
             self._layouts.start()
 
     def stop(self) -> None:
-        """Does nothing to the links: the session keeps or ends them."""
+        """Leaves the links alone: the session keeps or ends them."""
         if self._layouts is not None:
             self._layouts.stop()
 
     def tick(self) -> None:
-        """Closes operations of processes whose exit was not reported: they were not read, or the event was lost."""
+        """Closes operations of processes whose exit was not reported: they were never read, or the event was lost."""
         self._report_open()
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + _CHECK_S
@@ -166,7 +167,7 @@ class CollectivesSource(Source):
 
     @property
     def slots(self) -> dict[int, str]:
-        """Returns slot -> the program and the pattern of the probe that is counted there."""
+        """Returns slot -> the program and the pattern of the probe whose hits the slot counts."""
         return {
             slot: f"{probe.program} {probe.pattern}{' return' if probe.on_return else ''}"
             for library in LIBRARIES
@@ -178,10 +179,11 @@ class CollectivesSource(Source):
         return library_of(path) is not None
 
     def attach(self, fd: int, path: bytes) -> int:
-        """Attaches the probes to the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
+        """Attaches the probes to the library with descriptor ``fd``, for every process that maps it; the caller keeps
+        ``fd``.
 
-        Returns the number of new links: 0 if the file has them, also by adoption from an earlier daemon.
-        Raises UnsupportedTarget for a file that is no such library, AttachError, PrivilegeError.
+        Returns the number of new links: 0 if the file has them already, perhaps from an earlier daemon. Raises
+        UnsupportedTarget for a file that is no such library, AttachError, PrivilegeError.
         """
         library = library_of(path)
         if library is None:
@@ -205,7 +207,7 @@ class CollectivesSource(Source):
             self._attached.pop(identity, None)
 
     def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """Returns physical batches of comm.ops and comm.communicators of records of the ring ``collectives``."""
+        """Returns physical batches of comm.ops and comm.communicators from records of the ring ``collectives``."""
         batches: dict[str, pa.RecordBatch] = {}
         if len(records):
             operations = self._decoder.decode(records)
@@ -219,9 +221,9 @@ class CollectivesSource(Source):
         return batches
 
     def assemble_communicators(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """Returns a batch of ``comm.communicators`` of records of the ring ``communicators``.
+        """Returns a batch of ``comm.communicators`` from records of the ring ``communicators``.
 
-        Closes the open operations of communicators that were destroyed or aborted; an abort makes them failed.
+        Closes the open operations of communicators that were destroyed or aborted; after an abort they count as failed.
         """
         self._open.close_communicators(records)
         return {communicators.TABLE: self._communicators.rows(records, pair)} if len(records) else {}
@@ -234,7 +236,7 @@ class CollectivesSource(Source):
         self._leaving = [self._ended.popleft() for _ in range(len(self._ended))]
 
     def inflight(self, pair: ClockPair) -> pa.RecordBatch:
-        """Returns ``comm.inflight``: the operations that are open now."""
+        """Returns ``comm.inflight``: the operations that are open at ``pair``."""
         records = self._open.records()
         # Operations called after ``pair`` was taken would have a negative age.
         records = np.ascontiguousarray(records[records["t_call"] <= pair.mono_ns])
@@ -242,7 +244,7 @@ class CollectivesSource(Source):
             return inflight_rows(self._node, records, self._live_decoder.decode(records), pair)
 
     def backends_of(self, pid: int, start_ns: int) -> frozenset[str]:
-        """Returns the backends ("gloo", "nccl") of the operations that were seen of this process."""
+        """Returns the backends ("gloo", "nccl") of the operations that this process was seen to call."""
         return self._communicators.backends_of(pid, start_ns)
 
     def processes_of(self, comm: str) -> list[tuple[int, int]]:
@@ -260,7 +262,9 @@ class CollectivesSource(Source):
         self.close_process(*process.key)
 
     def _report_open(self) -> None:
-        """Report the communicators of operations that never end, which may be the first operations of processes."""
+        """Reports the communicators of operations that never end; they may be the first operations of their
+        processes.
+        """
         if self._joined is None or not self._unranked:
             return
         with self._asking:

@@ -1,7 +1,7 @@
 """Lists the probes of libtorch_cpu, libnccl and JAX's library, each a BPF program and the functions that it is attached
 to, and places them on a file.
 
-Mangled names contain argument types, which change between versions of torch; the patterns hold the constant parts.
+Mangled names contain argument types, which change between versions of torch; the patterns contain the constant parts.
 ``*`` matches any characters.
 """
 
@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from probing.api.errors import ProbingError, UnsupportedTarget
-from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.probe_points import point_of
 from probing.daemon.bpf.probe_slots import SLOTS
+from probing.daemon.bpf.session import Link, Session
 from probing.daemon.elf.symbols import Symbol, SymbolFinder
 from probing.daemon.nccl_uprobes.layouts.gloo import gloo_layout_index
 
@@ -25,10 +26,10 @@ _GROUP = "_ZN4c10d16ProcessGroupGloo"
 
 
 class _Probe(NamedTuple):
-    """``program`` is attached to the functions that match ``pattern``.
+    """A probe: ``program`` is attached to the functions that match ``pattern``.
 
-    ``needed``: a library without such a function is not supported. ``unless``: a pattern; a function that matches it
-    makes this probe superfluous. ``variant``: a pattern of functions with the same effect and the same first arguments.
+    ``needed``: a library without such a function is not supported. ``unless``: a pattern; if a function matches it,
+    this probe is not needed. ``variant``: a pattern of functions with the same effect and the same first arguments.
     ``operation``: passed to the program in the attach cookie.
     """
 
@@ -46,7 +47,9 @@ class _Probe(NamedTuple):
 
 
 class _Placement(NamedTuple):
-    """``program`` at ``offset`` of the file. ``slot`` counts its hits; ``cost`` of a hit: cheap or dear."""
+    """A probe that is placed: ``program`` at ``offset`` of the file. ``slot`` counts its hits; ``cost`` of a hit: cheap
+    or dear.
+    """
 
     program: str
     slot: int
@@ -57,9 +60,11 @@ class _Placement(NamedTuple):
     operation: int = 0
 
 
-class Library(NamedTuple):
-    """``files``: prefixes of the file name. ``probes`` are in the order of attachment: probes on ends of operations
-    come first, so that no operation is opened whose end is missed. ``marks``: functions that only some builds have."""
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library and its probes. ``files``: prefixes of the file name. ``probes`` are in the order of attachment: probes
+    on ends of operations come first, so that no operation is opened whose end is missed. ``marks``: functions that only
+    some builds have."""
 
     name: str
     files: tuple[bytes, ...]
@@ -109,7 +114,7 @@ _GLOO_PROBES = (
     _Probe("gloo_finish_error", f"{_GROUP}9AsyncWork19finishWorkGlooErrorE*", needed=True),
     _Probe("gloo_waited", "_ZN4c10d4Work14finishAndThrowE*"),
     _Probe("gloo_execute", f"{_GROUP}9AsyncWork7executeE*", needed=True),
-    # Versions of torch that pass the operation type here pass the sequence number too.
+    # Versions of torch that pass the operation type here pass the sequence number, too.
     _Probe("gloo_work", f"{_GROUP}9AsyncWorkC*NS_6OpTypeEm*", needed=True),
     _Probe("gloo_send_work", f"{_GROUP}8SendWorkC*Em"),
     _Probe("gloo_recv_work", f"{_GROUP}8RecvWorkC*NS_6OpTypeEm*"),
@@ -130,7 +135,7 @@ _GLOO_PROBES = (
     _Probe("gloo_point_to_point", f"{_GROUP}4sendE*"),
     _Probe("gloo_point_to_point", f"{_GROUP}4recvE*"),
     _Probe("gloo_recv_any", f"{_GROUP}13recvAnysourceE*"),
-    # The names of three functions since torch 2.14. monitoredBarrier needs no probe: it calls send and recv.
+    # Three functions have these names since torch 2.14. monitoredBarrier needs no probe: it calls send and recv.
     _Probe("gloo_allgather", f"{_GROUP}27all_gather_single_coalescedE*"),
     _Probe("gloo_reduce_scatter_tensors", f"{_GROUP}31reduce_scatter_single_coalescedE*"),
     _Probe("gloo_alltoall_base", f"{_GROUP}17all_to_all_singleE*"),
@@ -140,7 +145,7 @@ GLOO = Library(
     (b"libtorch_cpu.so",),
     SLOTS.reserve("gloo", 64, len(_GLOO_PROBES)),
     _GLOO_PROBES,
-    # The last mark is in all builds: it shows that .dynsym would have the mark before it, so .symtab is not read.
+    # All builds have the last mark. It shows that .dynsym would contain the mark before it, so .symtab is not read.
     (
         f"{_GROUP}5splitE*",
         f"{_GROUP}5mergeE*",
@@ -149,10 +154,11 @@ GLOO = Library(
     ),
 )
 
-# ncclEnqueueCheck(ncclInfo *), through which all operations go. An internal function, so only .symtab has it.
+# ncclEnqueueCheck(ncclInfo *), which all operations call. It is an internal function, so only .symtab has it.
 _ENQUEUE = "_Z16ncclEnqueueCheckP8ncclInfo"
-# The public calls with their number in enum nccl_function of nccl.bpf.c, which nccl_call gets. Since NCCL 2.31.2 most
-# have a variant with a ncclCollConfig_t after the arguments (nccl.h); neither calls the other (src/collectives.cc).
+# The public calls with their number in enum nccl_function of nccl.bpf.c, which nccl_call receives. Since NCCL 2.31.2
+# most have a variant with a ncclCollConfig_t after the arguments (nccl.h); neither calls the other
+# (src/collectives.cc).
 _OPERATIONS = {
     "ncclAllReduce": 4,
     "ncclReduceScatter": 3,
@@ -210,8 +216,9 @@ NCCL = Library(
 )
 
 
-# Synchronous functions: the return of each ends its operation. The operation is a number of c10d::OpType, or 64, which
-# is ours (records/names.py). Whole signatures, since nothing else says where the arguments are: jaxlib 0.5 to 0.10.
+# These functions are synchronous: the return of each ends its operation. The operation is a number of c10d::OpType, or
+# 64, which is ours (records/names.py). The patterns are whole signatures, since only they say where the arguments are:
+# jaxlib 0.5 to 0.10.
 _XLA = "_ZN3xla3cpu16GlooCommunicator"
 _BUFFERS = "EN15stream_executor1*BaseES3_NS_13PrimitiveTypeEm"
 _EXECUTOR = "RKNS_12Communicator8ExecutorE"
@@ -257,14 +264,15 @@ def _matches(name: str, pattern: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
 
 
-# The cookie holds the slot, then a tag of the file or the index of its layout, then the operation of the probe.
+# The cookie contains the slot, then a tag of the file or the index of its layout, then the operation of the probe.
 _SLOT_BITS, _OPERATION_SHIFT = 16, 48
 
 
 def place_probes(
     session: Session, symbols: SymbolFinder, library: Library, fd: int, identity: tuple[int, int]
 ) -> list[Link]:
-    """Places the probes on the library open at ``fd``, all or none. Returns the links, in the order of their making.
+    """Attaches the probes to the library with descriptor ``fd``, all or none. Returns the links in the order in which
+    they were made.
 
     Raises UnsupportedTarget, AttachError, PrivilegeError.
     """

@@ -1,10 +1,11 @@
 """Asks NCCL's RAS (reliability, availability, serviceability) for a report, over an open connection.
 
-The protocol is of NCCL's own client (src/ras/client.cc, 2.24 to 2.30): lines of at most 1024 bytes, then a report
+The protocol is that of NCCL's own client (src/ras/client.cc, 2.24 to 2.30): lines of at most 1024 bytes, then a report
 up to the end of the stream. Each process of a job has a RAS thread that listens and answers; a request travels through
 the network of these threads and does not involve the ranks' own work.
 
-Finds the address of a process's RAS threads and connects to it, in the process's network namespace.
+``ras_address`` finds the address of a process's RAS threads; ``connect_ras`` connects to it in the process's network
+namespace.
 
 The address comes from the environment of the process, which may name any host: connections go to this machine's own
 addresses only, and never to a privileged port.
@@ -35,9 +36,9 @@ __all__ = (
     "ras_address",
 )
 
-# Time for the greeting, as in NCCL's client: a stopped process accepts connections and does not greet.
+# The time for the greeting, s, as in NCCL's client: a stopped process accepts connections and does not greet.
 GREETING_S = 1.0
-# Time that RAS gives its peers to answer (RAS_COLLECTIVE_LEG_TIMEOUT_SEC); it then waits as long again.
+# The time that RAS gives its peers to answer, s (RAS_COLLECTIVE_LEG_TIMEOUT_SEC); it then waits as long again.
 COLLECT_S = 5
 MAX_LINE = 1_024
 MAX_REPORT = 16 << 20
@@ -51,7 +52,9 @@ class RasSilent(TargetTimeout):
 
 
 class RasAnswer(NamedTuple):
-    """``form``: json, or text from NCCL before 2.28.7. ``protocol``: the server's protocol version, 0 if unreadable."""
+    """An answer of RAS. ``form``: json, or text from NCCL before 2.28.7. ``protocol``: the server's protocol version, 0
+    if unreadable.
+    """
 
     report: bytes
     form: str
@@ -59,7 +62,8 @@ class RasAnswer(NamedTuple):
 
 
 def ask_ras(connection: socket.socket, timeout: float = 30.0) -> RasAnswer:
-    """Returns the verbose status of all jobs that the peer process knows. ``timeout``: seconds for the whole request.
+    """Returns the verbose status of all jobs from the process at the other end. ``timeout``: seconds for the whole
+    request.
 
     Raises RasSilent, TargetTimeout for a report that does not end in time, UnsupportedTarget if the peer is no RAS or
     its report exceeds 16 MiB.
@@ -81,7 +85,7 @@ class _Talk:
             raise RasSilent("NCCL RAS takes the connection and does not answer") from e
         self._deadline = whole
         if not greeting.upper().startswith(b"SERVER PROTOCOL "):
-            raise UnsupportedTarget("what listens there is no NCCL RAS")
+            raise UnsupportedTarget("the listener at this address is not NCCL RAS")
         number = greeting[16:].strip()
         self._command(b"TIMEOUT %d" % COLLECT_S)
         form = "json" if self._command(b"SET FORMAT json").upper() == b"OK" else "text"
@@ -97,14 +101,14 @@ class _Talk:
         try:
             self._connection.sendall(command + b"\n")
         except TimeoutError as e:
-            raise TargetTimeout("NCCL RAS does not take a question") from e
+            raise TargetTimeout("NCCL RAS accepts no request") from e
         except OSError as e:
             raise UnsupportedTarget(f"NCCL RAS closed the connection: {e.strerror}") from e
 
     def _line(self) -> bytes:
         while (end := self._read.find(b"\n")) < 0:
             if len(self._read) > MAX_LINE:
-                raise UnsupportedTarget("what listens there is no NCCL RAS: a line does not end")
+                raise UnsupportedTarget("the listener at this address is not NCCL RAS: a line does not end")
             if not self._receive():
                 raise UnsupportedTarget("NCCL RAS closed the connection before it answered")
         line = bytes(self._read[:end])
@@ -136,7 +140,7 @@ class _Talk:
 
 
 CONNECT_S = 1.0
-# ncclSocketGetAddrFromString (src/misc/socket.cc): HOST:PORT, or [IPv6]:PORT, also with %INTERFACE.
+# Forms of ncclSocketGetAddrFromString (src/misc/socket.cc): HOST:PORT, [IPv6]:PORT, also with %INTERFACE.
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([A-Za-z0-9.-]{1,64})):([0-9]{1,5})")
 _LOCALHOST = ("127.0.0.1", "::1")
 
@@ -147,7 +151,7 @@ class NobodyListens(TargetError):
 
 @dataclass(frozen=True, slots=True)
 class RasAddress:
-    """``hosts``: IP addresses; the first address that accepts a connection is used."""
+    """The address of RAS. ``hosts``: IP addresses; the first address that accepts a connection is used."""
 
     hosts: tuple[str, ...]
     port: int
@@ -158,7 +162,7 @@ class RasAddress:
 
 
 def ras_address(environ: Mapping[str, str], port: int) -> RasAddress | None:
-    """Returns the address at which a process with this environment listens, by default ``port``; None: RAS is off.
+    """Returns the RAS address of a process with this environment, with ``port`` by default; None if RAS is off.
 
     Raises UnsupportedTarget for an address that must not be connected to.
     """
@@ -169,12 +173,12 @@ def ras_address(environ: Mapping[str, str], port: int) -> RasAddress | None:
         return RasAddress(_LOCALHOST, port)
     match = _ADDRESS.fullmatch(named)
     if match is None or not 1024 <= int(match[3]) <= 65535:
-        raise UnsupportedTarget(f"NCCL_RAS_ADDR is no address that can be asked: {named[:64]}")
+        raise UnsupportedTarget(f"NCCL_RAS_ADDR is not a usable address: {named[:64]}")
     return RasAddress(_hosts(match[1] or match[2]), int(match[3]))
 
 
 def connect_ras(address: RasAddress, namespace: int | None = None, timeout: float = CONNECT_S) -> socket.socket:
-    """Returns a connection to one of the processes that share ``address``, in the namespace ``namespace`` or ours.
+    """Returns a connection to one of the processes that share ``address``, in ``namespace`` or in our namespace (None).
 
     Raises NobodyListens, TargetTimeout, PrivilegeError for a namespace that needs more rights, UnsupportedTarget for an
     address of another machine.
@@ -191,9 +195,9 @@ def connect_ras(address: RasAddress, namespace: int | None = None, timeout: floa
         except OSError as e:
             connection.close()
             if isinstance(e, TimeoutError):
-                raise TargetTimeout(f"NCCL RAS does not take a connection at {address}") from e
+                raise TargetTimeout(f"NCCL RAS accepts no connection at {address}") from e
             if e.errno == errno.EADDRNOTAVAIL and not ipaddress.ip_address(host).is_loopback:
-                raise UnsupportedTarget(f"NCCL_RAS_ADDR is no address of this machine: {host}") from e
+                raise UnsupportedTarget(f"NCCL_RAS_ADDR is not an address of this machine: {host}") from e
             continue
         return connection
     raise NobodyListens(f"no NCCL RAS listens at {address}")

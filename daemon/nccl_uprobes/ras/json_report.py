@@ -1,7 +1,7 @@
 """Parses JSON reports of NCCL's RAS (2.28.7 and later) into rows of ``comm.ras``.
 
-Keys are those of src/ras/client_support.cc. Versions 2.28.7 and 2.28.9 omit the comma between ``nvml_dev`` and
-``status`` of a missing rank (``jsonWriteMissingRank``): it is inserted into a document that does not parse otherwise.
+The keys come from src/ras/client_support.cc. Versions 2.28.7 and 2.28.9 omit the comma between ``nvml_dev`` and
+``status`` of a missing rank (``jsonWriteMissingRank``): if a document does not parse, the comma is inserted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from probing.daemon.processes.procfs import clean_text
 __all__ = ("handlers", "json_report")
 
 MAX_TEXT = 256
-# ncclErrorToString of client_support.cc, by ncclResult_t.
+# The texts of ncclErrorToString of client_support.cc, by ncclResult_t.
 _RESULTS = (
     "Success",
     "Unhandled CUDA error",
@@ -38,12 +38,16 @@ _HASH = re.compile(r"0x[0-9a-fA-F]{1,16}")
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """Returns the parser's request ``ras_report`` (``form``: json or text; payload: the report); answer: a Report."""
+    """Returns the handler of the parser's request ``ras_report`` (``form``: json or text; payload: the report), which
+    answers a Report.
+    """
     return {"ras_report": _answer}
 
 
 def json_report(report: bytes) -> Report:
-    """Returns the rows of all ranks, missing ranks first. Raises CorruptTarget if ``report`` is no such document."""
+    """Returns the rows of all ranks, missing ranks first. Raises CorruptTarget if ``report`` is not a JSON report of
+    RAS.
+    """
     document = _document(report.decode("utf-8", "replace"))
     collection = _object(document.get("ras"))
     common = {
@@ -67,7 +71,7 @@ def json_report(report: bytes) -> Report:
 def _answer(request: Message) -> bytes:
     form = request.header.get("form")
     if form not in ("json", "text"):
-        raise UsageError("ras_report takes a report in json or text")
+        raise UsageError("give ras_report a report in json or text")
     found = json_report(request.payload) if form == "json" else text_report(request.payload)
     return json.dumps(found, separators=(",", ":")).encode()
 
@@ -79,7 +83,7 @@ def _document(text: str) -> dict[str, Any]:
         except json.JSONDecodeError:
             document = json.loads(_LOST_COMMA.sub(r"\1,\2", text))
     except (ValueError, RecursionError) as e:
-        raise CorruptTarget("the report of NCCL RAS is no JSON") from e
+        raise CorruptTarget("the report of NCCL RAS is not JSON") from e
     if not isinstance(document, dict) or not isinstance(document.get("communicators"), list):
         raise CorruptTarget("the report of NCCL RAS has no communicators")
     return document
@@ -114,7 +118,7 @@ def _rank(rank: Mapping[str, Any], *, missing: bool) -> RankRow:
         "nvml_device": _int(rank, "nvml_dev"),
         "missing": missing,
     }
-    # RAS gives a missing rank whose process it does not know the host "unknown" and the pid -1.
+    # For a missing rank of an unknown process RAS writes the host "unknown" and the pid -1.
     if row["rank_pid"] == -1:
         row["rank_pid"] = row["host"] = None
     if missing:
@@ -153,5 +157,5 @@ def _result(code: int | None) -> str | None:
 
 
 def _ns(seconds: Any) -> int | None:
-    # The comparison also refuses nan and infinity.
+    # This comparison also refuses nan and infinity.
     return int(seconds * 1e9) if type(seconds) in (int, float) and 0 <= seconds < 1 << 32 else None

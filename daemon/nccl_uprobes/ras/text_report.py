@@ -1,7 +1,7 @@
 """Parses text reports of NCCL's RAS, the only form of versions 2.24 to 2.28.3, into rows of ``comm.ras``.
 
-A text report lists groups of communicators, and for a communicator only the ranks that differ from most others. So only
-these ranks have rows, and a healthy job has no rows. The wording is from src/ras/client_support.cc (rasClientRunComms)
+A text report lists groups of communicators, and for each communicator only the ranks that differ from most others. So
+only such ranks have rows, and a healthy job has none. The wording is from src/ras/client_support.cc (rasClientRunComms)
 at v2.24.3-1 and v2.28.3-1.
 """
 
@@ -17,13 +17,13 @@ __all__ = ("text_report",)
 
 MAX_LINES = 200_000
 MAX_LISTED = 1_024
-# The columns behind statusStr, which is the first status that applies to a rank (rasClientRunComms).
+# The columns for each statusStr, which is the first status that applies to a rank (rasClientRunComms).
 _STATUS: dict[str, RankRow] = {
     "ABORT": {"abort_flag": True},
     "FINALIZE": {"abort_flag": False},
     "RUNNING": {"init_state": "Success", "finalize_called": False, "destroy_flag": False, "abort_flag": False},
     "INIT": {"init_state": "INIT", "finalize_called": False, "destroy_flag": False, "abort_flag": False},
-    # The process answered and does not know the communicator; before 2.26 also a process that did not answer.
+    # The process answered and does not have the communicator; before 2.26 also a process that did not answer.
     "NOCOMM": {"missing": True, "unresponsive": False},
     "UNKNOWN": {"missing": True},
 }
@@ -56,7 +56,7 @@ def text_report(report: bytes) -> Report:
     for line in lines[:MAX_LINES]:
         reader.line(line.rstrip("\r"))
     if reader.version is None:
-        raise CorruptTarget("the answer is no report of NCCL RAS")
+        raise CorruptTarget("the answer is not a report of NCCL RAS")
     return {"rows": reader.rows(), "skipped": reader.skipped + max(0, len(lines) - MAX_LINES)}
 
 
@@ -71,7 +71,7 @@ class _Reader:
         self._comm: tuple[str, str, str] | None = None
         self._dead: set[tuple[int, str]] | None = None
         self._gone: set[tuple[int, str]] = set()
-        # Columns of all ranks that the next lines list, and the column that these lines give.
+        # Columns that all ranks in the next lines share, and the column that these lines give.
         self._common: RankRow = {}
         self._about: str | None = None
 
@@ -102,7 +102,7 @@ class _Reader:
 
     def _general_line(self, line: str) -> None:
         if not line:
-            # Empty lines also separate the operations of a communicator.
+            # Empty lines also separate the operations of one communicator.
             self._dead = None
             return
         if not line.startswith(" "):
@@ -134,7 +134,7 @@ class _Reader:
         elif match := _ERRORS.fullmatch(line):
             self._about = "init_state" if match[1] == "Initialization" else "async_error"
         elif match := _DIFFERENT.fullmatch(line):
-            # Before 2.26 all operations were counted as one, which no column has.
+            # Before 2.26 RAS counted all operations together; no column has this count.
             self._about = OPERATION_COUNTS.get(match[1] or "")
         elif line.startswith("  Missing communicator data from "):
             # The ranks listed next did not answer at all (2.26).

@@ -1,4 +1,4 @@
-"""Polls NCCL's own RAS for the state of each rank of each communicator, as a second witness beside the probes.
+"""Polls NCCL's own RAS for the state of each rank of each communicator, as a second witness besides the probes.
 
 All processes of a network namespace share one address (SO_REUSEPORT), and the kernel picks the process that answers,
 which may belong to another job, or be stopped. So the communicators in an answer identify the job, not the address.
@@ -11,7 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from probing.api.errors import ProbingError, ProcessGone, TargetTimeout
 from probing.daemon.arrow import batch_of
@@ -28,7 +28,8 @@ from probing.daemon.nccl_uprobes.ras.client import (
 )
 from probing.daemon.nccl_uprobes.ras.report import RankRow, Report
 from probing.daemon.processes.namespaces import own_namespace
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.parsers import ParserPool, answer_of
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.worker import Worker
@@ -38,11 +39,11 @@ __all__ = ("RasWitness",)
 TABLE = "comm.ras"
 READ_TIMEOUT_S = 2.0
 PARSE_TIMEOUT_S = 30.0
-# RAS waits twice 5 s for peers that do not answer, and asks them twice for a text report.
+# The time for an answer, s: RAS waits twice 5 s for peers that do not answer, and asks them twice for a text report.
 ANSWER_TIMEOUT_S = 25.0
-# Connections to one place per round: some reach stopped processes or other jobs.
+# The most connections to one place in a round: some reach stopped processes or other jobs.
 MAX_TRIES = 8
-# A place where nobody listens, or whose answer is no report, is asked again after 1, 2, 4 ... intervals.
+# An address without a report is asked again after 1, 2, 4 ... intervals, at most after this many.
 MAX_SKIPPED = 16
 MAX_PLACES = 64
 _log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class _Round:
 
 
 class RasWitness(Source):
-    """Asks in a thread of its own.
+    """Asks the RAS of all jobs on this node, in a thread.
 
     ``processes`` returns the live processes that use NCCL; ``owners`` the processes of this node that have a
     communicator of a hash (16 hex digits). ``port``: the port of RAS unless a process's environment names another.
@@ -87,8 +88,8 @@ class RasWitness(Source):
         self,
         processes: Callable[[], Iterable[Identity]],
         owners: Callable[[str], Sequence[Identity]],
-        readers: Readers,
-        parsers: Parsers,
+        readers: ReaderPool,
+        parsers: ParserPool,
         sink: Sink,
         clock: Clock,
         node: str,
@@ -140,17 +141,17 @@ class RasWitness(Source):
         self._worker.start()
 
     def stop(self) -> None:
-        """Waits for the thread for 2 s at most; a request under way ends at its own deadline."""
+        """Waits for the thread, 2 s at most; a request in progress ends at its own deadline."""
         self._worker.stop()
 
     @property
     def reason(self) -> str:
-        """Why RAS of some process could not be asked at the last try; empty when no try failed."""
+        """Why the RAS of a process could not be asked at the last try; empty when no try failed."""
         return next(iter(list(self._reasons.values())), "")
 
     @property
     def detail(self) -> str:
-        """The places where nobody listens, because NCCL is older than 2.24 or its RAS is switched off."""
+        """The places where no process listens, because NCCL is older than 2.24 or its RAS is switched off."""
         waiting = list(self._waiting.items())
         places = sorted(str(place.address) for place, how in waiting if not how.listens)
         return f"no NCCL RAS listens at {', '.join(places[:4])}" if places else ""
@@ -161,7 +162,7 @@ class RasWitness(Source):
         return [totals.of(self.name, TABLE, reason=self.reason, detail=self.detail)]
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Drops the RAS address of a process: its environment is another now."""
+        """Drops the RAS address of a process, since its environment has changed."""
         self._addresses.pop(ProcessKey(pid, start_ns), None)
 
     def ask_all(self) -> int:
@@ -204,7 +205,7 @@ class RasWitness(Source):
             address = self._addresses[key] = ras_address(answer.header.get("environ", {}), self._port)
         if address is None:
             return None
-        # A process can change its namespace, so the namespace is looked up each time.
+        # The namespace is looked up each time, since a process can change it.
         answer = self._readers.call("network", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S)
         answer.close_fds()
         return _Place((answer.header["dev"], answer.header["inode"]), address)
@@ -242,7 +243,7 @@ class RasWitness(Source):
         self._waiting[place] = _Waiting(skipped, skipped, listens)
 
     def _answers(self, place: _Place, members: list[Identity], now: int) -> int:
-        """Asks until each job of the place has answered, MAX_TRIES times at most; returns the number of rows."""
+        """Asks until each job of the place has answered, at most MAX_TRIES times. Returns the number of rows."""
         wanted = {(who.job, who.run) for who in members}
         answers, rows, silent, answered = _Round(now), 0, None, False
         for _ in range(min(MAX_TRIES, 2 * len(wanted) + 2)):
@@ -273,7 +274,7 @@ class RasWitness(Source):
         with connection:
             answer = ask_ras(connection, ANSWER_TIMEOUT_S)
         found = self._parsers.call("ras_report", answer.report, timeout=PARSE_TIMEOUT_S, form=answer.form)
-        return cast(Report, found)
+        return answer_of(Report, found)
 
     def _namespace_of(self, place: _Place, members: list[Identity]) -> int:
         for who in members:
@@ -304,7 +305,9 @@ class RasWitness(Source):
         return len(rows)
 
     def _owner(self, comm: str, members: list[Identity], answers: _Round) -> RankRow:
-        """Returns job and run of a communicator whose calls were seen; pid and start_ns if they are unambiguous."""
+        """Returns job and run of a communicator whose calls were seen; and pid and start_ns if only one
+        process has it.
+        """
         having = self._owners(comm)
         jobs = {(who.job, who.run) for who in having}
         answers.jobs |= jobs

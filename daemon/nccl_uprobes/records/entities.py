@@ -1,4 +1,6 @@
-"""Finds the processes and communicators of records, once per distinct (process, communicator), not per record."""
+"""Finds the processes and communicators of records: a lookup for each distinct (process, communicator), not for each
+record.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from probing.daemon.source import Identity, Processes
 
 __all__ = ("Entities", "Entity", "comm_text")
 
-# enum name_form of collectives.bpf.h
+# Values of enum name_form of collectives.bpf.h.
 NAME_TEXT, NAME_HASHED, NAME_NUMBER = 1, 2, 3
 _HASH_BYTES = 8
-# An entry takes about 500 bytes; a process that invents communicators must not fill our memory.
+# The most entries, of about 500 bytes each; a process that invents communicators must not fill our memory.
 _MAX_ENTITIES = 16384
-# torch's descriptions of a group without a description (distributed_c10d.py).
+# The values in torch for a group without a description (distributed_c10d.py).
 _NO_DESCRIPTION = ("", "undefined")
 _KEY_FIELDS = (
     "start_ns",
@@ -39,7 +41,7 @@ _Word = tuple[type[np.unsignedinteger[Any]], int, np.uint64]
 
 
 class Entity(NamedTuple):
-    """A process and one of its communicators. ``who`` is None while the process is not identified."""
+    """A process and one of its communicators. ``who``: None while the process is not identified."""
 
     pid: int
     start_ns: int
@@ -62,14 +64,14 @@ class Entity(NamedTuple):
 
     @property
     def membership(self) -> Membership | None:
-        """The process's place in the communicator; None if the place is not known."""
+        """The process's place in the communicator; None if it is unknown."""
         if self.comm is None or self.comm_rank is None or self.comm_size is None:
             return None
         return Membership(self.comm, self.comm_name, self.backend_name, self.comm_rank, self.comm_size)
 
 
 class Entities:
-    """Finds the entities of records and remembers them. One thread."""
+    """Finds the entities of records and remembers them. For one thread."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -79,7 +81,7 @@ class Entities:
         self._words: dict[np.dtype[Any], list[_Word]] = {}
 
     def of(self, records: npt.NDArray[np.void]) -> tuple[list[Entity], npt.NDArray[np.intp]]:
-        """Returns (the distinct entities of ``records``, for each record the index of its entity)."""
+        """Returns the distinct entities of ``records``, and for each record the index of its entity."""
         keys, first, inverse = np.unique(self._keys(records), return_index=True, return_inverse=True)
         found = [self._entity(int(key), records[index]) for key, index in zip(keys, first, strict=True)]
         return found, inverse
@@ -88,7 +90,7 @@ class Entities:
         """Returns for each record a multilinear hash of the fields that identify an entity."""
         words = self._words_of(records.dtype)
         keys = np.zeros(len(records), np.uint64)
-        # The parts are small enough to stay in the cache, as each part is read once per word.
+        # The parts are small enough for the cache, as each part is read once for each word.
         for start in range(0, len(records), _PART):
             part, sums = records[start : start + _PART], keys[start : start + _PART]
             for kind, column, multiplier in words:
@@ -133,7 +135,7 @@ def _entity_of(record: np.void, who: Identity | None) -> Entity:
 def comm_text(record: np.void) -> str | None:
     """Returns the name of the communicator, the same on all ranks; None if it could not be read."""
     form = int(record["name_form"])
-    # numpy strips trailing NULs from a bytes field; a number needs them.
+    # numpy strips trailing NULs from a bytes field, but a number needs them.
     raw = bytes(record["name"]).ljust(record.dtype["name"].itemsize, b"\0")
     if form == NAME_TEXT:
         return escape(raw.rstrip(b"\0"))
@@ -145,7 +147,7 @@ def comm_text(record: np.void) -> str | None:
 
 
 def _words(dtype: np.dtype[Any]) -> list[tuple[type[np.unsignedinteger[Any]], int]]:
-    """Returns (type, index) of the words that hold the key's fields: 64 bits wide if all bits belong to the key."""
+    """Returns (type, index) of the words that contain the key's fields: 64 bits wide if all bits belong to the key."""
     assert dtype.fields is not None
     covered = np.zeros(dtype.itemsize, bool)
     for name in _KEY_FIELDS:

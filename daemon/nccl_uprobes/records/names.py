@@ -1,4 +1,4 @@
-"""Names for the numbers in ``struct collective_record``: of gloo, of NCCL, and of ``collectives.bpf.h``."""
+"""Names for the numbers in ``struct collective_record``, which are from gloo, NCCL and ``collectives.bpf.h``."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = (
     "codes",
 )
 
-# enum operation_state and enum backend
+# Values of enum operation_state and enum backend.
 STATE_FAILED, STATE_ABANDONED = 4, 5
 GLOO, NCCL = 1, 2
 
 BACKENDS = ("gloo", "nccl")
-# States by enum operation_state; 1, 2 and 7 are of open operations, 6 is of an operation whose end was not seen.
+# States by enum operation_state: 1, 2 and 7 are for open operations, 6 is for an operation whose end was not seen.
 STATES = ("called", "started", "done", "failed", "abandoned", "unseen", "launched")
 TIMINGS = ("exact", "sync", "enqueue_only", "watchdog", "graph", "blocking_wait")
 
@@ -48,7 +48,7 @@ OPS = (
     "wait_signal",
     "collective_permute",
 )
-# c10d::OpType (torch/csrc/distributed/c10d/Work.hpp), which only ever grows at its end.
+# c10d::OpType (torch/csrc/distributed/c10d/Work.hpp), to which torch only appends.
 _GLOO_OPS = {
     0: "broadcast",
     1: "all_reduce",
@@ -70,7 +70,7 @@ _GLOO_OPS = {
     18: "all_reduce",
     19: "reduce_scatter",
     20: "all_gather",
-    # The number is not from c10d, but from XLA.
+    # XLA's number, not c10d's.
     64: "collective_permute",
 }
 # ncclFunc_t (NCCL src/include/nccl_common.h).
@@ -164,7 +164,9 @@ _NCCL_REDOPS = ("sum", "product", "max", "min", "avg")
 
 
 def codes(field: str) -> npt.NDArray[np.int32]:
-    """Returns an array for ``op``, ``dtype`` or ``redop``: at backend * 256 + number the index of its name, or -1."""
+    """Returns an array for ``op``, ``dtype`` or ``redop``, which has at backend * 256 + number the index of the name,
+    or -1.
+    """
     gloo, nccl, names = _NUMBERS[field]
     table = np.full(3 * 256, -1, np.int32)
     for backend, numbers in ((GLOO, gloo), (NCCL, nccl)):
@@ -176,7 +178,7 @@ def codes(field: str) -> npt.NDArray[np.int32]:
 _NUMBERS: dict[str, tuple[dict[int, str], dict[int, str], tuple[str, ...]]] = {
     "op": (_GLOO_OPS, _NCCL_OPS, OPS),
     "dtype": (dict(enumerate(DTYPES)), dict(enumerate(_NCCL_DTYPES)), DTYPES),
-    # c10d::ReduceOp::RedOpType (Types.hpp) counts like REDOPS.
+    # c10d::ReduceOp::RedOpType (Types.hpp) has the order of REDOPS.
     "redop": (dict(enumerate(REDOPS)), dict(enumerate(_NCCL_REDOPS)), REDOPS),
 }
 # Sizes by index in DTYPES.

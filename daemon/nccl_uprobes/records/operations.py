@@ -1,4 +1,5 @@
-"""Decodes ``struct collective_record`` (collectives.bpf.h) into numpy columns, of which rows, roles and steps are made.
+"""Decodes ``struct collective_record`` (collectives.bpf.h) into numpy columns, from which rows, roles and steps are
+made.
 
 The numbers of gloo and NCCL become one numbering (``records.names``), and counts become contributions of the rank.
 """
@@ -18,7 +19,7 @@ from probing.daemon.source import Processes
 
 __all__ = ("OperationDecoder", "Operations")
 
-# More elements than any tensor can have: a larger count was read from memory that is no tensor.
+# No tensor has more elements than this: a larger count was read from memory that is no tensor.
 _MAX_COUNT = 1 << 48
 _BLOCKS = [names.OPS.index(op) for op in ("reduce_scatter", "all_to_all", "scatter")]
 _SCATTER = names.OPS.index("scatter")
@@ -26,9 +27,9 @@ _SCATTER = names.OPS.index("scatter")
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Operations as columns of one element each; -1 where a value is not known, times in CLOCK_MONOTONIC ns.
+    """Operations as columns with an element for each operation; -1 for an unknown value, times in CLOCK_MONOTONIC ns.
 
-    ``entities`` are the distinct (process, communicator)s, ``entity_of`` holds for each operation the index of its
+    ``entities`` are the distinct (process, communicator)s, ``entity_of`` has for each operation the index of its
     entity. ``op``, ``dtype`` and ``redop`` are indices into the tuples of ``records.names``. ``count`` (elements) and
     ``size`` (bytes) are of the rank's contribution. ``finished`` is the latest time at which the operation can have
     ended.
@@ -51,14 +52,16 @@ class Operations:
 
 
 class OperationDecoder:
-    """Remembers the entities of earlier records. One thread."""
+    """Decodes records, and remembers the entities of earlier records. For one thread."""
 
     def __init__(self, processes: Processes) -> None:
         self._entities = Entities(processes)
         self._codes = {field: names.codes(field) for field in ("op", "dtype", "redop")}
 
     def decode(self, records: Array) -> Operations:
-        """Returns ``records``, of the ring ``collectives`` or the map ``operations``, as Operations in their order."""
+        """Returns ``records``, from the ring ``collectives`` or the map ``operations``, as Operations in the same
+        order.
+        """
         entities, entity_of = self._entities.of(records)
         op, dtype, redop = (self._decoded(records, field) for field in ("op", "dtype", "redop"))
         count, size = _contribution(records, op, dtype)
@@ -91,7 +94,7 @@ def _unless(times: npt.NDArray[np.int64], unknown: npt.NDArray[np.bool_]) -> npt
 def _contribution(
     records: Array, op: npt.NDArray[np.int32], dtype: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Returns (elements, bytes) that the rank contributes; -1 where not known.
+    """Returns the elements and the bytes that the rank contributes; -1 if unknown.
 
     NCCL counts the elements of one block: in reduce_scatter, all_to_all and the root's scatter a rank contributes a
     block for each rank, in scatter on other ranks nothing.

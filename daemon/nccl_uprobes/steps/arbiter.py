@@ -14,13 +14,13 @@ from probing.daemon.nccl_uprobes.steps.collective_steps import Step
 __all__ = ("Arbiter",)
 
 _MAX_MARKS = 4096
-# Periods that are held back until the optimizer has run.
+# The most periods that are held back until the optimizer has run.
 _MAX_HELD = 512
 # The number of periods per step is concluded from _FEW runs of the optimizer in a row with the same number of periods
 # between them, or from _MANY runs if the share _MOST of the runs has that number.
 _FEW, _MANY, _MOST = 3, 8, 0.8
 _RECENT = 32
-# Runs of the optimizer that may be missed or late.
+# The most runs of the optimizer that may be missed or late.
 _MISSED = 8
 _CONFIDENCE, _CONFIRMED = 0.95, 0.9
 
@@ -28,8 +28,8 @@ _CONFIDENCE, _CONFIRMED = 0.95, 0.9
 class Arbiter:
     """Makes steps from the periods of one process and the runs of its optimizer.
 
-    ``periods``: number of periods of a step. 1: each period is a step; 0: the optimizer's runs do not settle the
-    number; None: not known yet. Without any sign of an optimizer no period is held back.
+    ``periods``: the number of periods in a step. 1: each period is a step; 0: the optimizer's runs do not show the
+    number; None: unknown so far. As long as no optimizer was seen, no period is held back.
     """
 
     def __init__(self) -> None:
@@ -39,22 +39,22 @@ class Arbiter:
         self._group: list[Step] = []
         self._whole = False
         self._recent: deque[bool] = deque(maxlen=_RECENT)
-        # Runs, and begins of periods, that are not counted yet.
+        # Runs of the optimizer, and begins of periods, that are not counted yet.
         self._runs: deque[int] = deque(maxlen=_MAX_MARKS)
         self._begins: deque[int] = deque(maxlen=_MAX_MARKS)
         self._since = self._until = 0
         self._counts: deque[int] = deque(maxlen=_MANY)
 
     def ran(self, ends: Iterable[int]) -> None:
-        """Adds runs of the optimizer by the times of their last calls, CLOCK_MONOTONIC ns."""
+        """Adds runs of the optimizer. ``ends``: the times of their last calls, CLOCK_MONOTONIC ns."""
         for t in ends:
             self._marks.append(t)
             self._runs.append(t)
 
     def judge(self, periods: Iterable[Step], running: bool) -> list[Step]:
-        """Adds periods that have ended; returns the steps that are now certain.
+        """Adds periods that have ended. Returns the steps that are now certain.
 
-        ``running``: an optimizer has been seen, so its next run may settle what the periods are.
+        ``running``: an optimizer has been seen, so its next run may show what the periods are.
         """
         for step in periods:
             if step.t_start != self._until:
@@ -105,7 +105,7 @@ class Arbiter:
                 # Only the optimizer's next run shows whether it ran in this period.
                 break
             self._group.append(self._held.popleft())
-            # After the optimizer is no longer seen, steps keep their number of periods.
+            # When the optimizer is no longer seen, steps keep their number of periods.
             ended = self._marks[0] < step.t_end if self._marks else len(self._group) >= periods
             if ended or len(self._group) >= _MAX_HELD:
                 if self._whole or len(self._group) == periods:
@@ -114,7 +114,9 @@ class Arbiter:
         return found
 
     def _together(self, periods: int) -> list[Step]:
-        """Returns the steps between two runs: several if the optimizer skipped steps, as when a loss overflows."""
+        """Returns the steps between two runs: several if the optimizer skipped steps, for example because a loss
+        overflowed.
+        """
         size = periods if len(self._group) % periods == 0 else len(self._group)
         return [self._step(self._group[at : at + size], periods) for at in range(0, len(self._group), size)]
 

@@ -17,34 +17,34 @@ __all__ = ("Step", "StepDetector")
 Array = npt.NDArray[Any]
 _Waits = Callable[[Array], tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]
 _FIRST_SEARCH = 8
-# A search is due when one in _SHARE of the operations is new; after a pattern was lost, one in _SHARE_AFTER_LOSS.
+# A search is due when one in _SHARE of the operations is new; after the pattern was lost, one in _SHARE_AFTER_LOSS.
 _SHARE, _SHARE_AFTER_LOSS = 2, 8
-# Shortest time between two searches of a full window, in ns between the calls of the operations.
+# The shortest time between two searches of a full window, by the calls of the operations, ns.
 _REST_NS = 10_000_000_000
-# Number of last steps of which the confidence counts the exact steps.
+# The confidence counts the exact steps among this many last steps.
 _RECENT = 32
-# Up to _FEW operations of a step are added up without numpy.
+# Up to this many operations of a step are added up without numpy.
 _FEW = 64
-# A pattern that repeats faster is no training step.
+# A pattern that repeats faster than this is no training step, ns.
 _TOO_FAST_NS = 100_000
 _MIN_FIT = 0.6
-# Steps with additional operations, since the pattern was found, before a longer pattern is searched.
+# A longer pattern is searched after this many steps with additional operations.
 _ODD_STEPS = 3
-# (patterns, operations): as many operations without the pattern start a search for another one, or lose it.
+# (patterns, operations): this much without the pattern starts a search for another pattern, or ends the present one.
 _RESTLESS = (4, 32)
 _PATIENCE = (16, 1024)
-# The confidence in a pattern of one operation, of several, and of several with a doubt.
+# The confidence in a pattern of one operation, in a pattern of several, and in a doubtful pattern of several.
 _ONE_OPERATION, _SEVERAL, _DOUBTFUL = 0.5, 0.95, 0.75
 
 
 class Step(NamedTuple):
-    """A step that has ended. Times are CLOCK_MONOTONIC ns.
+    """A training step that has ended. Times are CLOCK_MONOTONIC ns.
 
-    ``elapsed``: 1 plus the number of steps missed since the step before. ``exact``: it has the operations of the
-    pattern and no others. ``comm`` and ``seq``: of its first operation, -1 if not known. ``comm_ns``: the time in which
-    at least one of its operations ran. ``wait_ns``: the part of ``comm_ns`` in which the rank waited for others on its
-    node, None if not known. ``period``: None if the optimizer alone gave the step. ``periods``: number of periods of
-    which it consists. ``confirmed``: the optimizer runs once per period.
+    ``elapsed``: 1 plus the number of steps missed since the previous step. ``exact``: it has exactly the operations of
+    the pattern. ``comm`` and ``seq``: those of its first operation, -1 if unknown. ``comm_ns``: the time in which at
+    least one of its operations ran. ``wait_ns``: the part of ``comm_ns`` in which the rank waited for others on its
+    node, None if unknown. ``period``: None if only the optimizer showed the step. ``periods``: the number of periods in
+    it. ``confirmed``: the optimizer runs once per period.
 
     ``confidence``: the share of the last 32 steps that were exact, times the confidence in the pattern: 0.95; 0.75 if
     the pattern encloses a shorter pattern, lies in a longer one or has varying sizes; 0.5 if it has a single signature.
@@ -69,7 +69,7 @@ class StepDetector:
     """Detects the steps of one process. ``turn`` returns a new period rotated to the operation at which all ranks begin
     it; ``waits`` returns the wait of each operation, and a mask of the operations whose wait is known.
 
-    ``period``: the period in use; None while none is found.
+    ``period``: the period in use; None while there is none.
     """
 
     def __init__(self, turn: Callable[[Period], Period], waits: _Waits) -> None:
@@ -81,21 +81,22 @@ class StepDetector:
         self._odd = 0
         self._odd_since = 0
         self._odd_search = _ODD_STEPS
-        # The end of the last step that was returned, the mean duration of a step, its period.
+        # The end of the last step that was returned, the mean duration of a step, and its period.
         self._last: tuple[int, float, Period] | None = None
         self._skipped = 0
         self.period: Period | None = None
 
     @property
     def newest(self) -> int:
-        """The time when the last known operation was called, CLOCK_MONOTONIC ns; -1 without operations."""
+        """The time when the last operation was called, CLOCK_MONOTONIC ns; -1 without operations."""
         known = self._history.operations
         return int(known["t"][-1]) if len(known) else -1
 
     def observe(self, operations: Array) -> list[Step]:
-        """Adds ``operations``, in the order of their calls; returns the steps that have ended.
+        """Adds ``operations``, in the order of their calls. Returns the steps that have ended.
 
-        A step is returned once all operations of the next step were seen, as operations of a step end in any order.
+        A step is returned once all operations of the next step were seen, since the operations of a step can end in any
+        order.
         """
         self._history.add(operations)
         found: list[Step] = []
@@ -113,12 +114,12 @@ class StepDetector:
         if len(history.operations) >= WINDOW and newest - self._searched < _REST_NS:
             return
         self._searched = newest
-        # The next search waits, so that all searches together cost a few times as much as the last search.
+        # The next search waits, so that all searches together cost only a few times as much as the last.
         known = len(history.operations)
         share = _SHARE_AFTER_LOSS if self._last is not None else _SHARE
         self._search_at = history.added + (max(known // share, 4) if known < WINDOW else known)
         waiting = history.waiting
-        # After a pattern was lost, the next operations may be a whole validation, which has no steps: search parts too.
+        # The next operations may be a whole validation without steps, so parts are searched, too.
         for part in (1, 4, 16) if self._last is not None else (1,):
             begin = len(waiting) - len(waiting) // part
             if len(waiting) - begin >= _FIRST_SEARCH and (period := find_period(waiting[begin:])) is not None:
@@ -130,7 +131,7 @@ class StepDetector:
         waiting = self._history.waiting
         starts = places(signatures(waiting, period.varying), period.pattern)
         if len(starts):
-            # The uninterrupted repetition that was found may have begun before the part that was searched.
+            # The uninterrupted repetition may have begun before the part that was searched.
             breaks = np.flatnonzero(np.diff(starts) > _RESTLESS[0] * len(period.pattern))
             breaks = breaks[starts[breaks] < begin]
             first = int(starts[breaks[-1] + 1 if len(breaks) else 0])
@@ -140,7 +141,9 @@ class StepDetector:
         self._odd, self._odd_search = 0, _ODD_STEPS
 
     def _steps_in(self, gap: Array, until: int) -> int:
-        """Returns the number of steps between the last returned one and ``until``: at most as ``gap`` has room for."""
+        """Returns the number of steps between the last returned step and ``until``, at most as many as fit into
+        ``gap``.
+        """
         if self._last is None:
             return 0
         end, each, period = self._last
@@ -177,7 +180,7 @@ class StepDetector:
         self._search_at = self._history.added + _FIRST_SEARCH
 
     def _look_for_more(self, period: Period) -> None:
-        """Searches a longer pattern: operations between the steps may show that the steps are micro-steps."""
+        """Searches a longer pattern, since operations between the steps may mean that they are micro-steps."""
         self._odd_search = 2 * self._odd
         known = self._history.operations
         recent = known[np.searchsorted(known["t"], self._odd_since) :]
@@ -189,7 +192,7 @@ class StepDetector:
             self.period = self.turn(more)
 
     def _steps(self, period: Period, waiting: Array, starts: list[tuple[int, bool]]) -> list[Step]:
-        """Returns the steps between ``starts``, which are (index in ``waiting``, whether the step is exact)."""
+        """Returns the steps between ``starts``: pairs (index in ``waiting``, whether the step is exact)."""
         edges = [start for start, _ in starts]
         waits = self._waits_between(waiting, edges)
         t, kinds, seqs = (waiting[name][edges].tolist() for name in ("t", "kind", "seq"))
@@ -221,7 +224,9 @@ class StepDetector:
         return found
 
     def _waits_between(self, waiting: Array, edges: list[int]) -> list[int | None]:
-        """Returns the sums of the waits of the operations between two of ``edges``; None if no wait is known."""
+        """Returns for each two neighbours in ``edges`` the sum of the waits of the operations between them; None if no
+        wait is known.
+        """
         if len(edges) < 2:
             return []
         inside, at = waiting[edges[0] : edges[-1]], np.array(edges) - edges[0]
@@ -238,7 +243,9 @@ def _worth(period: Period) -> float:
 
 
 def _walk(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> tuple[list[tuple[int, bool]], int]:
-    """Returns ([(index at which a step begins, whether it is exact)], number of operations behind the last step)."""
+    """Returns (index at which a step begins, whether it is exact) of each step, and the number of operations after the
+    last step.
+    """
     length, at = len(pattern), 0
     starts: list[tuple[int, bool]] = []
     copies = places(signed, pattern)
@@ -259,7 +266,7 @@ def _walk(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> tu
 
 
 def _between(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> list[int]:
-    """Returns where inexact steps between two exact steps begin: they have other operations, too, or lack some."""
+    """Returns the begins of inexact steps between two exact steps: their operations differ from the pattern."""
     starts: list[int] = []
     position, begin = 0, -1
     for index, sign in enumerate(signed.tolist()):
@@ -276,7 +283,7 @@ def _between(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) ->
 
 
 def _covered(operations: Array) -> int | None:
-    """Returns the time in which at least one operation ran, ns; None if a start or an end is not known."""
+    """Returns the time in which at least one operation ran, ns; None if a start or an end is unknown."""
     if len(operations) <= _FEW:
         return _covered_by_few(operations["begin"].tolist(), operations["end"].tolist())
     if bool((operations["begin"] < 0).any() or (operations["end"] < 0).any()):
@@ -288,7 +295,7 @@ def _covered(operations: Array) -> int | None:
 
 
 def _covered_by_few(begins: list[int], ends: list[int]) -> int | None:
-    """Returns the same as ``_covered``: for a few elements numpy's calls cost more than the work."""
+    """Returns the same as ``_covered`` for few elements, where calls of numpy cost more than the work."""
     if min(begins) < 0 or min(ends) < 0:
         return None
     covered, until = 0, 0

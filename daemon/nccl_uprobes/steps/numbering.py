@@ -1,10 +1,11 @@
-"""Numbers the steps of a job: alike on all its ranks on this node, and by the job's own variable if it is watched.
+"""Numbers the steps of a job: equally on all its ranks on this node, and like the job's own variable if that is
+watched.
 
-Finds how long each rank waited for other ranks of its job on this node, by the durations of their operations.
+Computes how long each rank waited for other ranks of its job on this node, from the durations of their operations.
 
-Of an operation that ends on all ranks together, the rank that calls last has the shortest duration; another rank waited
-for it as long as its own duration is longer (as ``diagnosis.balance``). A rank of another node may have called later
-still: the wait that is found is a lower bound.
+If an operation ends on all ranks together, the rank that calls it last has the shortest duration; the wait of another
+rank is its duration less the shortest (as in ``diagnosis.balance``). A rank on another node may have called even later,
+so the computed wait is a lower bound.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ __all__ = ("SLOTS", "Calibration", "JobSteps")
 SLOTS = 1 << 13
 """Operations that are remembered of a job, 196 KiB."""
 _Array = npt.NDArray[Any]
-# The key of an operation, its shortest duration, the process that reported it first, whether another process did, too.
+# An operation: key, shortest duration, first process that reported it, and whether another one did.
 _SLOT = np.dtype([("key", "u8"), ("least", "i8"), ("pid", "i4"), ("shared", "?")])
-# Kinds of operations with a common end: operations with a root and operations of two ranks have none.
+# Kinds of operations that end on all ranks together: operations with a root and operations of two ranks do not.
 _JOINT = np.zeros(256, bool)
 _JOINT[[OPS.index(op) for op in OPS if op.startswith(("all_", "reduce_scatter", "barrier"))]] = True
 
 
 class _Waits:
-    """The operations of one job, by communicator and sequence number. One thread."""
+    """The operations of one job, by communicator and sequence number. For one thread."""
 
     def __init__(self) -> None:
         self._slots = np.zeros(0, _SLOT)
@@ -52,14 +53,14 @@ class _Waits:
         slots["least"][at[new]] = np.iinfo(np.int64).max
         slots["pid"][at[new]] = pid
         slots["shared"][at[new]] = False
-        # Of two operations with the same place the later one has it.
+        # If two operations have the same slot, the later one gets it.
         kept = slots["key"][at] == keys
         at = at[kept]
         np.minimum.at(slots["least"], at, (own["end"] - own["begin"])[kept])
         slots["shared"][at] |= slots["pid"][at] != pid
 
     def of(self, operations: _Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Returns the wait of each of a process's OPERATIONs, ns, 0 if not known, and a mask of the known waits."""
+        """Returns the wait of each of a process's OPERATIONs, ns, 0 if unknown; and the mask of the known waits."""
         if not len(self._slots):
             return np.zeros(len(operations), np.int64), np.zeros(len(operations), bool)
         keys, at = _places(operations)
@@ -75,7 +76,7 @@ def _comparable(operations: _Array) -> npt.NDArray[np.bool_]:
 
 
 def _places(operations: _Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """Returns the key and the slot of each operation: operations in a row on a communicator have slots in a row."""
+    """Returns the key and the slot of each operation: successive operations of a communicator have successive slots."""
     comm = comm_of(operations["kind"])
     return signs(comm, operations["seq"]), (comm + operations["seq"]) % SLOTS
 
@@ -88,7 +89,7 @@ _MAX_WAITING = 64
 
 
 class JobSteps:
-    """Agrees between the ranks of one job on the place in the period at which a step begins, and on its number.
+    """Keeps, for all ranks of one job, the place in the period at which a step begins, and the number of each step.
 
     ``waits``: the operations of the ranks.
     """
@@ -100,7 +101,7 @@ class JobSteps:
         self._by_time: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
     def turn(self, period: Period) -> Period:
-        """Returns ``period`` rotated so that it begins where it began on the first rank that had it."""
+        """Returns ``period`` rotated to the begin that the first rank with this period had."""
         abstract = period.abstract
         least = least_rotation(abstract)
         name = tuple(abstract[least:] + abstract[:least])
@@ -110,10 +111,11 @@ class JobSteps:
         return period.rotated((least + begin) % len(abstract))
 
     def number(self, step: Step, before: int | None) -> int:
-        """Returns the number of a step, negative before step 0; ``before``: its predecessor's in the same process.
+        """Returns the number of a step, negative before step 0. ``before``: the number of the previous step of the
+        process.
 
-        Without a predecessor, or after missed steps, ranks are matched by the first operation of the step, whose
-        sequence number is the same on all of them, else by time.
+        If there is none, or steps were missed, the step is matched with steps of other ranks: by its first operation,
+        whose sequence number all ranks share, else by time.
         """
         number = None if before is None else before + step.elapsed
         if number is None or step.elapsed != 1:
@@ -138,7 +140,9 @@ class JobSteps:
 
 
 class Calibration:
-    """Finds ``offset``: the value of a process's variable ``step`` minus our number of the step; None: not known."""
+    """Computes ``offset``: the value of a process's variable ``step`` minus our number of the step; None while
+    unknown.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, int]] = deque(maxlen=_MAX_WAITING)
@@ -163,9 +167,9 @@ class Calibration:
                 self._conclude(value - number)
 
     def _conclude(self, offset: int) -> None:
-        """Takes the offset of most readings; one reading may be off by one, as the variable changes within a step.
+        """Sets the offset that most readings show; a reading may be off by one, as the variable changes within a step.
 
-        An offset holds until nearly all recent readings agree on another.
+        An offset is kept until nearly all recent readings show another.
         """
         self._offsets.append(offset)
         common, times = Counter(self._offsets).most_common(1)[0]

@@ -1,4 +1,4 @@
-"""The operations of each process in the order of their calls, as fixed-size records that compare fast."""
+"""Keeps the operations of each process in the order of their calls, as records of a fixed size that compare fast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from probing.daemon.nccl_uprobes.records.operations import Operations
 __all__ = ("OPERATION", "WINDOW", "History", "Texts", "comm_of", "op_of", "operations_by_process", "signs")
 
 Array = npt.NDArray[Any]
-# Times are CLOCK_MONOTONIC ns; -1 where not known. `kind` is (comm, op, dtype), `sign` is a hash of kind and count.
+# CLOCK_MONOTONIC ns, -1 if unknown. `kind`: (comm, op, dtype); `sign`: a hash of kind and count.
 OPERATION = np.dtype(
     [
         ("sign", "u8"),
@@ -37,7 +37,7 @@ _KIND_FACTOR, _COUNT_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3
 
 
 class Texts:
-    """Numbers communicators by a hash of their text, the same on all ranks, and remembers their names."""
+    """Numbers communicators by a hash of their text, equal on all ranks, and remembers their names."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[int, str] = OrderedDict()
@@ -52,7 +52,7 @@ class Texts:
         return number
 
     def names(self, kind: int) -> tuple[str, str, str]:
-        """Returns (op, dtype, name of the communicator) of a kind; empty texts if not known."""
+        """Returns (op, dtype, name of the communicator) of a kind; empty texts if unknown."""
         op, dtype, number = kind & 0xFF, kind >> _OP_BITS & 0xFF, kind >> 2 * _OP_BITS
         return (
             OPS[op] if op < len(OPS) else "",
@@ -79,7 +79,7 @@ def operations_by_process(operations: Operations, texts: Texts) -> dict[tuple[in
 
 
 def op_of(kind: Array) -> Array:
-    """Returns the index in OPS of each kind, 255 if not known."""
+    """Returns the index in OPS of each kind, 255 if unknown."""
     return kind & 0xFF
 
 
@@ -95,7 +95,7 @@ def signs(kind: Array, count: Array) -> npt.NDArray[np.uint64]:
 
 
 class History:
-    """The last operations of one process. ``at``: index of the first operation that is in no finished step yet;
+    """The last operations of one process. ``at``: index of the first operation that belongs to no finished step;
     ``added`` counts all operations ever added."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class History:
         return self.operations[self.at :]
 
     def add(self, new: Array) -> int:
-        """Inserts ``new`` by time of call, but for duplicates and operations before the first of ``waiting``.
+        """Inserts ``new`` by time of call, without duplicates and operations older than ``waiting``.
 
         Returns the number of inserted operations.
         """
@@ -138,7 +138,7 @@ class History:
         if self.at:
             first = self.operations["t"][self.at] if len(self.waiting) else self.operations["t"][-1] + 1
             new = new[new["t"] >= first]
-        # A drain that could not be written is repeated. Both arrays are in order: duplicates lie where they overlap.
+        # A drain that could not be written is repeated. Both arrays are sorted, so duplicates lie where they overlap.
         waiting = self.waiting
         if not len(new) or not len(waiting):
             return new

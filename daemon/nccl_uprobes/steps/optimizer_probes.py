@@ -1,9 +1,9 @@
-"""Probes the operators of torch that hardly any code but an optimizer calls.
+"""Probes the operators of torch that almost only optimizers call.
 
 Every call of an operator, from Python or C++, goes through ``at::_ops::NAME::call`` (torchgen's Operators.h). The
 probes see fused optimizers; Adam, AdamW and the like over lists of tensors (the default for CUDA parameters); SGD over
-lists. They do not see loops over parameters (a hit per parameter could slow the job down), optimizers with their own
-kernels (apex, Transformer Engine, DeepSpeed), and compiled ones.
+lists. They do not see loops over parameters (a hit for each could slow the job down), optimizers with their own kernels
+(apex, Transformer Engine, DeepSpeed), and compiled optimizers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from probing.api.errors import UnsupportedTarget
-from probing.daemon.bpf.interfaces import Link, Session
 from probing.daemon.bpf.probe_points import point_of
+from probing.daemon.bpf.session import Link, Session
 from probing.daemon.elf.symbols import Symbol, SymbolFinder
 from probing.daemon.nccl_uprobes.steps.optimizer_steps import FOREACH, FUSED, LIST_ADD
 
@@ -28,7 +28,7 @@ _CALL = "_ZN2at4_ops{}4callE*"
 
 
 class _Operators(NamedTuple):
-    """Operators of one kind (``slot``). ``names`` are as in the mangled name, each after its length."""
+    """Operators of one kind (``slot``). ``names``: their parts of a mangled name, each after its length."""
 
     slot: int
     name: str
@@ -64,7 +64,7 @@ _OPERATORS = (
 
 
 class OptimizerSource:
-    """A ``ProbedLibrary``. ``symbols`` finds symbols by pattern in the file at a descriptor."""
+    """The ``ProbedLibrary`` of optimizers. ``symbols`` finds symbols by pattern in the file at a descriptor."""
 
     name = "optimizer"
     table = "train.steps"
@@ -79,7 +79,7 @@ class OptimizerSource:
 
     @property
     def slots(self) -> dict[int, str]:
-        """Returns slot -> the operators whose calls are counted there."""
+        """Returns slot -> the operators whose calls the slot counts."""
         return {operators.slot: operators.name for operators in _OPERATORS}
 
     def interesting(self, path: bytes) -> bool:
@@ -87,10 +87,11 @@ class OptimizerSource:
         return path.rpartition(b"/")[2].startswith(self.files)
 
     def attach(self, fd: int, path: bytes) -> int:
-        """Place the probes on the library open at ``fd``, for every process that maps it; the caller keeps ``fd``.
+        """Attaches the probes to the library with descriptor ``fd``, for every process that maps it; the caller keeps
+        ``fd``.
 
-        Returns the number of new links: 0 if the file has a link, also by adoption from an earlier daemon.
-        Raises UnsupportedTarget for a library without these operators, AttachError, PrivilegeError.
+        Returns the number of new links: 0 if the file has a link already, perhaps from an earlier daemon. Raises
+        UnsupportedTarget for a library without these operators, AttachError, PrivilegeError.
         """
         if not self.interesting(path):
             return 0
@@ -116,7 +117,7 @@ class OptimizerSource:
 
 
 def _points(symbols: Sequence[Symbol]) -> dict[int, int]:
-    """Returns offset in the file -> slot; one entry for aliases of one address."""
+    """Returns offset in the file -> slot; aliases of one address count once."""
     found: dict[int, int] = {}
     for operators in _OPERATORS:
         wanted = [re.compile(".*".join(map(re.escape, p.split("*")))) for p in operators.patterns]

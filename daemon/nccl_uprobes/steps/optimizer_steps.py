@@ -1,7 +1,8 @@
 """Detects the training steps of one process from the bursts of calls of its optimizer (``optimizer.bpf.c``).
 
-One run of an optimizer makes one burst, or one for each group of parameters, a small part of a step apart. A step may
-have runs of several optimizers. A step is the sequence of bursts that repeats; the last call of its last burst ends it.
+A run of an optimizer makes one burst, or a burst for each group of parameters; these follow each other quickly. A step
+may have runs of several optimizers. A step is the sequence of bursts that repeats; the last call of its last burst ends
+it.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ __all__ = ("FOREACH", "FUSED", "LIST_ADD", "OptimizerDetector", "OptimizerStep")
 
 FUSED, FOREACH, _, LIST_ADD = SLOTS.reserve("optimizer", 56, 4)
 """Slots of the probes: which operators were called."""
-# (text, confidence), preferred kind first: fused and foreach optimizers may call LIST_ADD, too, so it comes last.
+# (text, confidence) by preference. LIST_ADD is last: fused and foreach optimizers may call it, too.
 _KINDS = {
     FUSED: ("the fused optimizer", 0.95),
     FOREACH: ("the optimizer over lists of tensors", 0.95),
     LIST_ADD: ("sums of lists of tensors, as SGD makes them,", 0.75),
 }
-# Kinds that nothing but an optimizer calls: only these decide about periods of the collectives.
+# Kinds that only an optimizer calls: only these decide about periods of the collectives.
 _SURE = (FUSED, FOREACH)
-# Bursts without a rhythm after which no rhythm is expected.
+# After this many bursts without a rhythm no rhythm is expected.
 _PATIENCE = 64
 _SEVERAL_OPTIMIZERS = 0.8
 _MAX_BURSTS, _AT_ONCE = 512, 128
 _FEWEST = 5
-# Bursts of one run are at least _CLOSER times closer to each other than runs are, and never further than _CLOSE_NS.
+# Bursts of a run are _CLOSER times closer together than runs are, and at most _CLOSE_NS apart.
 _CLOSER, _CLOSE_NS = 3, 500_000_000
-# The gap between bursts and the factor of hashes, as in optimizer.bpf.c.
+# The gap between bursts, and the factor of hashes, as in optimizer.bpf.c.
 _GAP_NS, _SIGN_FACTOR = 1_000_000, 0x9E3779B97F4A7C15
-# More equal bursts than _MAX_ALIKE, or more bursts than _MAX_GROUPS, are not one run.
+# One run has at most _MAX_ALIKE equal bursts, and at most _MAX_GROUPS bursts.
 _MAX_ALIKE, _MAX_GROUPS = 4, 64
 _MAX_OPTIMIZERS = 8
 _MATCHING = 0.9
@@ -53,7 +54,7 @@ class _Burst(NamedTuple):
 
 
 class OptimizerStep(NamedTuple):
-    """A step from the end of one run of the optimizer to the end of the next, CLOCK_MONOTONIC ns.
+    """A step, from the end of one run of the optimizer to the end of the next; times are CLOCK_MONOTONIC ns.
 
     ``calls``: number of calls of the optimizer's operators. ``goes_on``: no step was missed before it. ``exact``: it
     matches the rhythm. ``sure``: only an optimizer calls these operators.
@@ -70,8 +71,8 @@ class OptimizerStep(NamedTuple):
 
 
 class _Rhythm(NamedTuple):
-    """The hash of the calls of a step, their number, and its number of runs. Bursts of one run are at most ``close_ns``
-    apart."""
+    """The hash and the number of the calls of a step, and its number of runs. Bursts of one run are at most
+    ``close_ns`` apart."""
 
     sign: int
     calls: int
@@ -88,15 +89,17 @@ class OptimizerDetector:
 
     @property
     def promising(self) -> bool:
-        """Whether calls of an optimizer have a rhythm, or may have one, as only few were seen."""
+        """Whether calls of an optimizer have a rhythm, or may get one, since only few were seen."""
         return any(s.rhythm or s.added < _PATIENCE for which, s in self._streams.items() if which in _SURE)
 
     def observe(self, records: Sequence[Any]) -> list[OptimizerStep]:
-        """Adds ``records``, in their order; returns the steps that have ended. Skips duplicates and old records."""
+        """Adds ``records``, in their order. Returns the steps that have ended. Duplicates and old records are
+        skipped.
+        """
         found: list[OptimizerStep] = []
         begin = 0
         for at, record in enumerate(records):
-            # Return the steps before a gap, and before bursts are dropped for want of room.
+            # Steps are returned before a gap, and before bursts are dropped because there is no room.
             if record["left_out"] or not record["before_calls"] or at - begin >= _AT_ONCE:
                 found += self._take(records[begin:at])
                 begin = at
@@ -120,7 +123,7 @@ class _Stream:
         self._sure = which in _SURE
         self._bursts: deque[_Burst] = deque(maxlen=_MAX_BURSTS)
         self._open = 0
-        # The end of the last run that ended a step; 0: not known.
+        # The end of the last run that ended a step; 0 if unknown.
         self._since = 0
         self._goes_on = False
         self._recent: deque[bool] = deque(maxlen=_RECENT)
@@ -133,12 +136,12 @@ class _Stream:
         if t <= self._open:
             return
         if calls <= 0 or not 0 < self._open <= last < t or record["left_out"]:
-            # Bursts are missing.
+            # Bursts are missing here.
             self._bursts.clear()
             self._since, self._goes_on = 0, False
         else:
             if len(self._bursts) == _MAX_BURSTS:
-                # These bursts have no rhythm, or steps are taken from another stream.
+                # These bursts have no rhythm, or another stream gives the steps.
                 self._since, self._goes_on, self.rhythm = 0, False, None
             self._bursts.append(_Burst(self._open, last, int(record["before_sign"]), min(calls, _MAX_CALLS)))
         self._open = t
@@ -147,7 +150,7 @@ class _Stream:
     def find_rhythm(self) -> bool:
         known = len(self._bursts)
         if self.rhythm is None and known > _FEWEST and self.added >= self._search_at:
-            # The next search waits, so that all searches together cost a few times as much as the last search.
+            # The next search waits, so that all searches together cost only a few times as much as the last.
             self._search_at = self.added + known // 2
             self.rhythm, at = _rhythm([*self._bursts], self._open)
             for _ in range(at):
@@ -183,7 +186,7 @@ class _Stream:
 
 
 def _runs(bursts: list[_Burst], following: int, close_ns: int) -> Iterator[list[_Burst]]:
-    """Yields the runs that have ended. ``following``: time when the burst after the last of ``bursts`` began."""
+    """Yields the runs that have ended. ``following``: when the next burst after ``bursts`` began."""
     run: list[_Burst] = []
     for burst, begin in zip(bursts, [*(b.begin for b in bursts[1:]), following][: len(bursts)], strict=True):
         run.append(burst)
@@ -200,19 +203,19 @@ def _sign(bursts: list[_Burst]) -> int:
 
 
 def _joined(sign: int, burst: _Burst) -> int:
-    """Returns the hash of the calls of ``sign`` and then of ``burst``, wherever the two were split."""
+    """Returns the hash of all calls of ``sign`` and ``burst``, which does not depend on where they were split."""
     return (sign * pow(_SIGN_FACTOR, burst.calls, 1 << 64) + burst.sign) % (1 << 64)
 
 
 def _rhythm(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
-    """Returns (the fitting rhythm with the largest ``close_ns``, the index of its first burst); None: none fits."""
+    """Returns the fitting rhythm with the largest ``close_ns``, and the index of its first burst; None if none fits."""
     begins = [*(burst.begin for burst in bursts[1:]), following]
     gaps = sorted(begin - burst.end for burst, begin in zip(bursts, begins, strict=True))
-    # The BPF program makes one burst of calls that are less than _GAP_NS apart.
+    # The BPF program joins calls that are less than _GAP_NS apart into one burst.
     steps = [(a, b) for a, b in pairwise([_GAP_NS, *gaps]) if b >= _CLOSER * a and a <= _CLOSE_NS]
     for close_ns in [*(isqrt(a * b) for a, b in reversed(steps)), 0]:
         runs = [*_runs(bursts, following, close_ns)]
-        # The first run may lack calls from before the probes were attached.
+        # Calls of the first run may be missing, from before the probes were attached.
         first, runs = (runs[0], runs[1:]) if runs else ([], [])
         rest = bursts[len(first) + sum(map(len, runs)) :]
         if not all(_is_run(run) for run in (*runs, rest)):
@@ -229,7 +232,7 @@ def _rhythm(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
 
 
 def _next(bursts: list[_Burst], following: int, rhythm: _Rhythm) -> list[_Burst]:
-    """Returns the bursts of the next step, if it has ended: as the rhythm has them, else up to the longest pause."""
+    """Returns the bursts of the next step, if it has ended: as many as the rhythm has, else up to the longest pause."""
     pauses: list[int] = []
     sign = calls = 0
     for burst, begin in zip(bursts, [*(b.begin for b in bursts[1:]), following][: len(bursts)], strict=True):
@@ -243,15 +246,15 @@ def _next(bursts: list[_Burst], following: int, rhythm: _Rhythm) -> list[_Burst]
 
 
 def _by_calls(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
-    """Returns the rhythm of the commonest burst, if all other bursts are parts of it.
+    """Returns the rhythm of the most frequent burst, if all other bursts are parts of it.
 
-    For bursts whose pauses are no help, because threads wait for a CPU between groups of parameters.
+    Used where pauses do not separate runs, because threads wait for a CPU between groups of parameters.
     """
     (sign, calls), times = Counter((burst.sign, burst.calls) for burst in bursts).most_common(1)[0]
     if calls == 1 or times < _FEWEST:
         return None, 0
     rhythm = _Rhythm(sign, calls, 1, 0)
-    # The first burst may lack calls from before the probes were attached.
+    # Calls of the first burst may be missing, from before the probes were attached.
     begin = at = next((i for i, burst in enumerate(bursts) if i and burst.sign == sign), 0)
     exact = inexact = 0
     while step := _next(bursts[at:], following, rhythm):

@@ -1,7 +1,7 @@
 """Finds the period of a sequence of operations: the pattern of signatures that a training repeats step by step.
 
-Patterns nest: layers repeat in a micro-step, micro-steps in a step, steps between two logged losses. The step is the
-longest pattern, unless the longer pattern only adds a few bytes to many repeats of a shorter one.
+Patterns nest: layers repeat in a micro-step, micro-steps in a step, steps between two logged losses. The longest
+pattern is the step, unless it only adds a few bytes to many repeats of a shorter pattern.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Array = npt.NDArray[Any]
 MAX_MICRO_STEPS = 8
 """A pattern that repeats up to so often in a longer one, which adds hardly a byte, is a micro-step. One that repeats
 more often is a step, and the rest of the longer one is done every so many steps, as logging is."""
-# Repeats in a row until a pattern is taken for a step; repeats of a micro-step end before.
+# A pattern counts as a step after this many repeats in a row; a micro-step has fewer.
 _REPEATS = MAX_MICRO_STEPS + 1
-# Layers repeat, too, for the time of a micro-step: a pattern must go on for longer, above all with few signatures.
+# Layers repeat in a micro-step, so a pattern must last longer than this; longer with few signatures.
 _SPAN_NS, _FEW_SIGNATURES, _FEW_SPAN_NS = 2_000_000_000, 2, 10_000_000_000
-# Fewer repeats are enough for long steps that have repeats within themselves, as large models make them.
+# For long steps with repeats within themselves, as in large models, fewer repeats over a longer time are enough.
 _LONG_REPEATS, _LONG_SPAN_NS = 4, 60_000_000_000
 _MATCHING = 0.8
-# A pattern that repeats faster is no training step.
+# A pattern that repeats faster than this is no training step, ns.
 _MIN_STEP_NS = 1_000_000
 _SMALL_SHARE = 0.01
 # A longer pattern replaces a shorter one if it covers this share of the operations that the shorter one left.
@@ -41,10 +41,11 @@ _FEW = 2048
 
 
 class Period(NamedTuple):
-    """``pattern``: the signatures of a step from its first operation on; ``kinds`` and ``counts``: of the same
-    operations, a count -1 if it varies. ``varying``: kinds whose count is left out of signatures. ``repeats``: times
-    that the pattern was found. ``inner``: repeats of a shorter pattern in this pattern, 1 without one.
-    ``enclosing``: repeats of this pattern in a longer pattern that only adds a few bytes, 0 without one.
+    """The period of a training. ``pattern``: the signatures of a step from its first operation on; ``kinds`` and
+    ``counts``: those of the same operations, with the count -1 if it varies. ``varying``: kinds whose count is left out
+    of signatures. ``repeats``: how often the pattern occurred. ``inner``: repeats of a shorter pattern in this pattern,
+    1 if there is none. ``enclosing``: repeats of this pattern in a longer pattern that only adds a few bytes, 0 if
+    there is none.
     """
 
     pattern: npt.NDArray[np.uint64]
@@ -56,7 +57,7 @@ class Period(NamedTuple):
     enclosing: int
 
     def rotated(self, by: int) -> Period:
-        """Returns this period, beginning ``by`` operations later."""
+        """Returns this period with its begin moved by ``by`` operations."""
         return self._replace(
             pattern=np.roll(self.pattern, -by),
             kinds=np.roll(self.kinds, -by),
@@ -65,14 +66,16 @@ class Period(NamedTuple):
 
     @property
     def abstract(self) -> list[tuple[int, int]]:
-        """(op and dtype, count) of each operation: equal on ranks that use different communicators in the same way."""
+        """Returns (op and dtype, count) of each operation: equal on ranks that use different communicators in the same
+        way.
+        """
         return [(kind & 0xFFFF, count) for kind, count in zip(self.kinds.tolist(), self.counts.tolist(), strict=True)]
 
 
 def find_period(operations: Array) -> Period | None:
     """Returns the period of ``operations`` (``operation_history.OPERATION``), from its longest pause on, or None.
 
-    Among pauses of about equal length the pause after the rarest signature counts, then the pause that gives the
+    If several pauses are about equally long, it begins after the rarest signature, then at the pause that gives the
     smallest rotation.
     """
     varying = _varying(operations)
@@ -112,7 +115,9 @@ def places(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> n
 
 
 def least_rotation(items: list[Any]) -> int:
-    """Returns the begin of the smallest rotation (Booth, Lexicographically least circular substrings, 1980)."""
+    """Returns the begin of the smallest rotation of ``items`` (Booth, Lexicographically least circular substrings,
+    1980).
+    """
     twice = items + items
     failure = [-1] * len(twice)
     least = 0
@@ -147,7 +152,7 @@ def _convincing(signed: npt.NDArray[np.uint64], t: Array, starts: npt.NDArray[np
 
 
 def _varying(operations: Array) -> npt.NDArray[np.int64]:
-    """Returns the kinds of operations whose count keeps changing, like lengths of sequences and tokens of an expert."""
+    """Returns the kinds of operations whose count keeps changing, for example with the length of sequences."""
     distinct = np.unique(operations["sign"], return_index=True)[1]
     kinds, counts = np.unique(operations["kind"][distinct], return_counts=True)
     totals = np.unique(operations["kind"], return_counts=True)[1]
@@ -156,7 +161,9 @@ def _varying(operations: Array) -> npt.NDArray[np.int64]:
 
 
 def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int]:
-    """Returns (length of a step's pattern, repeats of a shorter one in it, its repeats in a longer one); 0: none."""
+    """Returns (length of a step's pattern, repeats of a shorter pattern in it, its repeats in a longer pattern); a
+    length of 0 if there is none.
+    """
     rough = _rough_matches(np.unique(signed, return_inverse=True)[1])
     tried, covered = _next_length(signed, rough, 0, 0.0)
     chosen, inner = _primitive(signed, tried), 1
@@ -164,7 +171,7 @@ def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int
         tried, better = _next_length(signed, rough, tried, covered)
         inside, adds_little = _compare(signed, sizes, chosen, tried) if tried else (0, False)
         if inside * chosen == tried:
-            # No pattern, or several of the chosen one in a row.
+            # The length has no pattern, or is several times the chosen length.
             continue
         if adds_little and inside > MAX_MICRO_STEPS:
             return chosen, inner, inside
@@ -173,7 +180,7 @@ def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int
 
 
 def _primitive(signed: npt.NDArray[np.uint64], length: int) -> int:
-    """Returns the length of the shortest pattern that repeats within the commonest pattern of ``length``."""
+    """Returns the length of the shortest pattern that repeats within the most frequent pattern of ``length``."""
     if not length:
         return 0
     at = _commonest(signed, length)[0]
@@ -182,7 +189,8 @@ def _primitive(signed: npt.NDArray[np.uint64], length: int) -> int:
 
 
 def _rough_matches(codes: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
-    """Estimates, for each distance up to a third of the sequence, the share of operations that equal the one before it.
+    """Estimates, for each distance up to a third of the sequence, the share of operations that equal the operation at
+    that distance before.
 
     An autocorrelation by FFT: each code gets random signs, whose products average to zero unless the codes are equal.
     """
@@ -198,7 +206,9 @@ def _rough_matches(codes: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
 def _next_length(
     signed: npt.NDArray[np.uint64], rough: npt.NDArray[np.float64], after: int, covered: float
 ) -> tuple[int, float]:
-    """Returns (the shortest length above ``after`` whose patterns cover clearly more than ``covered``, their share)."""
+    """Returns the shortest length above ``after`` whose patterns cover clearly more than ``covered``, and
+    their share.
+    """
     if covered > 1 - 1e-9:
         return 0, 0.0
     lengths = np.arange(len(rough))
@@ -215,17 +225,19 @@ def _next_length(
 
 
 def _covered(signed: npt.NDArray[np.uint64], length: int) -> float:
-    """Returns the share of operations, from the first copy on, in copies of the commonest pattern of this length."""
+    """Returns the share of operations, from the first copy on, in copies of the most frequent pattern of this
+    length.
+    """
     starts = _apart(_commonest(signed, length), length)
     if len(starts) < _FEWEST or int(starts[0]) * 2 > len(signed):
         return 0.0
-    # A copy may have begun at the end.
+    # A copy of the pattern may have begun at the end.
     rest = len(signed) - int(starts[-1]) - length
     return len(starts) * length / (len(signed) - int(starts[0]) - min(rest, length - 1))
 
 
 def _compare(signed: npt.NDArray[np.uint64], sizes: Array, shorter: int, longer: int) -> tuple[int, bool]:
-    """Returns (repeats of the shorter pattern in the longer, whether the rest of the longer is hardly a byte)."""
+    """Returns (repeats of the shorter pattern in the longer, whether the rest of the longer has almost no bytes)."""
     at = _commonest(signed, longer)[0]
     around = np.concatenate((signed[at : at + longer], signed[at : at + shorter - 1]))
     starts = _commonest(signed, shorter)
@@ -238,7 +250,7 @@ def _compare(signed: npt.NDArray[np.uint64], sizes: Array, shorter: int, longer:
 
 
 def _hashes(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.uint64]:
-    """Returns a hash of each run of ``length`` signatures."""
+    """Returns a hash of each sequence of ``length`` signatures."""
     base, inverse = np.uint64(_BASE), np.uint64(pow(_BASE, -1, 1 << 64))
     powers: Array = np.cumprod(np.full(len(signed), base))
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum((signed ^ signed >> np.uint64(31)) * powers)))
@@ -248,7 +260,7 @@ def _hashes(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.uint6
 
 
 def _commonest(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.intp]:
-    """Returns the indexes at which the commonest pattern of this length begins."""
+    """Returns the indexes at which the most frequent pattern of this length begins."""
     hashes = _hashes(signed, length)
     values, first, counts = np.unique(hashes, return_index=True, return_counts=True)
     most = np.flatnonzero(counts == counts.max())
@@ -275,7 +287,7 @@ def _begin(period: Period, t: Array, starts: npt.NDArray[np.intp]) -> int:
     if len(near) == 1:
         return int(near[0])
     abstract = period.abstract
-    # An operation that is called once per step, such as the norm of the gradients, ends it.
+    # An operation that is called once in a step, such as the norm of the gradients, ends the step.
     _, which, times = np.unique(period.pattern, return_inverse=True, return_counts=True)
     rare = times[which][near - 1]
     ties = near[rare == rare.min()][:_MAX_TIES]

@@ -3,13 +3,12 @@
 A step is one repeat of the sequence of collectives that a process repeats (``steps.period``); its row is written when
 the next repeat is complete. If the optimizer runs once for several repeats, these are micro-steps of one step
 (``steps.arbiter``). Without a repeating sequence, a step lasts from the end of one run of the optimizer to the end of
-the next (``steps.optimizer_steps``). At any time the rows of a process come from one source. Steps are numbered from
-0 since a job was first seen, alike for all its ranks on this node; a watched variable that names the step replaces that
+the next (``steps.optimizer_steps``). At any time the steps of a process come from only one of these. Steps are numbered
+from 0 since a job was first seen, equally on all its ranks on this node; a watched variable with the step replaces that
 number. Phases without a period have no steps.
 
-The Python sampler is no source of steps: it samples a thread some times a second, misses most optimizers that are
-shorter than that, and cannot say whether a frame seen twice is one call or two. A uprobe cannot be set on a Python
-function either.
+The Python sampler cannot show steps: it samples a thread some times a second, misses most shorter runs of an optimizer,
+and cannot tell whether a frame seen twice is one call or two. Uprobes cannot be set on Python functions, either.
 
 ``wait_ns`` is the time that a rank waited for others on its node (``steps.waits``): the times of ranks on other nodes
 are not known here.
@@ -50,11 +49,12 @@ __all__ = ("Steps",)
 _TABLE = "train.steps"
 _MAX_PROCESSES = 128
 _MAX_JOBS = 256
-# Readings of a variable give the begin and end of a step only to within the time between two readings.
+# The confidence in a step from readings of a variable: its begin and end are only as exact as the time between two
+# readings.
 _READING_CONFIDENCE = 0.5
 _VARIABLE_CONFIDENCE = 0.95
-# Steps of the optimizer wait until operations of the same time would have been reported (_LATE_NS) and, where there are
-# operations, until these would have shown a period (_CHANCE_*).
+# The most steps of the optimizer that wait: until operations of the same time would have been reported (_LATE_NS) and,
+# where there are operations, until these would have shown a period (_CHANCE_*).
 _MAX_WAITING = 4096
 _LATE_NS = 3_000_000_000
 _CHANCE_NS, _CHANCE_STEPS = 30_000_000_000, 16
@@ -65,20 +65,22 @@ _Key = tuple[int, int]
 class _Process:
     clock: StepDetector
     job: JobSteps
-    # Whether ``job`` is the process's own; else it stands in until the process is identified.
+    # Whether ``job`` is the process's job; else it is a substitute until the process is identified.
     identified: bool
     number: int | None = None
     calibration: Calibration = field(default_factory=Calibration)
-    # The newest value of the variable and when it was first read.
+    # The newest value of the variable, and when it was first read.
     reading: tuple[int, int] | None = None
     why: tuple[Period, str] | None = None
     optimizer: OptimizerDetector = field(default_factory=OptimizerDetector)
     arbiter: Arbiter = field(default_factory=Arbiter)
     waiting: deque[OptimizerStep] = field(default_factory=lambda: deque(maxlen=_MAX_WAITING))
-    # Whether the optimizer alone gives the steps.
+    # Whether only the optimizer shows the steps.
     alone: bool = False
     # The end of the last step that was reported.
     reported: int = 0
+    # The step that the job said begins, and when; None: it reports no steps.
+    begun: tuple[int, int] | None = None
     owner: int | None = None
 
 
@@ -101,9 +103,9 @@ class _Row(TypedDict, total=False):
 
 
 class Steps(Source):
-    """Puts rows of ``train.steps`` into ``sink``. Safe for several threads.
+    """The source of ``train.steps``. Safe for several threads.
 
-    ``optimizer`` places the probes on optimizers; ``refused`` says why there are none.
+    ``optimizer`` attaches the probes of optimizers; ``refused`` says why there are none.
     """
 
     name = "steps"
@@ -166,12 +168,12 @@ class Steps(Source):
         return [totals.of(self.name, _TABLE, reason=self._refused)]
 
     def _assemble_optimizer(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
-        # Only steps that have ended are rows, and these rows go to the sink.
+        # Only finished steps become rows, and these rows go to the sink.
         self.observe_optimizer(records, pair)
         return {}
 
     def observe(self, operations: Operations, pair: ClockPair) -> None:
-        """Follows ``operations`` of any processes. Operations that are passed twice count once."""
+        """Reads ``operations`` of any processes. Operations that are passed twice count once."""
         rows: list[_Row] = []
         with self._lock:
             found = []
@@ -180,13 +182,13 @@ class Steps(Source):
                 process = self._process(key, who)
                 process.job.waits.add(key[0], own)
                 found.append((key, who, process, own))
-            # The operations of all ranks first: what a rank waited is compared with the others.
+            # The operations of all ranks are added first, since the wait of a rank is computed from all of them.
             for key, who, process, own in found:
                 rows += self._from_periods(key, who, process, process.clock.observe(own), pair)
         self._put(rows)
 
     def observe_optimizer(self, records: npt.NDArray[Any], pair: ClockPair) -> None:
-        """Follows records of the ring ``optimizer_steps``. Records that are passed twice count once."""
+        """Reads records of the ring ``optimizer_steps``. Records that are passed twice count once."""
         rows: list[_Row] = []
         with self._lock:
             owners = records[["tgid", "start_ns"]]
@@ -202,14 +204,19 @@ class Steps(Source):
         self._put(rows)
 
     def observe_metric(self, batch: pa.RecordBatch, pair: ClockPair) -> None:
-        """Follows the column ``step`` of a batch of ``python.training_metrics``, which has the stored columns."""
+        """Follows the column ``step`` of a batch of ``python.training_metrics``, which has the stored columns.
+
+        A row named step says that the job begins a step; a row without a name is a reading of a variable.
+        """
         rows: list[_Row] = []
         with self._lock:
-            columns = [batch.column(name) for name in ("pid", "start_ns", "ts", "step")]
+            columns = [batch.column(name) for name in ("pid", "start_ns", "ts", "step", "name")]
             columns = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in columns]
-            for pid, start_ns, ts, value in zip(*(column.to_pylist() for column in columns), strict=True):
-                if value is not None:
-                    rows += self._from_variable((pid, start_ns), ts - pair.mono_to_utc_ns, value, pair)
+            for pid, start_ns, ts, value, name in zip(*(column.to_pylist() for column in columns), strict=True):
+                if value is None or name not in (None, "step"):
+                    continue
+                follow = self._from_variable if name is None else self._from_job
+                rows += follow((pid, start_ns), ts - pair.mono_to_utc_ns, value, pair)
         self._put(rows)
 
     def forget(self, pid: int, start_ns: int) -> None:
@@ -237,7 +244,7 @@ class Steps(Source):
         return process
 
     def _make_room(self) -> None:
-        """Drops a process of the owner with most processes: the process whose steps were looked at least lately."""
+        """Drops a process of the owner with the most processes: the one whose steps were looked at longest ago."""
         owner = crowding(process.owner for process in self._processes.values())
         del self._processes[next(key for key, process in self._processes.items() if process.owner == owner)]
 
@@ -262,7 +269,7 @@ class Steps(Source):
         return rows
 
     def _from_optimizer(self, key: _Key, who: Identity | None, process: _Process, pair: ClockPair) -> list[_Row]:
-        """Returns rows of the steps that only the optimizer gives."""
+        """Returns rows of the steps that only the optimizer shows."""
         waiting = process.waiting
         if not waiting:
             return []
@@ -291,7 +298,7 @@ class Steps(Source):
         process.number = number = process.job.number(step, process.number)
         process.calibration.ended(step.t_start, step.t_end, number)
         offset = process.calibration.offset
-        if (number < 0 and offset is None) or step.t_start < process.reported:
+        if (number < 0 and offset is None) or step.t_start < process.reported or process.begun is not None:
             return []
         process.reported = step.t_end
         named = offset is not None
@@ -316,8 +323,9 @@ class Steps(Source):
         process = self._process(key, who)
         process.calibration.reading(t, value)
         before, process.reading = process.reading, (t, value)
-        # If several steps lie between two readings, their times are not known.
-        if before is None or value != before[1] + 1 or process.clock.period is not None or process.alone:
+        # If several steps lie between two readings, their times are unknown.
+        sure = process.clock.period is not None or process.alone or process.begun is not None
+        if before is None or value != before[1] + 1 or sure:
             return []
         process.reported = t
         return [
@@ -327,6 +335,24 @@ class Steps(Source):
                 "source": "variable",
                 "confidence": _READING_CONFIDENCE,
                 "why": "begin and end are the readings at which the variable step had changed",
+            }
+        ]
+
+    def _from_job(self, key: _Key, t: int, value: int, pair: ClockPair) -> list[_Row]:
+        """Returns the step that ended when the job said that step ``value`` begins. All other evidence is dropped."""
+        who = self._identities.identity(*key)
+        process = self._process(key, who)
+        before, process.begun = process.begun, (t, value)
+        if before is None or before[0] < process.reported:
+            return []
+        process.reported = t
+        return [
+            {
+                **self._row(key, who, before[0], t, pair),
+                "step": before[1],
+                "source": "span",
+                "confidence": 1.0,
+                "why": "the job reported where its steps begin",
             }
         ]
 
@@ -353,7 +379,9 @@ class Steps(Source):
 
 
 def _described(period: Period, texts: Texts) -> str:
-    """Returns "5 operations repeat (4 all_reduce of 3 sizes, 1 barrier), from all_reduce of 9 float32 on tp", say."""
+    """Returns a text such as "5 operations repeat (4 all_reduce of 3 sizes, 1 barrier), from all_reduce of 9 float32 on
+    tp".
+    """
     operations = [texts.names(kind) for kind in period.kinds.tolist()]
     counts = period.counts.tolist()
     parts = []

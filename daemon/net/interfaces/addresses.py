@@ -1,7 +1,7 @@
 """IP addresses of network interfaces, by netlink (rtnetlink(7), RTM_GETADDR).
 
-A parser asks, over a socket that the collector made: the kernel answers only while no driver holds the lock that all
-interfaces share.
+A parser asks over a socket that the collector made, since it may have to wait: the kernel does not answer while a
+driver holds the lock that all interfaces share.
 """
 
 from __future__ import annotations
@@ -10,45 +10,21 @@ import ipaddress
 import json
 import socket
 import struct
-import time
 from collections.abc import Callable
 
 from probing.api.errors import ProbingError, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.net.netlink import attributes, dump, messages
-from probing.daemon.processes.readers import Parsers
 
-__all__ = ("Addresses", "handlers", "read_addresses")
+__all__ = ("handlers", "read_addresses")
 
 _GET, _NEW = 22, 20
-# struct ifaddrmsg: family, prefix length, flags, scope, index of the interface.
+# struct ifaddrmsg: family, prefix length, flags, scope, interface index.
 _MESSAGE = struct.Struct("=BBBBI")
 _ADDRESS, _LOCAL = 1, 2
 MAX_BYTES = 1 << 20
 MAX_ADDRESSES = 4_096
 TIMEOUT_S = 1.0
-AGAIN_S = 300.0
-
-
-class Addresses:
-    """The addresses of our network namespace, read again every five minutes. Not safe for two threads at once."""
-
-    def __init__(self, parsers: Parsers) -> None:
-        self._parsers = parsers
-        self._asked = -AGAIN_S
-        self._found: dict[str, list[str]] = {}
-
-    def of(self, ifindex: int | None) -> str | None:
-        """Returns the addresses of an interface, comma separated; None: no address is known."""
-        return ", ".join(self._found.get(str(ifindex), ())) or None
-
-    def refresh(self, *, now: bool = False) -> None:
-        """Reads the addresses if that is due, or ``now``. Raises ProbingError when the kernel does not answer."""
-        if not now and time.monotonic() - self._asked < AGAIN_S:
-            return
-        self._asked = time.monotonic()
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE) as sock:
-            self._found = self._parsers.call("interface_addresses", fds=[sock.fileno()], timeout=TIMEOUT_S)
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
@@ -69,7 +45,7 @@ def read_addresses(sock: socket.socket) -> dict[str, list[str]]:
                 continue
             index = _MESSAGE.unpack_from(piece, begin)[4]
             values = {k: piece[b:e] for k, b, e in attributes(piece, begin + _MESSAGE.size, end)}
-            # On a point-to-point link, IFA_ADDRESS is the address of the peer.
+            # On a point-to-point link, IFA_ADDRESS is the peer's address.
             raw = values.get(_LOCAL) or values.get(_ADDRESS)
             if raw is not None and len(raw) in (4, 16):
                 found.setdefault(str(index), []).append(str(ipaddress.ip_address(raw)))

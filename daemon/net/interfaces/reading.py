@@ -1,6 +1,7 @@
-"""The reader's part: counters and state of network interfaces.
+"""Reads counters and state of network interfaces, in a reader.
 
-proc_net(5), Documentation/ABI/testing/sysfs-class-net. Reads of speed wait for a lock that a driver can hold for ever.
+proc_net(5), Documentation/ABI/testing/sysfs-class-net. Reads of speed wait for a lock that a driver can hold forever.
+psutil reads them with all else, lacks four of the twelve counters, and knows only its own network namespace.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,14 @@ _LOOPBACK = "772"
 _NAMESPACE = re.compile(rb"net:\[(\d{1,20})\]")
 
 
-def handlers() -> dict[str, Any]:
+def handlers() -> dict[str, Callable[[Header], Message]]:
     return {"links": _answer_links, "link_details": _answer_details}
 
 
 def read_links(targets: list[Any], node: Sequence[int] = ()) -> list[list[Any] | None]:
-    """Returns a [network namespace, text of /proc/net/dev] for the node, then one for each process ([pid, start_ns]) of
-    ``targets``; None where it cannot be read. ``node``: processes in the node's namespace; the first readable one
-    counts."""
+    """Returns [network namespace, text of /proc/net/dev] of the node, then of each process ([pid, start_ns]) of
+    ``targets``; None where it cannot be read. ``node``: processes in the node's namespace; the first readable one is
+    used."""
     of_node = next(filter(None, (_links(pid, 0) for pid in (*node, os.getpid()))), None)
     return [of_node, *(_links(int(pid), int(start_ns)) for pid, start_ns in targets[:MAX_NAMESPACES])]
 
@@ -51,10 +52,10 @@ def _links(pid: int, start_ns: int) -> list[Any] | None:
     return [int(namespace[1]), text] if namespace else None
 
 
-def read_details(root: Path | None = None, node: Sequence[int] = ()) -> dict[str, dict[str, Any]]:
-    """Returns by interface of the node: kind, operstate, mtu, speed (Mb/s), carrier_changes and ifindex.
+def read_details(root: Path | None = None, node: Sequence[int] = ()) -> dict[str, dict[str, object]]:
+    """Returns for each interface of the node: kind, operstate, mtu, speed (Mb/s), carrier_changes and ifindex.
 
-    A value that the kernel does not give is None.
+    A value that the kernel lacks is None.
     """
     root = root or node_sysfs("net", node)
     return {clean_text(name, 32): _details(root / name) for name in _names(root)}
@@ -67,9 +68,9 @@ def _names(root: Path) -> list[str]:
         return []
 
 
-def _details(path: Path) -> dict[str, Any]:
+def _details(path: Path) -> dict[str, object]:
     kind = "loopback" if _text(path / "type") == _LOOPBACK else "physical" if _has_device(path) else "virtual"
-    found: dict[str, Any] = {"kind": kind, "operstate": _text(path / "operstate")}
+    found: dict[str, object] = {"kind": kind, "operstate": _text(path / "operstate")}
     for name in _NUMBERS:
         text = _text(path / name)
         found[name] = int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,17 +14,18 @@ import pyarrow as pa
 
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.api.tables.net import INTERFACE_COUNTERS, INTERFACE_EVENTS, INTERFACES
+from probing.api.tables.schema import Row
 from probing.daemon.backoff import Pauses
 from probing.daemon.clock import Clock
 from probing.daemon.columns import batch, named, numbers, texts, times
 from probing.daemon.context import Context
 from probing.daemon.net.counters import UNKNOWN, Counters, Differences, per_second
-from probing.daemon.net.interfaces.addresses import Addresses
 from probing.daemon.net.node_sysfs import node_processes
 from probing.daemon.net.tcp.source import TcpSource
 from probing.daemon.processes.namespaces import own_namespace
+from probing.daemon.processes.parsers import ParserPool, answer_of
 from probing.daemon.processes.procfs import clean_text
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Processes, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -35,10 +36,12 @@ __all__ = (
 
 _COUNTED = (*INTERFACE_COUNTERS, "carrier_changes")
 MAX_LINES = 1_024
+# Time between two readings of the addresses, s.
+AGAIN_S = 300.0
 _MOST = (1 << 63) - 1
 _LINE = re.compile(r"\s*(.{1,64}?):\s*((?:\d{1,20}\s+){15}\d{1,20})\s*")
-# The place of each of INTERFACE_COUNTERS in a line: received are bytes, packets, errs, drop, fifo, frame, compressed,
-# multicast; sent are bytes, packets, errs, drop, fifo, colls, carrier, compressed.
+# The index of each of INTERFACE_COUNTERS in a line, which has received bytes, packets, errs, drop, fifo, frame,
+# compressed, multicast; then sent bytes, packets, errs, drop, fifo, colls, carrier, compressed.
 _PLACES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 14)
 _TEXTS = ("job", "kind", "operstate", "addresses")
 _RATES = {
@@ -50,9 +53,10 @@ _RATES = {
 
 
 class _Interface(NamedTuple):
-    """An interface in one reading. ``counters``: in the order of COUNTED, UNKNOWN for a counter that was not read.
+    """An interface in one reading. ``counters``: values in the order of COUNTED, UNKNOWN for a counter that was not
+    read.
 
-    Speed in Mb/s; None: not known.
+    ``speed`` in Mb/s; None: unknown.
     """
 
     name: str
@@ -89,7 +93,7 @@ def _interface_batch(
     differences: Differences,
     rows: npt.NDArray[np.intp],
 ) -> pa.RecordBatch:
-    """Returns ``rows`` of one reading; ``ts_ns`` is UTC."""
+    """Returns the ``rows`` of one reading as a batch; ``ts_ns`` is UTC."""
     count = len(rows)
     each = np.arange(count)
     kept = [interfaces[row] for row in rows]
@@ -122,16 +126,38 @@ DETAILS_S = 10.0
 MAX_ROWS = 512
 
 
+class _Addresses:
+    """The addresses of our network namespace, read again every five minutes. Not safe for two threads at once."""
+
+    def __init__(self, parsers: ParserPool) -> None:
+        self._parsers = parsers
+        self._asked = -AGAIN_S
+        self._found: dict[str, list[str]] = {}
+
+    def of(self, ifindex: int | None) -> str | None:
+        """Returns the addresses of an interface, comma separated; None: no address is known."""
+        return ", ".join(self._found.get(str(ifindex), ())) or None
+
+    def refresh(self, *, now: bool = False) -> None:
+        """Reads the addresses if that is due, or ``now``. Raises ProbingError when the kernel does not answer."""
+        if not now and time.monotonic() - self._asked < AGAIN_S:
+            return
+        self._asked = time.monotonic()
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE) as sock:
+            answer = self._parsers.call("interface_addresses", fds=[sock.fileno()], timeout=TIMEOUT_S)
+        self._found = answer_of(dict[str, list[str]], answer)
+
+
 class InterfaceSource(Source):
-    """Reads the counters of all interfaces each time, and their details, which change seldom, every 10 s."""
+    """Reads the counters of all interfaces each time, and every 10 s their details, which seldom change."""
 
     name = "interfaces"
     table = INTERFACES.name
 
     def __init__(
         self,
-        readers: Readers,
-        parsers: Parsers,
+        readers: ReaderPool,
+        parsers: ParserPool,
         processes: Processes,
         namespaces: Callable[[], Mapping[int, ProcessKey]],
         sink: Sink,
@@ -141,8 +167,8 @@ class InterfaceSource(Source):
     ) -> None:
         self._readers, self._processes, self._namespaces = readers, processes, namespaces
         self._sink, self._clock, self._node, self._interval_s = sink, clock, node, interval_s
-        self._addresses = Addresses(parsers)
-        self._details: dict[str, dict[str, Any]] = {}
+        self._addresses = _Addresses(parsers)
+        self._details: dict[str, Row] = {}
         self._looked = -DETAILS_S
         self._counters = Counters()
         self._pauses = Pauses()
@@ -178,7 +204,7 @@ class InterfaceSource(Source):
         return [totals.of(self.name, self.table, state="degraded" if "links" in self._reasons else "", reason=reason)]
 
     def _ask(self, what: str, read: Callable[[], None]) -> None:
-        """Calls ``read``, unless ``what`` timed out lately: a reader that hangs in the kernel stays there."""
+        """Calls ``read``, unless ``what`` timed out lately: a reader that hangs in the kernel cannot be freed."""
         if self._pauses.held(what):
             return
         try:
@@ -193,7 +219,8 @@ class InterfaceSource(Source):
             self._reasons.pop(what, None)
 
     def _read_details(self) -> None:
-        found = json.loads(self._readers.call("link_details", timeout=TIMEOUT_S, node=node_processes()).payload)
+        answer = self._readers.call("link_details", timeout=TIMEOUT_S, node=node_processes())
+        found = payload_of(dict[str, Row], answer)
         if found.keys() != self._details.keys():
             self._ask("addresses", lambda: self._addresses.refresh(now=True))
         self._details = found
@@ -201,8 +228,8 @@ class InterfaceSource(Source):
     def _read(self) -> None:
         keys = list(self._namespaces().values())
         targets = [list(key) for key in keys]
-        asked: dict[str, Any] = {"targets": targets, "node": node_processes()}
-        found = json.loads(self._readers.call("links", timeout=TIMEOUT_S, **asked).payload)
+        answer = self._readers.call("links", timeout=TIMEOUT_S, targets=targets, node=node_processes())
+        found = payload_of(list[tuple[int, str] | None], answer)
         pair = self._clock.pair()
         interfaces = list(self._interfaces([None, *keys], found))
         if not interfaces:
@@ -216,8 +243,10 @@ class InterfaceSource(Source):
             made = _interface_batch(self._node, pair.real_ns, interfaces, values, differences, rows)
             self._sink.put(self.table, made)
 
-    def _interfaces(self, keys: Sequence[ProcessKey | None], found: list[Any]) -> Iterator[_Interface]:
-        """Yields the interfaces in ``found``. ``keys``: a process in each namespace; None for the node's namespace. A
+    def _interfaces(
+        self, keys: Sequence[ProcessKey | None], found: Sequence[tuple[int, str] | None]
+    ) -> Iterator[_Interface]:
+        """Yields the interfaces of an answer. ``keys``: a process in each namespace; None for the node's namespace. A
         namespace that was read before is left out: jobs may share the node's namespace."""
         seen: set[int] = set()
         for key, (netns, text) in ((key, one) for key, one in zip(keys, found, strict=False) if one):
@@ -243,7 +272,7 @@ class InterfaceSource(Source):
 
 
 def _moved(differences: Differences) -> npt.NDArray[np.bool_]:
-    """Returns the mask of the rows in which a counter other than multicast rose."""
+    """Returns the mask of the rows in which a counter other than multicast grew."""
     quiet = [_COUNTED.index("multicast")]
     rise = np.delete(np.where(differences.missing, 0, differences.rise), quiet, axis=1)
     return np.asarray((rise > 0).any(axis=1))

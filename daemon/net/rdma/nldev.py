@@ -1,7 +1,7 @@
-"""The parser's part: queue pairs of RDMA devices with their processes, by netlink (RDMA_NLDEV).
+"""Reads the queue pairs of RDMA devices with their processes, by netlink (RDMA_NLDEV), in a parser.
 
 include/uapi/rdma/rdma_netlink.h and drivers/infiniband/core/nldev.c of the kernel. The kernel asks the card about each
-queue pair, so the answer may never come. Pids are as in the PID namespace of the parser.
+queue pair, so it may never answer. Pids are those of the parser's PID namespace.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypedDict
 
 from probing.api.errors import ProbingError, TargetError, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.net.netlink import attribute, attributes, dump, messages, text_of
 from probing.daemon.processes.procfs import clean_text
 
-__all__ = ("NETLINK_RDMA", "handlers", "read_qps")
+__all__ = ("NETLINK_RDMA", "QueuePair", "QueuePairsRead", "handlers", "read_qps")
 
 NETLINK_RDMA = 20
 _CLIENT = 5 << 10
@@ -52,13 +52,34 @@ def handlers() -> dict[str, Callable[[Message], bytes]]:
     return {"rdma_qps": _answer}
 
 
-def read_qps(sock: socket.socket) -> dict[str, Any]:
-    """Returns ``qps``: hca, port, qpn, peer_qpn, peer_address, type, state, sq_psn, rq_psn and pid of each queue pair
-    of a process; values that the kernel leaves out are None. ``problems``: why queue pairs of a device are missing.
+class _QueuePair(TypedDict):
+    port: int | None
+    qpn: int
+    peer_qpn: int | None
+    type: str | None
+    state: str | None
+    sq_psn: int | None
+    rq_psn: int | None
+    pid: int
 
-    Raises TargetError where the kernel lists no devices.
-    """
-    found: list[dict[str, Any]] = []
+
+class QueuePair(_QueuePair):
+    """A queue pair of a process; values that the kernel leaves out are None."""
+
+    hca: str
+    peer_address: str | None
+
+
+class QueuePairsRead(TypedDict):
+    """``problems``: why queue pairs of a device are missing."""
+
+    qps: list[QueuePair]
+    problems: list[str]
+
+
+def read_qps(sock: socket.socket) -> QueuePairsRead:
+    """Returns the queue pairs of processes. Raises TargetError where the kernel lists no devices."""
+    found: list[QueuePair] = []
     problems: list[str] = []
     for index, name in list(_devices(sock))[:MAX_DEVICES]:
         try:
@@ -77,7 +98,7 @@ def _devices(sock: socket.socket) -> Iterator[tuple[int, str]]:
                 yield _number(values[_INDEX]), clean_text(text_of(values[_NAME]), 64)
 
 
-def _qps(sock: socket.socket, device: int) -> Iterator[dict[str, Any]]:
+def _qps(sock: socket.socket, device: int) -> Iterator[_QueuePair]:
     for values in _entries(sock, _QP_GET, device, _QPS):
         pid = _optional(values, _PID)
         if pid and _LQPN in values:
@@ -95,7 +116,7 @@ def _qps(sock: socket.socket, device: int) -> Iterator[dict[str, Any]]:
 
 
 def _peers(sock: socket.socket, device: int) -> dict[int, str]:
-    """The addresses of the peers of queue pairs that the connection manager made, by the number of the queue pair."""
+    """Returns the addresses of peers by number of the queue pair, for queue pairs that the connection manager made."""
     found = {}
     for values in _entries(sock, _CM_ID_GET, device, _CM_IDS):
         address = _address(values.get(_DST, b""))
@@ -130,7 +151,7 @@ def _number(value: bytes) -> int:
 
 
 def _address(raw: bytes) -> str | None:
-    """The text of a struct sockaddr_storage of IPv4 or IPv6, with its port."""
+    """Returns a struct sockaddr_storage of IPv4 or IPv6 as text with its port; None for another family."""
     if len(raw) < 28:
         return None
     (family,) = struct.unpack_from("=H", raw)

@@ -1,24 +1,25 @@
-"""The source of rdma.qps: queue pairs with their processes, asked of the kernel for each query."""
+"""The source of rdma.qps: queue pairs with their processes, read from the kernel for each query."""
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import pyarrow as pa
 
 from probing.api.errors import ProbingError, TargetTimeout, UnsupportedTarget
 from probing.api.tables.rdma import QPS
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.backoff import Pauses
 from probing.daemon.clock import ClockPair
 from probing.daemon.context import Context
 from probing.daemon.net.node_sysfs import node_processes
-from probing.daemon.net.rdma.nldev import NETLINK_RDMA
+from probing.daemon.net.rdma.nldev import NETLINK_RDMA, QueuePairsRead
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.parsers import ParserPool, answer_of
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
+from probing.daemon.processes.target import Summary
 from probing.daemon.source import Identity, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -28,12 +29,14 @@ TIMEOUT_S = 3.0
 
 
 class QueuePairs(Source):
-    """A parser asks, over a socket made here: a card that hangs keeps the parser, not the collector."""
+    """Reads queue pairs. A parser asks over a socket made here: a card that hangs blocks the parser, not the
+    collector.
+    """
 
     name = "rdma_qps"
     table = QPS.name
 
-    def __init__(self, readers: Readers, parsers: Parsers, processes: Discovery, node: str) -> None:
+    def __init__(self, readers: ReaderPool, parsers: ParserPool, processes: Discovery, node: str) -> None:
         self._readers, self._parsers, self._processes, self._node = readers, parsers, processes, node
         self._pauses = Pauses()
         self._reason = ""
@@ -47,10 +50,10 @@ class QueuePairs(Source):
         return {self.table: self.rows}
 
     def rows(self, pair: ClockPair) -> pa.RecordBatch:
-        """Returns rdma.qps as of now; no rows, and a reason in ``states``, where the kernel does not answer."""
+        """Returns rdma.qps as of now; no rows, and a reason in ``states``, if the kernel does not answer."""
         try:
             found = self._read()
-            self._reason = first_of([str(problem) for problem in found["problems"]])
+            self._reason = first_of(found["problems"])
         except ProbingError as e:
             self._reason = e.message
             return batch_of(self.table, [])
@@ -63,32 +66,32 @@ class QueuePairs(Source):
     def states(self, totals: Totals) -> list[SourceState]:
         return [totals.of(self.name, self.table, state="degraded" if self._reason else "", reason=self._reason)]
 
-    def _read(self) -> dict[str, Any]:
-        if not json.loads(self._readers.call("rdma_devices", timeout=TIMEOUT_S, node=node_processes()).payload):
-            # The kernel would try to load a module for the socket.
+    def _read(self) -> QueuePairsRead:
+        if not payload_of(list[str], self._readers.call("rdma_devices", timeout=TIMEOUT_S, node=node_processes())):
+            # Without this check the kernel would try to load a module for the socket.
             return {"qps": [], "problems": []}
         if self._pauses.held("netlink"):
-            raise UnsupportedTarget("queue pairs are not asked for, as the kernel did not answer lately")
+            raise UnsupportedTarget("queue pairs are not read, as the kernel did not answer lately")
         try:
             with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_RDMA) as sock:
-                found = self._parsers.call("rdma_qps", fds=[sock.fileno()], timeout=TIMEOUT_S)
+                answer = self._parsers.call("rdma_qps", fds=[sock.fileno()], timeout=TIMEOUT_S)
         except TargetTimeout:
             self._pauses.failed("netlink")
             raise
         except OSError as e:
             raise UnsupportedTarget(f"the kernel does not list queue pairs: {e.strerror}") from e
         self._pauses.worked(["netlink"])
-        return found
+        return answer_of(QueuePairsRead, answer)
 
-    def _names(self, pids: set[int]) -> dict[int, list[Any]]:
-        """[pid, start_ns, ppid, state, comm, exe] of processes that are not watched, by pid."""
+    def _names(self, pids: set[int]) -> dict[int, Summary]:
+        """Returns the processes that are not watched, by pid."""
         if not pids:
             return {}
-        rows = json.loads(self._readers.call("list", timeout=TIMEOUT_S, pids=sorted(pids)).payload)
-        return {row[0]: row for row in rows}
+        processes = payload_of(list[Summary], self._readers.call("list", timeout=TIMEOUT_S, pids=sorted(pids)))
+        return {process.pid: process for process in processes}
 
 
-def _owner(who: Identity | None, other: list[Any] | None) -> dict[str, Any]:
+def _owner(who: Identity | None, other: Summary | None) -> Row:
     if who is not None:
         return {"job": who.job, "run": who.run, "start_ns": who.start_ns, "rank": who.rank}
-    return {"start_ns": other[1], "comm": other[4]} if other else {}
+    return {"start_ns": other.start_ns, "comm": other.comm} if other else {}

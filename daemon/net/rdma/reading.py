@@ -1,7 +1,7 @@
-"""The reader's part: RDMA ports in sysfs. A read asks the firmware of the card, which may never answer.
+"""Reads RDMA ports in sysfs, in a reader. A read asks the firmware of the card, which may never answer.
 
-The files of counters stay open between two requests: to read an open file takes a fifth of the time. sysfs shows the
-value as of each read at offset 0.
+The files of counters stay open between two requests: reading an open file takes a fifth of the time. Each read at
+offset 0 returns the present value.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from probing.api.errors import UsageError
 from probing.api.rdma_counters import COUNTERS, HW_COUNTERS
@@ -27,11 +27,11 @@ MAX_OPEN = 700
 MAX_NODE = 4
 MAX_TEXT = 256
 _MOST = (1 << 63) - 1
-# sysfs shows the kernel's counters of 4-byte words (IBA 16.1.3.5) as they are.
+# Some kernel counters are in words of 4 bytes (IBA 16.1.3.5), and sysfs shows them unchanged.
 _WORD_BYTES = 4
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# For each column of rdma.ports: files below the port, the first that exists, and the bytes of a unit.
-# hw_counters of drivers/infiniband/hw/{mlx5,bnxt_re,efa}.
+# For each column of rdma.ports: candidate files below the port, of which the first that exists is read, each with the
+# bytes of a unit. hw_counters of drivers/infiniband/hw/{mlx5,bnxt_re,efa}.
 _FILES: dict[str, tuple[tuple[str, int], ...]] = {
     "port_xmit_data_bytes": (("counters/port_xmit_data", _WORD_BYTES), ("hw_counters/tx_bytes", 1)),
     "port_rcv_data_bytes": (("counters/port_rcv_data", _WORD_BYTES), ("hw_counters/rx_bytes", 1)),
@@ -68,9 +68,9 @@ class PortReader:
         for device, port in list(self._open):
             self._forget(device, port)
 
-    def read(self, devices: list[str], details: bool) -> list[dict[str, Any]]:
-        """Returns for each port of ``devices``: hca, port, ``counters`` in the order of COUNTED, and with ``details``
-        the other values of rdma.ports. A value that cannot be read is None."""
+    def read(self, devices: list[str], details: bool) -> list[dict[str, object]]:
+        """Returns hca, port and ``counters`` (in the order of COUNTED) of each port of ``devices``; with ``details``
+        also the other values of rdma.ports. A value that cannot be read is None."""
         found = []
         for device in devices[:MAX_DEVICES]:
             if not _NAME.fullmatch(device) or set(device) <= {"."}:
@@ -90,7 +90,7 @@ class PortReader:
     def _counters(self, device: str, port: str, fresh: bool) -> list[int | None]:
         files = self._open.get((device, port))
         if files is None or (fresh and self._folder(device, port) != self._folders.get((device, port))):
-            # The device may be another device of the same name.
+            # The name may belong to another device now.
             self._forget(device, port)
             if self._count + len(_FILES) > MAX_OPEN:
                 return self._read_once(device, port)
@@ -99,7 +99,7 @@ class PortReader:
             self._count += len(_FILES)
         values = [None if file is None else _number(*file) for file in files]
         if not any(value is not None for value in values):
-            # The device is gone; the next reading finds the device in its place.
+            # The device is gone; the next reading finds a device that took its place.
             self._forget(device, port)
         return values
 
@@ -114,7 +114,7 @@ class PortReader:
         return [_first(path, name, choices) for name, choices in _FILES.items()]
 
     def _folder(self, device: str, port: str) -> tuple[int, int] | None:
-        """Returns what tells the folder of counters from the folder of another device of the same name."""
+        """Returns the identity of the folder of counters, which differs for another device of the same name."""
         try:
             found = os.stat(f"{self._root}/{device}/ports/{port}/counters")  # noqa: PTH116
         except OSError:
@@ -130,11 +130,11 @@ class PortReader:
 
 
 def device_names(root: Path) -> list[str]:
-    """Returns the names of the RDMA devices of this node, sorted, without names that no driver gives."""
+    """Returns the names of the RDMA devices of this node, sorted. Names that no driver would give are left out."""
     return [name for name in _entries(root) if _NAME.fullmatch(name)][:MAX_DEVICES]
 
 
-def handlers() -> dict[str, Any]:
+def handlers() -> dict[str, Callable[[Header], Message]]:
     ports: list[PortReader] = []
 
     def answer(request: Header) -> Message:
@@ -156,7 +156,7 @@ def _root(request: Header) -> Path:
 
 
 def _first(path: Path, name: str, choices: tuple[tuple[str, int], ...]) -> tuple[int, int] | None:
-    """(descriptor, unit) of the first of ``choices`` that exists."""
+    """Returns (descriptor, unit) of the first of ``choices`` that exists; None if none does."""
     others = tuple((f"hw_counters/{other}", 1) for other in _OTHER_NAMES.get(name, ()))
     for file, unit in (*choices, *others):
         try:
@@ -183,7 +183,7 @@ def _number(fd: int, unit: int) -> int | None:
     return number if number < _MOST else _MOST
 
 
-def _port(device: Path, number: int) -> dict[str, Any]:
+def _port(device: Path, number: int) -> dict[str, object]:
     path = device / "ports" / str(number)
     rate = _text(path / "rate")
     gbps = re.match(r"\d{1,6}(?:\.\d{1,3})?(?= Gb/sec)", rate or "")
@@ -197,7 +197,7 @@ def _port(device: Path, number: int) -> dict[str, Any]:
     }
 
 
-def _device(path: Path) -> dict[str, Any]:
+def _device(path: Path) -> dict[str, object]:
     numa = _text(path / "device" / "numa_node")
     try:
         address = os.path.basename(os.readlink(path / "device"))  # noqa: PTH115, PTH119
@@ -223,6 +223,6 @@ def _text(path: Path) -> str | None:
 
 
 def _state(path: Path) -> str | None:
-    """``4: ACTIVE`` without its number."""
+    """Returns the word of a state like ``4: ACTIVE``."""
     text = _text(path)
     return text if text is None else text.partition(": ")[2] or text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from math import nan
@@ -15,6 +14,7 @@ import pyarrow as pa
 from probing.api.errors import ProbingError, TargetTimeout
 from probing.api.rdma_counters import COUNTERS, HW_COUNTERS
 from probing.api.tables.rdma import PORTS
+from probing.api.tables.schema import Row
 from probing.daemon.backoff import Pauses
 from probing.daemon.clock import Clock
 from probing.daemon.columns import batch, integers, named, number_columns, numbers, texts, times
@@ -22,14 +22,13 @@ from probing.daemon.context import Context
 from probing.daemon.net.counters import UNKNOWN, Counters, Differences, per_second
 from probing.daemon.net.node_sysfs import node_processes
 from probing.daemon.net.rdma.reading import COUNTED
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
 __all__ = ("RdmaPorts",)
 
-# A port as ``reading.PortReader`` reads it.
-_Port = dict[str, Any]
+# A port as ``reading.PortReader`` returns it.
 _TEXTS = ("hca", "link_layer", "state", "phys_state", "rate", "netdev", "bus_id")
 _RATES = {
     "sent_gbps": ("port_xmit_data_bytes", 8e-9),
@@ -40,14 +39,16 @@ _RATES = {
 
 
 class _Readings(NamedTuple):
-    """``values[port, counter]`` in the order of COUNTED, UNKNOWN where a port has no such counter."""
+    """A reading of all ports. ``values[port, counter]`` in the order of COUNTED, UNKNOWN if a port has no such
+    counter.
+    """
 
-    ports: Sequence[_Port]
+    ports: Sequence[Row]
     names: Sequence[tuple[str, int]]
     values: npt.NDArray[np.int64]
 
 
-def _readings(ports: Sequence[_Port]) -> _Readings:
+def _readings(ports: Sequence[Row]) -> _Readings:
     """Returns ports as arrays."""
     values = [[UNKNOWN if value is None else value for value in port["counters"]] for port in ports]
     shaped = np.array(values, np.int64).reshape(len(ports), len(COUNTED))
@@ -55,7 +56,7 @@ def _readings(ports: Sequence[_Port]) -> _Readings:
 
 
 def _port_batch(node: str, ts_ns: int, found: _Readings, differences: Differences) -> pa.RecordBatch:
-    """Returns the rows of one reading; ``ts_ns`` is UTC."""
+    """Returns the rows of one reading as a batch; ``ts_ns`` is UTC."""
     count = len(found.ports)
     each = np.arange(count)
     rates = [nan if (rate := port.get("rate_gbps")) is None else rate for port in found.ports]
@@ -83,27 +84,27 @@ def _port_batch(node: str, ts_ns: int, found: _Readings, differences: Difference
 
 
 TIMEOUT_S = 2.0
-# Time for the answer of a device that is asked alone, since a request for all devices had no answer, s.
+# The time for the answer of a device that is asked alone, after a request for all devices had no answer, s.
 ALONE_S = 0.5
-# Time between two reads of state, rate and the list of devices, which change seldom and ask the firmware, s.
+# The time between two reads of state, rate and the list of devices, which seldom change and need the firmware, s.
 DETAILS_S = 5.0
 
 
 class RdmaPorts(Source):
-    """Sends one request to a reader for all devices. Without an answer each device is asked alone, and devices that do
-    not answer pause for a while: their rows are missing, and the state says so."""
+    """Reads RDMA ports, with one request to a reader for all devices. If there is no answer, each device is asked
+    alone, and devices that do not answer pause for a while: their rows are missing, and the state says so."""
 
     name = "rdma_ports"
     table = PORTS.name
 
     def __init__(
-        self, readers: Readers, sink: Sink, clock: Clock, node: str, interval_s: float, sysfs: str = ""
+        self, readers: ReaderPool, sink: Sink, clock: Clock, node: str, interval_s: float, sysfs: str = ""
     ) -> None:
         self._readers, self._sink, self._clock, self._node = readers, sink, clock, node
         self._interval_s = interval_s
-        self._where: dict[str, Any] = {"sysfs": sysfs, "node": node_processes()}
+        self._where: Row = {"sysfs": sysfs, "node": node_processes()}
         self._devices: list[str] = []
-        self._details: dict[tuple[str, int], _Port] = {}
+        self._details: dict[tuple[str, int], Row] = {}
         self._looked = -DETAILS_S
         self._counters = Counters()
         self._pauses = Pauses()
@@ -124,7 +125,7 @@ class RdmaPorts(Source):
         try:
             if details:
                 answer = self._readers.call("rdma_devices", timeout=TIMEOUT_S, **self._where)
-                self._devices = json.loads(answer.payload)
+                self._devices = payload_of(list[str], answer)
                 self._looked = now
             ports = self._read(details)
             self._reason = ""
@@ -146,7 +147,7 @@ class RdmaPorts(Source):
         detail = f"{len(self._details)} ports" if self._devices else "no RDMA devices"
         return [totals.of(self.name, self.table, state="degraded" if held else "", reason=reason, detail=detail)]
 
-    def _read(self, details: bool) -> list[_Port]:
+    def _read(self, details: bool) -> list[Row]:
         wanted = [device for device in self._devices if not self._pauses.held(device)]
         if not wanted:
             return []
@@ -157,7 +158,7 @@ class RdmaPorts(Source):
         self._pauses.worked(wanted)
         return ports
 
-    def _alone(self, device: str, details: bool) -> Sequence[_Port]:
+    def _alone(self, device: str, details: bool) -> Sequence[Row]:
         try:
             ports = self._ask([device], details, ALONE_S)
         except TargetTimeout:
@@ -166,7 +167,6 @@ class RdmaPorts(Source):
         self._pauses.worked([device])
         return ports
 
-    def _ask(self, devices: list[str], details: bool, timeout: float) -> list[Any]:
+    def _ask(self, devices: list[str], details: bool, timeout: float) -> list[Row]:
         answer = self._readers.call("rdma_ports", timeout=timeout, devices=devices, details=details, **self._where)
-        ports: list[Any] = json.loads(answer.payload)
-        return ports
+        return payload_of(list[Row], answer)

@@ -1,5 +1,5 @@
-"""One reading of the connections of a network namespace, and the figures of watched processes on each path since the
-reading before.
+"""Compares the connections of a network namespace with the previous reading: figures of watched processes on
+each path.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ __all__ = (
     "rises",
 )
 
-# Columns that count what happened in the interval, and the counter of tcp_info behind each.
+# Columns that count what happened in the interval, each with its counter of tcp_info.
 _RISES = (
     "bytes_sent",
     "bytes_received",
@@ -43,15 +44,16 @@ _Array = npt.NDArray[Any]
 _Integers = npt.NDArray[np.int64]
 
 
-class _Groups(NamedTuple):
-    """Connections in groups: ``order`` sorts them by group, ``starts``: where each group starts in that order."""
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Connections in groups: ``order`` sorts them by group, ``starts`` has the start of each group in that order."""
 
     order: npt.NDArray[np.intp]
     starts: npt.NDArray[np.intp]
 
     @property
     def first(self) -> npt.NDArray[np.intp]:
-        """The first connection of each group."""
+        """Returns the first connection of each group."""
         return self.order[self.starts]
 
     def add(self, values: _Array) -> _Integers:
@@ -65,7 +67,7 @@ class _Groups(NamedTuple):
 
 
 def _group(keys: _Integers) -> _Groups:
-    """Groups connections of equal keys; ``keys`` has one at least."""
+    """Returns the groups of connections with equal keys; ``keys`` must not be empty."""
     order = np.argsort(keys, kind="stable")
     sorted_keys = keys[order]
     starts = np.flatnonzero(np.concatenate([[True], sorted_keys[1:] != sorted_keys[:-1]]))
@@ -73,9 +75,9 @@ def _group(keys: _Integers) -> _Groups:
 
 
 def rises(now: _Array, before: _Array) -> dict[str, _Integers]:
-    """Returns the rise of each counter of RISES since ``before``, an earlier reading of the same namespace.
+    """Returns the growth of each counter of RISES since ``before``, an earlier reading of the same namespace.
 
-    The counters of a new connection rose from 0. A counter of 32 bits may have wrapped once.
+    The counters of a new connection grew from 0. A counter of 32 bits may have wrapped once.
     """
     by_cookie = np.argsort(before["cookie"], kind="stable")
     cookies = before["cookie"][by_cookie]
@@ -91,7 +93,7 @@ def rises(now: _Array, before: _Array) -> dict[str, _Integers]:
 
 
 def _summed(sockets: _Array, rise: dict[str, _Integers], groups: _Groups) -> dict[str, _Integers]:
-    """Returns the figures of each group, by column of net.tcp; times are in ns. -1: not known."""
+    """Returns the figures of each group, by column of net.tcp; times are in ns, -1 for an unknown value."""
     connecting = sockets["state"] == SYN_SENT
     timed = (sockets["rtt"] > 0) & ~connecting
     count = groups.add(timed)
@@ -121,7 +123,7 @@ def _summed(sockets: _Array, rise: dict[str, _Integers], groups: _Groups) -> dic
 
 
 class Reading(NamedTuple):
-    """All connections of a namespace at CLOCK_MONOTONIC ``mono_ns``."""
+    """All connections of a namespace at ``mono_ns``, CLOCK_MONOTONIC."""
 
     sockets: _Array
     mono_ns: int
@@ -143,8 +145,8 @@ class Found(NamedTuple):
 
 
 def found_of(now: Reading, before: Reading, owners: _Integers) -> Found | None:
-    """Returns the connections in ``now`` that a watched process owns (``owners`` not -1) and what they did since
-    ``before``; None: no watched process has a connection."""
+    """Returns the connections in ``now`` whose owner is a watched process (not -1 in ``owners``), with their growth
+    since ``before``; None if there is none."""
     own = np.flatnonzero(owners >= 0)
     interval = now.mono_ns - before.mono_ns
     if not len(own) or interval <= 0:
@@ -173,7 +175,7 @@ def by_process(found: Found, peer_rank: _Integers) -> tuple[Columns, Columns]:
     """Returns two sets of columns with a row for each process, pair of addresses and peer rank: what identifies the row
     (``at`` of ``rows.tcp_batch``), and its figures.
 
-    ``peer_rank``: the rank at the other end of each connection, -1 where it is not known.
+    ``peer_rank``: the rank at the other end of each connection, -1 if unknown.
     """
     count, ranks = len(found.addresses), int(peer_rank.max()) + 2
     pair = (found.process * count + found.local) * count + found.peer
@@ -191,7 +193,8 @@ def by_process(found: Found, peer_rank: _Integers) -> tuple[Columns, Columns]:
 
 
 def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None:
-    """Returns the same (``rows.path_batch``) for each run and pair of addresses whose connections leave the namespace.
+    """Returns such columns (for ``rows.path_batch``) for each run and pair of addresses whose connections leave the
+    namespace.
 
     ``run_of``: the index of the run of each process. None: no connection leaves the namespace.
     """
@@ -217,7 +220,9 @@ def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None
 
 
 def _at_the_other_end(sockets: _Array, process: _Integers, peer_local: npt.NDArray[np.bool_]) -> _Integers:
-    """The process of the socket at the other end of each of ``sockets``; -1 where the other end is none of them."""
+    """Returns the process of the socket at the other end of each of ``sockets``; -1 if that socket is not
+    among them.
+    """
     found = np.full(len(sockets), -1, np.int64)
     here = np.flatnonzero(peer_local)
     if len(here):
@@ -231,7 +236,9 @@ def _at_the_other_end(sockets: _Array, process: _Integers, peer_local: npt.NDArr
 
 
 def _ends(sockets: _Array, first: str, second: str) -> _Array:
-    """Addresses and ports of both ends as 36 bytes: IPv4 as inside IPv6, so that both ends of a connection agree."""
+    """Returns addresses and ports of both ends as 36 bytes; IPv4 is mapped into IPv6, so that both ends of a connection
+    agree.
+    """
     parts = []
     for end in (first, second):
         raw = np.ascontiguousarray(sockets[end]).view(np.uint8).reshape(-1, 16)
@@ -243,7 +250,7 @@ def _ends(sockets: _Array, first: str, second: str) -> _Array:
 
 
 def _key(sockets: _Array, end: str) -> _Array:
-    """Family and address as 17 bytes."""
+    """Returns family and address as 17 bytes."""
     keys = np.zeros(len(sockets), np.dtype([("family", "u1"), ("address", "V16")]))
     keys["family"], keys["address"] = sockets["family"], sockets[end]
     return keys.view("V17")

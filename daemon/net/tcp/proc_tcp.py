@@ -1,12 +1,12 @@
-"""TCP sockets of network namespaces that sock_diag does not reach: by /proc/PID/net/tcp and tcp6 of a process in each.
+"""Reads the TCP sockets of network namespaces that sock_diag cannot reach, from /proc/PID/net/tcp and tcp6 of a process
+in each.
 
 Documentation/networking/proc_net_tcp.rst; get_tcp4_sock of net/ipv4/tcp_ipv4.c: an address is written as words of 32
-bits in the order of the machine. The files have no figures of connections; the inodes tell the owners of sockets.
+bits in the machine's byte order. The files have no figures of connections; inodes lead to the owners of sockets.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 import sys
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from probing.daemon.net.tcp.reading import ProcSocket
 from probing.daemon.net.tcp.sock_diag import LISTEN, SOCKET
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import ProcessKey
 
 __all__ = ("ProcSockets", "as_sockets")
@@ -29,13 +29,13 @@ _ORDER = "<" if sys.byteorder == "little" else ">"
 
 
 class ProcSockets:
-    """Reads sockets by a reader. Not safe for two threads at once."""
+    """Reads sockets through a reader. Not safe for two threads."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
 
     def read(self, namespaces: Mapping[int, ProcessKey]) -> dict[int, npt.NDArray[Any]]:
-        """Returns the sockets of each namespace, as SOCKET; ``namespaces`` has a process in each.
+        """Returns the sockets of each namespace, as SOCKET; ``namespaces`` names a process in each.
 
         Raises ProbingError when the reader does not answer.
         """
@@ -43,12 +43,12 @@ class ProcSockets:
             return {}
         targets = [list(key) for key in namespaces.values()]
         answer = self._readers.call("tcp_sockets", timeout=TIMEOUT_S, targets=targets)
-        parts = zip(namespaces, json.loads(answer.payload), strict=True)
+        parts = zip(namespaces, payload_of(list[list[ProcSocket] | None], answer), strict=True)
         return {netns: as_sockets(part) for netns, part in parts if part is not None}
 
 
 def as_sockets(listed: Sequence[ProcSocket]) -> npt.NDArray[Any]:
-    """Returns sockets as sock_diag lists them, without figures."""
+    """Returns ``listed`` in the form of sock_diag's sockets, without figures."""
     kept = [one for one in listed if one[1] in _STATES]
     found = np.zeros(len(kept), SOCKET)
     for row, (family, state, local, local_port, peer, peer_port, inode) in zip(found, kept, strict=True):
@@ -60,5 +60,5 @@ def as_sockets(listed: Sequence[ProcSocket]) -> npt.NDArray[Any]:
 
 def _address(family: int, text: str) -> np.void:
     words = [int(text[at : at + 8], 16) for at in range(0, 8 if family == socket.AF_INET else 32, 8)]
-    # The word holds the bytes of the address as they lie in memory.
+    # The word has the bytes of the address in the order in which they lie in memory.
     return np.void(struct.pack(f"{_ORDER}{len(words)}I", *words).ljust(16, b"\0"))

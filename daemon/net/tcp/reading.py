@@ -1,4 +1,4 @@
-"""The reader's part: which sockets processes hold open, and sums and sockets of their network namespaces."""
+"""Reads the open sockets of processes, and the totals and sockets of their network namespaces, in a reader."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from probing.api.errors import ProbingError
@@ -19,7 +20,7 @@ MAX_TARGETS = 4_096
 MAX_FDS = 16_384
 MAX_SOCKETS = 131_072
 MAX_SNMP = 64 << 10
-# A line of /proc/PID/net/tcp has 150 bytes; one of tcp6 has 180.
+# The most sockets that are listed: a line of /proc/PID/net/tcp has 150 bytes, a line of tcp6 180.
 MAX_LISTED = 8_192
 MAX_LIST = MAX_LISTED * 180
 ProcSocket = tuple[int, int, str, int, str, int, int]
@@ -35,13 +36,13 @@ _LISTED = re.compile(
 _NAMESPACE = re.compile(rb"net:\[(\d{1,20})\]")
 
 
-def handlers() -> dict[str, Any]:
+def handlers() -> dict[str, Callable[[Header], Message]]:
     return {"sockets": _answer_sockets, "tcp_totals": _answer_totals, "tcp_sockets": _answer_listed}
 
 
 def _answer_sockets(request: Header) -> Message:
-    """The reader's request ``sockets`` {targets [[pid, start_ns], ...], timeout_ms}: {cpu_s}, and as payload the JSON
-    of ``held_sockets``."""
+    """Answers the reader's request ``sockets`` {targets [[pid, start_ns], ...], timeout_ms} with {cpu_s}, and the JSON
+    of ``held_sockets`` as payload."""
     deadline = time.monotonic() + min(float(request.get("timeout_ms") or 500), 5_000) / 1000
     began = time.thread_time()
     held = json.dumps(held_sockets(request.get("targets", []), deadline)).encode()
@@ -102,7 +103,9 @@ def _listed(family: int, text: bytes) -> list[ProcSocket]:
 
 
 def _tcp_values(text: bytes) -> dict[str, int]:
-    """The line of values below the line of names, both of which begin with ``Tcp:``."""
+    """Returns the values of ``Tcp:``: a line of names, and below it a line of values, both of which begin with
+    ``Tcp:``.
+    """
     lines = [line.split()[1:] for line in text.split(b"\n") if line.startswith(b"Tcp:")]
     if len(lines) != 2:
         return {}
@@ -138,7 +141,7 @@ def _sockets(directory: int) -> list[int]:
         try:
             match = _SOCKET.fullmatch(os.readlink(name.encode(), dir_fd=directory))
         except OSError:
-            continue  # it was closed
+            continue  # the descriptor was closed
         if match:
             found.append(int(match[1]))
     return found

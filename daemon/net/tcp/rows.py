@@ -1,4 +1,4 @@
-"""Figures of connections as batches of net.tcp and net.paths."""
+"""Makes batches of net.tcp and net.paths from figures of connections."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _common(
 
 
 def _narrow(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns ``values`` in the type of the column ``name``: numpy converts in a microsecond, Arrow in 25."""
+    """Returns ``values`` in the type of the column ``name``: numpy takes a microsecond for it, Arrow 25."""
     return values.astype(np.int32) if name in _OF_32_BITS else values
 
 

@@ -1,7 +1,8 @@
 """Lists the TCP connections of a network namespace with their figures, by the kernel's sock_diag.
 
 sock_diag(7); include/uapi/linux/{sock_diag,inet_diag,tcp}.h. Needs no privileges in the namespace of the socket. The
-messages of a list are alike, so they are read as rows of one array: 1 us for a connection, the kernel's part included.
+messages of a list have the same layout, so they are read as rows of one array: this takes 1 us for a connection,
+including the kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SYN_SENT = 2
 LISTEN = 10
 _BY_FAMILY = 20
 _INFO = 2
-# States that are listed: established, SYN sent, closing with something left to send (4, 8, 9, 11), and listening.
+# States that are listed: established, SYN sent, closing with data left to send (4, 8, 9, 11), and listening.
 _STATES = sum(1 << state for state in (1, SYN_SENT, 4, 8, 9, LISTEN, 11))
 _REQUEST = struct.Struct("=BBBBI48x")
 # 32 MiB are 70,000 connections.
@@ -52,7 +53,7 @@ _MESSAGE = np.dtype(
         ("inode", "u4"),
     ]
 )
-# struct tcp_info as of Linux 5.4, without its last members; later kernels have more behind it.
+# struct tcp_info of Linux 5.4, without its last members; later kernels have more members after them.
 _TCP_INFO = np.dtype(
     [
         ("info_state", "u1"),
@@ -101,7 +102,7 @@ _TCP_INFO = np.dtype(
 )
 SOCKET = np.dtype([*_MESSAGE.descr, *_TCP_INFO.descr])
 _Sockets = npt.NDArray[Any]
-# Offsets of the messages of each length, by length.
+# For each length of messages, the offsets of the messages with this length.
 _Begins = dict[int, npt.NDArray[np.intp]]
 
 
@@ -119,12 +120,12 @@ def read_sockets(sock: socket.socket) -> _Sockets:
 
 
 def parse(pieces: Sequence[bytes]) -> _Sockets:
-    """Returns the connections in pieces of an answer; a connection without tcp_info is left out.
+    """Returns the connections in the pieces of an answer; connections without tcp_info are left out.
 
     Raises CorruptTarget for messages that are cut, TargetError where the kernel refused.
     """
     data = b"".join(pieces)
-    # Nearly always all messages of a list have one length but for the last, which only ends the list.
+    # Nearly always all messages of a list have one length, except the last, which only ends the list.
     whole = _uniform(b"".join(pieces[:-1]))
     parts_of = [(0, whole), (len(data) - len(pieces[-1]), _begins(pieces[-1]))] if whole else _by_piece(pieces)
     by_length: dict[int, list[npt.NDArray[np.intp]]] = {}
@@ -145,7 +146,7 @@ def _by_piece(pieces: Sequence[bytes]) -> list[tuple[int, _Begins]]:
 
 
 def _begins(piece: bytes) -> _Begins:
-    """The offsets at which the connections in a piece begin, by their length."""
+    """Returns the offsets at which the connections in a piece begin, by length of their message."""
     if uniform := _uniform(piece):
         return uniform
     found: dict[int, list[int]] = {}
@@ -156,7 +157,7 @@ def _begins(piece: bytes) -> _Begins:
 
 
 def _uniform(piece: bytes) -> _Begins:
-    """Returns ``_begins`` without a walk, if all messages have one length; else empty."""
+    """Returns the same as ``_begins``, without a walk, if all messages have one length; else nothing."""
     if len(piece) < HEADER.size:
         return {}
     length, kind = HEADER.unpack_from(piece)[:2]
@@ -168,7 +169,9 @@ def _uniform(piece: bytes) -> _Begins:
 
 
 def _parse_alike(data: bytes, begins: npt.NDArray[np.intp], length: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """The bytes of connections in messages of one length; nearly always their attributes have the same places, too."""
+    """Yields the connections in messages of one length as bytes; nearly always their attributes are at the same
+    offsets, too.
+    """
     if length < _MESSAGE.itemsize:
         raise CorruptTarget("a message of sock_diag is cut short")
     whole = np.frombuffer(data, np.uint8)
@@ -191,7 +194,7 @@ def _slices(data: npt.NDArray[np.uint8], begins: npt.NDArray[np.intp], length: i
 
 
 def _info_at(data: bytes, begin: int, length: int) -> int | None:
-    """The offset of tcp_info in a message, from the begin of the message; None: the message has none."""
+    """Returns the offset of tcp_info from the begin of a message; None: the message has none."""
     for kind, at, end in attributes(data, begin + _MESSAGE.itemsize, begin + length):
         if kind == _INFO and end - at >= _TCP_INFO.itemsize:
             return at - begin
@@ -200,7 +203,7 @@ def _info_at(data: bytes, begin: int, length: int) -> int | None:
 
 @lru_cache(maxsize=4096)
 def address_text(family: int, raw: bytes) -> str:
-    """Returns the text of an address; an IPv4 address inside IPv6 as IPv4."""
+    """Returns an address as text; an IPv4 address inside IPv6 as IPv4."""
     if family == socket.AF_INET:
         return str(ipaddress.IPv4Address(raw[:4]))
     address = ipaddress.IPv6Address(raw)

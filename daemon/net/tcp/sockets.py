@@ -1,14 +1,13 @@
-"""Sockets of watched processes: a sock_diag socket in each of their network namespaces, the owner of each TCP socket,
-and the rows of net.sockets.
+"""The sockets of watched processes: opens a sock_diag socket in each of their network namespaces, finds the owner of
+each TCP socket, and makes the rows of net.sockets.
 
-A look at all descriptors of a process takes microseconds for each descriptor, so it is taken only when processes or
-sockets are new, and not often. The addresses of sockets are kept for a while after they closed: an error names a peer
-by the address of a socket that is closed by then.
+A look at all descriptors of a process takes microseconds for each descriptor, so it happens only when processes or
+sockets are new, and not often. The addresses of closed sockets are kept for a while: an error names a peer by the
+address of a socket that is closed by then.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
@@ -24,35 +23,36 @@ import pyarrow as pa
 
 from probing.api.errors import PrivilegeError, ProbingError, UnsupportedTarget
 from probing.api.tables.net import SOCKETS
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.net.tcp.sock_diag import LISTEN, NETLINK_SOCK_DIAG, address_text
 from probing.daemon.processes.namespaces import own_namespace, socket_in
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Identity, ProcessKey
 
 __all__ = ("KEPT_NS", "MAX_ROWS", "DiagSockets", "Endpoints", "Owners")
 
 TIMEOUT_S = 1.0
-# Each open socket keeps its namespace alive, so none stays open longer than a watched process is there.
+# An open socket keeps its namespace alive, so it is closed when the last watched process of the namespace has ended.
 MAX_NAMESPACES = 256
 
 
 class DiagSockets:
-    """Sockets of sock_diag by namespace. Not safe for two threads at once."""
+    """The sock_diag sockets by namespace. Not safe for two threads."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
         self._open: dict[int, socket.socket] = {}
         self._refused: dict[int, str] = {}
 
     @property
     def namespaces(self) -> Iterable[int]:
-        """The namespaces with an open socket, by the inode of /proc/PID/ns/net."""
+        """Returns the namespaces with an open socket, by the inode of /proc/PID/ns/net."""
         return list(self._open)
 
     @property
     def refused(self) -> Iterable[int]:
-        """The namespaces in which no socket could be opened, by the inode of /proc/PID/ns/net."""
+        """Returns the namespaces in which no socket could be opened, by the inode of /proc/PID/ns/net."""
         return list(self._refused)
 
     def of(self, netns: int) -> socket.socket:
@@ -106,22 +106,21 @@ class DiagSockets:
 
 _MAX_PROCESSES = 1_024
 OWNERS_TIMEOUT_S = 2.0
-# The longest time between two looks, and the shortest, even with new sockets (not with new processes), s.
+# The longest time between two looks, s, and the shortest, s; new processes cause a look earlier, new sockets do not.
 AT_LEAST_S = 60.0
 SOON_S = 5.0
-# The part of a core that looks may take.
+# The share of a core that looks may take.
 _SHARE = 1 / 400
-# Of the processes that share a socket, the process whose role comes first owns it: data loaders inherit the sockets of
-# their trainer.
+# If processes share a socket, the first role here owns it: data loaders inherit sockets of their trainer.
 _ORDER = ("trainer", "launcher", "other", "data_loader")
 _Integers = npt.NDArray[np.int64]
 
 
 class Owners:
-    """The owners of sockets. ``processes``: those of the last look; ``of`` returns their indices. Not safe for two
-    threads at once."""
+    """The owners of sockets. ``processes``: the processes of the last look; ``of`` returns indices in it. Not safe for
+    two threads."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
         self.processes: list[ProcessKey] = []
         self.namespaces: dict[int, ProcessKey] = {}
@@ -133,7 +132,7 @@ class Owners:
         self._error: ProbingError | None = None
 
     def refresh(self, watched: Sequence[Identity]) -> None:
-        """Looks again if a look is due. Raises ProbingError when the reader does not answer, or did not lately."""
+        """Looks again if a look is due. Raises ProbingError if the reader does not answer, or did not answer lately."""
         now = time.monotonic()
         if self._error is not None and now < self._due:
             raise self._error
@@ -143,7 +142,7 @@ class Owners:
         if not new and not (self._unknown and now >= self._due) and now < self._looked + AT_LEAST_S:
             return
         if new and now < self._due and set(keys) <= set(self.processes):
-            return  # some have ended: their sockets are gone, too
+            return  # some processes have ended, and their sockets are closed
         self._look(keys, now)
 
     def of(self, inodes: _Integers) -> _Integers:
@@ -154,7 +153,7 @@ class Owners:
         return np.where(self._inodes[place] == inodes, self._owners[place], -1)
 
     def unknown(self, found: bool) -> None:
-        """Reports whether there are new sockets that nobody was seen to hold."""
+        """Tells that there are new sockets whose owner no look has shown."""
         self._unknown |= found
 
     def _look(self, keys: list[ProcessKey], now: float) -> None:
@@ -165,9 +164,9 @@ class Owners:
         except ProbingError as e:
             self._error = e
             raise
-        # On a busy machine a look takes long and costs little.
+        # The pause follows the CPU time, because on a busy machine a look takes long but costs little.
         self._due = now + max(SOON_S, cpu_s / _SHARE)
-        # A process that was not reached in time is looked at again; a process that ended is soon watched no more.
+        # A process that was not reached in time is looked at again; one that has ended is not watched for long.
         self._looked, self._unknown = now, None in held
         self.processes = keys
         namespaces: dict[int, ProcessKey] = {}
@@ -181,13 +180,12 @@ class Owners:
         self._inodes = np.array(sorted(owners), np.int64)
         self._owners = np.array([owners[inode] for inode in self._inodes.tolist()], np.int64)
 
-    def _ask(self, keys: list[ProcessKey]) -> tuple[list[Any], float]:
+    def _ask(self, keys: list[ProcessKey]) -> tuple[list[tuple[int, list[int]] | None], float]:
         """Returns the answer of ``held_sockets``, and the CPU time that it took, s."""
         timeout_ms = int(OWNERS_TIMEOUT_S * 500)
         targets = [list(key) for key in keys]
         answer = self._readers.call("sockets", timeout=OWNERS_TIMEOUT_S, targets=targets, timeout_ms=timeout_ms)
-        held: list[Any] = json.loads(answer.payload)
-        return held, float(answer.header.get("cpu_s") or 0.0)
+        return payload_of(list[tuple[int, list[int]] | None], answer), float(answer.header.get("cpu_s") or 0.0)
 
 
 def _rank(who: Identity) -> tuple[int, int, int]:
@@ -202,7 +200,7 @@ _Array = npt.NDArray[Any]
 
 
 class _Held(NamedTuple):
-    """Sockets (SOCKET) of a namespace at ``seen_ns`` (UTC). ``process``: index of the owner of each in ``who``."""
+    """The sockets (SOCKET) of a namespace at ``seen_ns`` (UTC). ``process``: the index in ``who`` of each owner."""
 
     netns: int
     sockets: _Array
@@ -212,7 +210,7 @@ class _Held(NamedTuple):
 
 
 class Endpoints:
-    """Keeps the sockets of watched processes, open ones and lately closed ones. Safe for any thread."""
+    """Keeps the sockets of watched processes, open and lately closed. Safe for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -220,7 +218,9 @@ class Endpoints:
         self._closed: deque[_Held] = deque()
 
     def read(self, netns: int, sockets: _Array, owners: _Integers, who: Sequence[Identity | None], now_ns: int) -> None:
-        """Takes all sockets of a namespace at ``now_ns`` (UTC). ``owners``: of each, an index in ``who``, or -1."""
+        """Stores all sockets of a namespace at ``now_ns`` (UTC). ``owners``: the index of each owner in
+        ``who``, or -1.
+        """
         own = np.flatnonzero(owners >= 0)
         now = _Held(netns, sockets[own], owners[own], who, now_ns)
         with self._lock:
@@ -230,7 +230,9 @@ class Endpoints:
                 self._close(before, ~np.isin(before.sockets["cookie"], now.sockets["cookie"]))
 
     def keep(self, namespaces: Collection[int], now_ns: int) -> None:
-        """Closes the sockets of all other namespaces, and forgets those that closed KEPT_NS before ``now_ns`` (UTC)."""
+        """Marks the sockets of all other namespaces as closed, and drops those that closed KEPT_NS before ``now_ns``
+        (UTC).
+        """
         with self._lock:
             for netns in [netns for netns in self._open if netns not in namespaces]:
                 held = self._open.pop(netns)
@@ -239,7 +241,7 @@ class Endpoints:
                 self._closed.popleft()
 
     def rows(self, node: str, ts_ns: int) -> pa.RecordBatch:
-        """Returns net.sockets, the open ones first, then those that closed last."""
+        """Returns rows of net.sockets: open sockets first, then those that closed last."""
         with self._lock:
             still, ended = list(self._open.values()), list(reversed(self._closed))
         common = {"node": node, "ts": ts_ns}
@@ -256,7 +258,7 @@ class Endpoints:
         self._closed.append(held._replace(sockets=held.sockets[gone], process=held.process[gone]))
 
 
-def _rows(parts: Iterable[_Held], *, closed: bool) -> Iterator[dict[str, Any]]:
+def _rows(parts: Iterable[_Held], *, closed: bool) -> Iterator[Row]:
     for part in parts:
         for one, process in zip(part.sockets, part.process.tolist(), strict=True):
             who = part.who[process]

@@ -1,13 +1,12 @@
 """The source of net.tcp, net.paths and net.sockets: TCP connections of watched processes, by sock_diag.
 
-A row in which nothing happened is written once a minute. A namespace whose connections cannot be listed has rows of
-sums, without addresses: to list them the collector enters the namespace, which takes CAP_SYS_ADMIN; /proc/PID/net/snmp
-and netstat (Documentation/networking/snmp_counter.rst) of a process in the namespace can be read without.
+A row without any change is written once a minute. To list the connections of a namespace, the collector enters it,
+which needs CAP_SYS_ADMIN. Without this right the namespace has rows of sums without addresses: from /proc/PID/net/snmp
+and netstat (Documentation/networking/snmp_counter.rst) of a process in it.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from probing.api.errors import ProbingError
 from probing.api.tables.net import PATHS, SOCKETS, TCP
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
@@ -29,7 +29,7 @@ from probing.daemon.net.tcp.rows import Columns, path_batch, tcp_batch
 from probing.daemon.net.tcp.sock_diag import LISTEN, read_sockets
 from probing.daemon.net.tcp.sockets import DiagSockets, Endpoints, Owners
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
@@ -38,13 +38,13 @@ __all__ = (
     "TcpSource",
 )
 
-# Time after which a quiet row is written again, to show that the connections are there.
+# A row without any change is written again after this time, to show that the connections are there.
 AGAIN_NS = 60_000_000_000
 MAX_KNOWN = 16_384
 
 
 class Quiet:
-    """Remembers when rows were written. Not safe for two threads at once."""
+    """Remembers when rows were written. Not safe for two threads."""
 
     def __init__(self) -> None:
         self._written: OrderedDict[Hashable, int] = OrderedDict()
@@ -64,21 +64,21 @@ class Quiet:
 
 
 TIMEOUT_S = 1.0
-# Columns of net.tcp by the counters of ``reading.TOTALS``.
+# Columns of net.tcp for the counters of ``reading.TOTALS``.
 _COLUMNS = ("segs_out", "segs_in", "retrans")
 
 
 class _NamespaceTotals:
-    """The last reading of each namespace. Not safe for two threads at once."""
+    """Keeps the last totals of each namespace. Not safe for two threads."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
         self._counters = Counters()
 
     def rows(
         self, node: str, pair: ClockPair, namespaces: Mapping[int, ProcessKey], who: Mapping[ProcessKey, Identity]
     ) -> pa.RecordBatch | None:
-        """Returns a row for each namespace, with the process that ``namespaces`` names; None: there is no row.
+        """Returns a row for each namespace, with the process that ``namespaces`` names; None if there is no row.
 
         Raises ProbingError when the reader does not answer.
         """
@@ -86,7 +86,8 @@ class _NamespaceTotals:
         if not known:
             return None
         targets = [list(key) for key in known.values()]
-        found = json.loads(self._readers.call("tcp_totals", timeout=TIMEOUT_S, targets=targets).payload)
+        answer = self._readers.call("tcp_totals", timeout=TIMEOUT_S, targets=targets)
+        found = payload_of(list[list[int | None] | None], answer)
         read = [(netns, key, totals) for (netns, key), totals in zip(known.items(), found, strict=True) if totals]
         values = [[UNKNOWN if value is None else value for value in totals[1:]] for _, _, totals in read]
         shaped = np.array(values, np.int64).reshape(len(read), len(_COLUMNS))
@@ -94,7 +95,7 @@ class _NamespaceTotals:
         rows = []
         for row, (netns, key, totals) in enumerate(read):
             if not differences.new[row]:
-                rise: dict[str, Any] = dict(zip(_COLUMNS, differences.rise[row].tolist(), strict=True))
+                rise: Row = dict(zip(_COLUMNS, differences.rise[row].tolist(), strict=True))
                 common = {"node": node, "ts": pair.real_ns, "netns": netns, "sockets": totals[0]}
                 interval = {"interval_ns": int(differences.interval[row])}
                 rows.append({**who[key]._asdict(), **common, **interval, **rise})
@@ -102,7 +103,7 @@ class _NamespaceTotals:
 
 
 MAX_ROWS = 4_096
-# The part of a core that readings may take: a node with very many connections is read less often.
+# The share of a core that readings may take: a node with very many connections is read less often.
 _SHARE = 1 / 200
 
 
@@ -115,7 +116,7 @@ class TcpSource(Source):
 
     def __init__(
         self,
-        readers: Readers,
+        readers: ReaderPool,
         processes: Discovery,
         sink: Sink,
         clock: Clock,
@@ -157,7 +158,7 @@ class TcpSource(Source):
 
     @property
     def namespaces(self) -> Mapping[int, ProcessKey]:
-        """A watched process of each network namespace, by the inode of the namespace. Safe for any thread."""
+        """Returns a watched process of each network namespace, by the inode of the namespace. Safe for any thread."""
         return self._owners.namespaces
 
     @property
@@ -209,7 +210,7 @@ class TcpSource(Source):
         return Reading(sockets[sockets["state"] != LISTEN], time.monotonic_ns())
 
     def _read_listed(self, who: dict[ProcessKey, Identity]) -> list[int]:
-        """Reads the sockets of the namespaces that sock_diag does not reach. Returns the namespaces that were read."""
+        """Reads the sockets of the namespaces that sock_diag cannot reach. Returns the namespaces that were read."""
         namespaces = self._owners.namespaces
         try:
             found = self._proc.read({ns: namespaces[ns] for ns in self._sockets.refused if ns in namespaces})
@@ -226,7 +227,7 @@ class TcpSource(Source):
         return list(found)
 
     def _rows(self, netns: int, now: Reading, who: dict[ProcessKey, Identity]) -> bool:
-        """Puts the rows of a namespace. Returns whether there are new connections that nobody was seen to hold."""
+        """Puts the rows of a namespace. Returns whether there are new connections whose owner no look has shown."""
         owners = self._owners.of(now.sockets["inode"].astype(np.int64))
         before = self._before.get(netns)
         if before is None:
@@ -285,7 +286,7 @@ class TcpSource(Source):
             self._sink.put(TCP.name, rows)
 
     def _bounded(self, rows: npt.NDArray[Any], figures: Columns, pair: ClockPair) -> npt.NDArray[Any]:
-        """The rows with the most retransmits and bytes, if there are too many."""
+        """Returns all ``rows``, or if there are too many, the rows with the most retransmits and bytes."""
         if len(rows) <= MAX_ROWS:
             return rows
         order = np.lexsort((figures["bytes_sent"][rows], figures["retrans"][rows]))
@@ -298,7 +299,7 @@ _NOBODY = Identity(0, 0, "", "", "other")
 
 
 def _peer_ranks(found: Found, who: Sequence[Identity]) -> npt.NDArray[np.int64]:
-    """The rank at the other end of each connection; -1 where the rank is of another run, or not known."""
+    """Returns the rank at the other end of each connection; -1 if the rank is unknown or of another run."""
     runs = {(one.job, one.run): index for index, one in enumerate(who)}
     run = np.array([runs[one.job, one.run] for one in who], np.int64)
     rank = np.array([-1 if one.rank is None else one.rank for one in who], np.int64)

@@ -1,7 +1,7 @@
 """Reads limits and counts of a process's control groups: CPU quota, throttling, memory limit, OOM kills, freezer.
 
-Versions 1 and 2. A limit of a group holds for all groups below, so every level counts. A file that the kernel does not
-have gives None: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, scheduler/sched-bwc.rst.
+Versions 1 and 2. A limit of a group also limits all groups below it, so every level is read. A file that the kernel
+lacks gives None: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, scheduler/sched-bwc.rst.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _V2 = "cgroup2"
 
 
 class Group(NamedTuple):
-    """The directories of a process's group and of those above it, innermost first."""
+    """The directories of a process's group and of the groups above it, innermost first."""
 
     version: int
     path: str
@@ -33,13 +33,13 @@ class Group(NamedTuple):
 
 def read_cgroups(cgroup: bytes, mounts: list[Mount]) -> dict[str, object]:
     """Returns cgroup, frozen, cpu_quota (CPUs), memory_limit_bytes, memory_used_bytes, oom_kills, throttled and
-    throttled_ns of a process; None where a value is not known or there is no limit.
+    throttled_ns of a process; None for an unknown value or no limit.
 
-    ``cgroup``: /proc/PID/cgroup. ``mounts``: of this process, which reads the groups.
+    ``cgroup``: /proc/PID/cgroup. ``mounts``: the mounts of this process, which reads the groups.
     """
     groups = {name: group for name in ("cpu", "memory", "freezer") if (group := group_of(name, cgroup, mounts))}
     frozen, cpu = _frozen(groups.get("freezer")), cpu_limits(groups.get("cpu"))
-    # Hierarchies of version 1 have a group each: the group that holds the process up is shown.
+    # In version 1 each hierarchy has a group of its own: the group that limits the process most is shown.
     first = "freezer" if frozen else "cpu" if cpu["cpu_quota"] is not None else "memory"
     shown = groups.get(first) or next(iter(groups.values()), None)
     return {
@@ -51,7 +51,9 @@ def read_cgroups(cgroup: bytes, mounts: list[Mount]) -> dict[str, object]:
 
 
 def group_of(controller: str, cgroup: bytes, mounts: list[Mount]) -> Group | None:
-    """Returns the group in the version 1 hierarchy that has ``controller``, else in the version 2 hierarchy."""
+    """Returns the group in the version 1 hierarchy with ``controller``, else in the version 2 hierarchy; None if there
+    is none.
+    """
     unified = None
     for line in cgroup[: 64 << 10].split(b"\n")[:MAX_LINES]:
         number, _, rest = line.partition(b":")
@@ -68,10 +70,10 @@ def _first(version: int, mounts: Iterable[Mount], path: bytes) -> Group | None:
 
 
 def _below(version: int, mount: Mount, path: bytes) -> Group | None:
-    """Returns the group of ``path`` below ``mount``, None if the mount does not hold the path.
+    """Returns the group of ``path`` below ``mount``, None if the mount does not contain the path.
 
-    In a control group namespace of its own (a container), this process sees others at ``/../..``, and so the root of a
-    mount of the whole node: cgroup_namespaces(7).
+    In a control group namespace of its own (a container) this process sees other groups, and the root of a mount of the
+    whole node, at ``/../..``: cgroup_namespaces(7).
     """
     root = mount.root.rstrip(b"/")
     if not path.startswith(b"/") or not (path + b"/").startswith(root + b"/"):
@@ -95,7 +97,7 @@ def _frozen(group: Group | None) -> bool | None:
 
 
 def cpu_limits(group: Group | None) -> dict[str, float | int | None]:
-    """Returns cpu_quota (CPUs), and throttled and throttled_ns since the groups exist; None: not known or no limit."""
+    """Returns cpu_quota (CPUs), and throttled and throttled_ns since the groups exist; None: unknown or no limit."""
     quotas, counts, times = [], [], []
     for directory in group.directories if group else ():
         if (quota := _quota(directory)) is not None:
@@ -123,7 +125,7 @@ def _quota(directory: bytes) -> float | None:
 
 
 def _memory(group: Group | None) -> dict[str, object]:
-    """Returns limit and use of memory of the level with the least memory left."""
+    """Returns limit and use of memory at the level with the least memory left."""
     levels, kills = [], None
     for directory in group.directories if group else ():
         used = first_number(directory, "memory.current", "memory.usage_in_bytes")
@@ -145,7 +147,7 @@ def first_number(directory: bytes, *names: str) -> int | None:
 
 
 def number_in(text: bytes | None, name: bytes) -> int | None:
-    """Returns the number behind ``name`` in ``text``, whose lines have a name and a number."""
+    """Returns the number after ``name`` in ``text``, whose lines have a name and a number."""
     return next((_number(words[1]) for words in _words(text) if words[0] == name), None)
 
 
@@ -161,7 +163,7 @@ def _number(word: bytes) -> int | None:
 
 
 def read_group_file(directory: bytes, name: str) -> bytes | None:
-    """Returns the beginning of a file of a group; None if it cannot be read, as when the group was removed."""
+    """Returns the begin of a file of a group; None if it cannot be read, for example because the group was removed."""
     try:
         fd = os.open(os.path.join(directory, name.encode()), os.O_RDONLY | os.O_CLOEXEC)  # noqa: PTH118
     except OSError:

@@ -37,7 +37,7 @@ MAX_THREADS = 64
 MAX_CHILDREN = 16
 _BYTES = 16 << 10
 _SHM = b"/dev/shm"
-# The kernel shows no wchan and no system call of a thread in this state.
+# A state in which the kernel shows no wchan and no system call of a thread.
 _RUNS = "R"
 
 
@@ -45,7 +45,7 @@ def answer_condition(target: Target, request: Header) -> Message:
     """Answers the reader's request ``condition`` {pid, start_ns, timeout_ms, tid} with ``read_condition`` as JSON."""
     tid = request.get("tid", target.pid)
     if not isinstance(tid, int):
-        raise UsageError("the thread of a request for a condition is its id")
+        raise UsageError("name the thread of a request for a condition by its tid")
     return Message({}, json.dumps(read_condition(target, _deadline(request), tid)).encode())
 
 
@@ -54,7 +54,7 @@ def answer_loads(request: Header) -> Message:
     return Message({}, json.dumps(read_loads(_deadline(request))).encode())
 
 
-def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, Any]:
+def read_condition(target: Target, deadline: float, tid: int = 0) -> Header:
     """Returns the fields of ``diagnosis.facts.Condition``, with absolute counters, of the thread ``tid``; and:
 
     * ``pid``, ``start_ns``, and ``mono_ns``: CLOCK_MONOTONIC at the reading.
@@ -64,8 +64,8 @@ def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, A
     * ``thread_waits``: of up to 64 threads tid, name, state, cpu_ns, run_delay_ns and the fields of ``ThreadWait``.
       Threads that are not reached by ``deadline`` (time.monotonic()) are left out.
 
-    Values that the kernel does not show are None. ``tid`` 0, or of a thread that has ended, stands for the main thread.
-    Raises ProcessGone.
+    Values that the kernel does not show are None. ``tid`` 0, or the tid of a thread that has ended, means the main
+    thread. Raises ProcessGone.
     """
     mono_ns = time.monotonic_ns()
     stat = parse_task_stat(target.read("stat", _BYTES))
@@ -75,7 +75,7 @@ def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, A
     state = target.stat.state if tid == target.pid else thread.state if thread else ""
     cpu_ns, run_delay_ns = parse_schedstat(_read(target, f"task/{tid}/schedstat"))
     read_bytes, write_bytes, storage_read_bytes = parse_io(_read(target, "io"))
-    found: dict[str, Any] = {
+    found: Header = {
         "pid": target.pid,
         "start_ns": target.start_ns,
         "mono_ns": mono_ns,
@@ -98,16 +98,16 @@ def read_condition(target: Target, deadline: float, tid: int = 0) -> dict[str, A
     return {**found, **_shared_memory(target, mounts), **_threads(target, tid, mounts, deadline)}
 
 
-def _of_thread(target: Target, tid: int) -> dict[str, Any]:
-    """Returns the context switches and allowed CPUs of a thread; nothing for the main thread."""
+def _of_thread(target: Target, tid: int) -> Header:
+    """Returns the context switches and allowed CPUs of a thread; empty for the main thread."""
     found = status_fields(_read(target, f"task/{tid}/status")) if tid != target.pid else {}
     return {name: found[name] for name in ("switches", "cpus_allowed", "cpu_list") if name in found}
 
 
-def _threads(target: Target, first: int, mounts: list[Mount], deadline: float) -> dict[str, Any]:
+def _threads(target: Target, first: int, mounts: list[Mount], deadline: float) -> Header:
     children: list[list[Any]] = []
     waits = WaitReader(target, ProcessMemory(target.pid, max_calls=4 * MAX_THREADS, max_bytes=1 << 20), mounts)
-    found: list[dict[str, Any]] = []
+    found: list[Header] = []
     for tid in _tids(target, first):
         if found and time.monotonic() > deadline:
             break
@@ -153,7 +153,7 @@ def _children(target: Target, tid: int) -> list[list[Any]]:
     return found
 
 
-def _shared_memory(target: Target, mounts: list[Mount]) -> dict[str, Any]:
+def _shared_memory(target: Target, mounts: list[Mount]) -> Header:
     unknown = {"shm_used_bytes": None, "shm_size_bytes": None}
     if waits_for_others(mount_of(mounts, path=_SHM)):
         return unknown
@@ -167,7 +167,7 @@ def _shared_memory(target: Target, mounts: list[Mount]) -> dict[str, Any]:
 
 
 def _own_cgroups() -> list[Mount]:
-    """Returns the mounts of control groups that this process sees: a few of hundreds of mounts."""
+    """Returns the mounts of control groups that this process sees: a few of its hundreds of mounts."""
     with Target(os.getpid()) as own:
         lines = _read(own, "mountinfo", MAX_MOUNTINFO).split(b"\n")
     return parse_mounts(b"\n".join(line for line in lines if b" - cgroup" in line))

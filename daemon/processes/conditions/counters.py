@@ -1,13 +1,14 @@
-"""Parses the counters of a process or thread in /proc: bytes in, plain numbers out; None where the kernel has none.
+"""Parses the counters of a process or thread in /proc into numbers; None for a value that the kernel lacks.
 
-Formats: proc(5), Documentation/scheduler/sched-stats.rst. Each number is bounded, and so is each text.
+Formats: proc(5), Documentation/scheduler/sched-stats.rst. Each number and each text is limited in length.
 
-Finds the time since a thread last ran, from ``se.exec_start`` of its sched file (CONFIG_SCHED_DEBUG,
+``asleep_ns`` computes the time since a thread last ran, from ``se.exec_start`` of its sched file (CONFIG_SCHED_DEBUG,
 kernel/sched/debug.c), which is on the task clock of the CPU on which the thread ran. The task clocks of two CPUs differ
 by the time that interrupts and the hypervisor took from each since boot (kernel/sched/core.c, update_rq_clock_task). So
 the time is compared with the clock of the same CPU: the reader runs there for a moment.
 
-Finds the other processes that used the CPUs of a process, from two lists of all processes of the machine.
+``neighbours_of`` finds the other processes that used the CPUs of a process, from two lists of all processes of the
+machine.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from typing import NamedTuple
 from probing.api.errors import ProbingError
 from probing.daemon.processes.procfs import TICK_NS, clean_text, parse_stat
 from probing.daemon.processes.target import Target
+from probing.daemon.stack_wire import Load
 
 __all__ = (
-    "Load",
     "asleep_ns",
     "exec_start_ns",
     "idle_ns",
@@ -40,12 +41,14 @@ __all__ = (
 )
 
 _EXEC_START = re.compile(rb"^se\.exec_start\s*:\s*(\d{1,15})\.(\d{6})", re.MULTILINE)
-# Fields behind the name in /proc/PID/stat, counted from 0.
+# Fields after the name in /proc/PID/stat, counted from 0.
 _MAJOR_FAULTS, _USER, _SYSTEM, _PROCESSOR = 9, 11, 12, 36
 
 
 class _TaskStat(NamedTuple):
-    """``cpu_ns`` is counted in ticks of 10 ms. ``processor``: the CPU on which the task last ran."""
+    """The counters of a stat file. ``cpu_ns`` is counted in ticks of 10 ms. ``processor``: the CPU on which the task
+    thread last ran.
+    """
 
     name: str
     state: str
@@ -70,7 +73,7 @@ def parse_task_stat(data: bytes) -> _TaskStat | None:
 
 
 def parse_schedstat(data: bytes) -> tuple[int | None, int | None]:
-    """Returns the time on the CPU and the time spent runnable without one, ns."""
+    """Returns the time on a CPU and the time spent runnable without a CPU, ns."""
     try:
         cpu, delay = data.split()[:2]
         return _number(cpu), _number(delay)
@@ -79,14 +82,14 @@ def parse_schedstat(data: bytes) -> tuple[int | None, int | None]:
 
 
 def exec_start_ns(sched: bytes) -> int | None:
-    """Returns ``se.exec_start`` of a sched file: when the thread last ran, ns on its CPU's clock of tasks."""
+    """Returns ``se.exec_start`` of a sched file: when the thread last ran, ns on the task clock of its CPU."""
     match = _EXEC_START.search(sched[: 8 << 10])
     return int(match[1]) * 1_000_000 + int(match[2]) if match else None
 
 
 def parse_io(data: bytes) -> tuple[int | None, int | None, int | None]:
-    """Returns the bytes of all read calls and of all write calls of a process, also on caches and pipes, and the bytes
-    that were read from storage."""
+    """Returns the bytes of all read calls and of all write calls of a process, including caches and pipes, and the
+    bytes that were read from storage."""
     found = _pairs(data, (b"rchar", b"wchar", b"read_bytes"))
     return found.get(b"rchar"), found.get(b"wchar"), found.get(b"read_bytes")
 
@@ -112,12 +115,14 @@ def status_fields(data: bytes) -> dict[str, int | str | None]:
 
 def taken_ns(stat: bytes) -> dict[int | None, int]:
     """Returns for each CPU the time that interrupts and the hypervisor took since boot, from /proc/stat, ns."""
-    # The fields irq, softirq and steal.
+    # Fields 6 to 8 are irq, softirq and steal.
     return dict(_cpu_times(stat, slice(6, 9)))
 
 
 def idle_ns(stat: bytes) -> dict[int, int]:
-    """Returns for each CPU the idle time since boot, also while tasks waited for a disk, from /proc/stat, ns."""
+    """Returns for each CPU the idle time since boot from /proc/stat, ns, including time in which tasks waited for a
+    disk.
+    """
     return dict(_cpu_times(stat, slice(4, 6)))
 
 
@@ -137,7 +142,7 @@ def _pairs(data: bytes, names: tuple[bytes, ...]) -> dict[bytes, int]:
             try:
                 found[name] = _number(rest.split()[0])
             except (ValueError, IndexError):
-                continue  # it stays unknown
+                continue  # the value stays unknown
     return found
 
 
@@ -162,12 +167,12 @@ def _number(word: bytes) -> int:
 _BYTES = 16 << 10
 # Bytes of /proc/stat that are read: a line for each of 1,000 CPUs.
 _STAT_BYTES = 128 << 10
-# Clocks that are closer than this count as one.
+# Times of two clocks that differ by less than this count as equal, ns.
 _CLOSE_NS = 20_000_000
 
 
 def asleep_ns(target: Target, tid: int, cpu: int | None) -> int | None:
-    """Returns the least time since thread ``tid``, which does not run now, last ran, on ``cpu``, ns.
+    """Returns the least time since thread ``tid`` last ran, on ``cpu``, ns. The thread must not run now.
 
     None: the kernel does not show the time. Raises ProcessGone.
     """
@@ -224,21 +229,11 @@ MAX_PIDS = 16_384
 MAX_NEIGHBOURS = 5
 
 
-class Load(NamedTuple):
-    """The load of a process: ``cpu_ns`` since its start in ticks of 10 ms; its main thread last ran on ``cpu``."""
-
-    pid: int
-    start_ns: int
-    name: str
-    cpu: int | None
-    cpu_ns: int
-
-
 def read_loads(deadline: float, proc: Path = Path("/proc")) -> list[Load] | None:
     """Returns the loads of all processes that used a CPU, kernel threads among them.
 
-    None when the reading would end after ``deadline`` (time.monotonic()): a process that one of two lists lacks would
-    seem to be new.
+    None when the reading would end after ``deadline`` (time.monotonic()): in an incomplete list a process would be
+    missing, and seem new in the next.
     """
     found = []
     for name in os.listdir(proc)[:MAX_PIDS]:  # noqa: PTH208
@@ -255,16 +250,17 @@ def _load(path: Path) -> Load | None:
             data = file.read(4_096) or b""
         who, used = parse_stat(data), parse_task_stat(data)
     except (OSError, ProbingError):
-        return None  # it ended between the listing and the read
+        return None  # the process ended between the listing and the read
     return Load(who.pid, who.start_ns, used.name, used.processor, used.cpu_ns) if used else None
 
 
 def neighbours_of(
     first: Sequence[Load], second: Sequence[Load], pid: int, cpus: Collection[int]
 ) -> list[tuple[str, int, int]]:
-    """Returns name, pid and CPU ns of the five processes but ``pid`` that used ``cpus`` most between two readings.
+    """Returns name, pid and CPU ns of the five processes, other than ``pid``, that used ``cpus`` most between two
+    readings.
 
-    A process that is new counts from its start.
+    A new process counts from its start.
     """
     before = {(load.pid, load.start_ns): load.cpu_ns for load in first}
     used = [

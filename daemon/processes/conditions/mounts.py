@@ -17,12 +17,13 @@ __all__ = ("Mount", "handle_of", "mount_of", "parse_mounts", "plain_path", "wait
 MAX_MOUNTS = 4_096
 MAX_MOUNTINFO = 1 << 20
 _OCTAL = re.compile(rb"\\([0-7]{3})")
-# File systems whose files another machine or program serves: a stat of such a file can wait for ever.
+# File systems whose files another machine or program serves: a stat of such a file can wait forever.
 _SERVED = re.compile(r"fuse|nfs|lustre|ceph|cifs|smb|gpfs|beegfs|gfs|ocfs|9p|afs|wekafs|virtiofs|orangefs|pvfs|autofs")
 
 
 class Mount(NamedTuple):
-    """``root``: the directory of the file system that is mounted at ``point``. ``options``: options of the file system.
+    """A mount. ``root``: the directory of the file system that is mounted at ``point``. ``options``: options of the
+    file system.
 
     ``root`` and ``point`` are the kernel's bytes, the other texts are clean. ``device``: major:minor of the file
     system; ``source``: the device or server that was mounted.
@@ -37,12 +38,12 @@ class Mount(NamedTuple):
     source: str = ""
 
     def text(self) -> str:
-        """Returns type and mount point, as ``fuse.ckptfs /mnt/ckpt``."""
+        """Returns type and mount point, such as ``fuse.ckptfs /mnt/ckpt``."""
         return f"{self.kind} {clean_text(self.point, 256)}"
 
 
 def parse_mounts(data: bytes) -> list[Mount]:
-    """Returns the mounts of a mountinfo, in its order, at most 4,096. Lines of another form are left out."""
+    """Returns the mounts in a mountinfo file, in its order, at most 4,096. Lines of another form are left out."""
     found = []
     for line in data[:MAX_MOUNTINFO].split(b"\n")[:MAX_MOUNTS]:
         before, separator, after = line.partition(b" - ")
@@ -55,11 +56,11 @@ def parse_mounts(data: bytes) -> list[Mount]:
 
 
 def mount_of(mounts: list[Mount], *, number: int | None = None, path: bytes = b"") -> Mount | None:
-    """Returns the mount with this ``number`` (mnt_id of fdinfo), else the mount that holds the absolute ``path``."""
+    """Returns the mount with this ``number`` (mnt_id of fdinfo), else the mount that contains the absolute ``path``."""
     if number is not None:
         return next((mount for mount in mounts if mount.number == number), None)
     holding = [mount for mount in mounts if _holds(mount.point, path)]
-    # Of two mounts on one directory the later one hides the other.
+    # If two mounts are on one directory, the later one hides the other.
     return max(reversed(holding), key=lambda mount: len(mount.point), default=None)
 
 
@@ -69,7 +70,7 @@ def waits_for_others(mount: Mount | None) -> bool:
 
 
 def plain_path(path: bytes) -> bytes | None:
-    """Returns an absolute path without empty parts and dots; None if ``path`` is relative or holds ``..``."""
+    """Returns an absolute path without empty parts and dots; None if ``path`` is relative or contains ``..``."""
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
     return b"/" + b"/".join(parts) if path.startswith(b"/") and b".." not in parts else None
 

@@ -1,4 +1,6 @@
-"""The two ends of a socket, from the tables of a process's network namespace: /proc/PID/net/tcp and kin (proc(5))."""
+"""Finds the two ends of a socket in the tables of a process's network namespace: /proc/PID/net/tcp and similar files
+(proc(5)).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ MAX_TABLE = 1 << 20
 _INODE = re.compile(r"socket:\[(\d{1,20})\]")
 _TCP = ("tcp", "tcp6")
 _LISTEN = b"0A"
-# __SO_ACCEPTCON of net/unix: include/uapi/linux/net.h.
+# The flag __SO_ACCEPTCON of net/unix: include/uapi/linux/net.h.
 _UNIX_LISTENS = b"00010000"
 
 
@@ -26,7 +28,9 @@ SocketRows = Mapping[bytes, Sequence[bytes]]
 
 
 class SocketEnds(NamedTuple):
-    """``text``: such as ``tcp 10.0.0.1:29500 -> 10.0.0.2:41000``. ``listens``: the socket waits for connections."""
+    """The ends of a socket. ``text``: such as ``tcp 10.0.0.1:29500 -> 10.0.0.2:41000``. ``listens``: it waits for
+    connections.
+    """
 
     text: str
     listens: bool = False
@@ -42,7 +46,7 @@ class SocketTables:
     def described(self, link: str) -> SocketEnds:
         """Returns the ends of the socket ``link`` (socket:[INODE]): addresses of TCP, or the path of a Unix socket.
 
-        The text of a socket that is not found is ``link`` alone.
+        If the socket is in no table, the text is ``link``.
         """
         match = _INODE.fullmatch(link)
         if match is None:
@@ -90,7 +94,7 @@ def _tcp(local: bytes, remote: bytes, listens: bool) -> SocketEnds:
 def _address(text: bytes) -> str:
     address, _, port = text.partition(b":")
     raw = bytes.fromhex(address.decode())
-    # Each 32-bit word is written in the byte order of the machine: little-endian on all machines that run here.
+    # Each 32-bit word is written in the machine's byte order: little-endian on all machines that run here.
     words = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
     found = ipaddress.ip_address(words)
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None

@@ -1,9 +1,9 @@
 """Reads what a thread of another process waits for: its system call, and the file, pipe, socket or child of that call.
 
 No file of the target is opened: links of /proc/PID/fd are read as text. Attributes of a file are read only if its file
-system lies on this machine, since a dead server would keep the reader waiting.
+system is on this machine, since a dead server would block the reader.
 
-Has the names of the system calls in which a thread can wait, and the arguments that name the file of each call.
+The table has the system calls in which a thread can wait, and the arguments that name the file of each call.
 
 Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (arm64) in Linux 6.18.
 """
@@ -34,7 +34,7 @@ __all__ = (
     "system_call",
 )
 
-# Name, number on x86-64, number on arm64, and ``about`` of _SystemCall; a dash for a missing value.
+# Columns: name, number on x86-64, number on arm64, ``about`` of _SystemCall; a dash for a missing value.
 _TABLE = """
 read 0 63 fd              write 1 64 fd             open 2 - path0            close 3 57 fd
 stat 4 - path0            fstat 5 80 fd             lstat 6 - path0           poll 7 - poll
@@ -64,8 +64,8 @@ _COLUMN = {"x86_64": 1, "aarch64": 2}
 
 
 class _SystemCall(NamedTuple):
-    """``about``: fd (argument 0 is a descriptor), path0 and path1 (that argument points to a path), poll, select,
-    child0 and child1 (that argument is a pid), or empty."""
+    """A system call. ``about``: fd (argument 0 is a descriptor), path0 and path1 (that argument points to a path),
+    poll, select, child0 and child1 (that argument is a pid), or empty."""
 
     name: str
     about: str
@@ -96,8 +96,8 @@ _KINDS = {
     stat.S_IFREG: "file",
 }
 _LOCKS = frozenset(("flock", "fcntl"))
-# "7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF": the lock 7 is awaited by 4711 (proc(5), /proc/locks). Of several
-# that wait for one lock the kernel indents each more than the one before (fs/locks.c, lock_get_status).
+# "7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF": process 4711 waits for lock 7 (proc(5), /proc/locks). If several
+# wait for a lock, the kernel indents each more than the previous one (fs/locks.c, lock_get_status).
 _LOCK = re.compile(rb"^(\d{1,10}): +(->)? ?\S+ +\S+ +\S+ (-?\d{1,10}) ", re.MULTILINE)
 _MAX_LOCKS = 1 << 20
 _EPOLL = "anon_inode:[eventpoll]"
@@ -107,11 +107,11 @@ _MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*(\d{1,10})$", re.MULTILINE)
 
 
 class ThreadWait(TypedDict):
-    """``fd``: the descriptor that ``target`` is. ``target_kind``: file, fifo, pipe, socket, listener (a socket that
-    listens), tty, directory, device, child or other. ``more``: how many more files the call is about.
-    ``lock_holder``: the pid of the process that holds the file lock that the thread waits for.
+    """What a thread waits for. ``fd``: the descriptor of ``target``. ``target_kind``: file, fifo, pipe, socket,
+    listener (a socket that listens), tty, directory, device, child or other. ``more``: the number of further files of
+    the call. ``lock_holder``: the pid of the process that holds the file lock that the thread waits for.
 
-    Of several files, as of poll, select and epoll, a socket that listens goes before the first.
+    If a call such as poll has several files, ``target`` is a socket that listens, else the first.
     """
 
     wchan: str | None
@@ -134,7 +134,7 @@ _NOWHERE: _Place = {"target": None, "target_kind": None, "file_system": None}
 
 
 class WaitReader:
-    """Reads what the threads of one process wait for. ``mounts``: those that the process sees."""
+    """Reads what the threads of one process wait for. ``mounts``: the mounts that the process sees."""
 
     def __init__(self, target: Target, memory: Memory, mounts: list[Mount]) -> None:
         self._target = target
@@ -209,7 +209,7 @@ class WaitReader:
         return found
 
     def _named(self, call: _SystemCall, arguments: list[int]) -> _Place:
-        """Returns the place of an argument that is no descriptor: a path or a child."""
+        """Returns the place that an argument other than a descriptor names: a path or a child."""
         if call.about.startswith("path"):
             at = arguments[int(call.about[4:])]
             path = _memory(self._memory, at, MAX_PATH, text=True).partition(b"\0")[0]
@@ -237,9 +237,9 @@ class WaitReader:
 
 
 def _descriptors(call: _SystemCall, arguments: list[int], memory: Memory) -> list[int]:
-    """Returns the descriptors that ``call`` is about: the one argument, or the descriptors of poll and select."""
+    """Returns the descriptors that ``call`` is about: its argument, or the descriptors of poll and select."""
     if call.about == "fd":
-        # The kernel takes an int: the upper half of the register means nothing.
+        # The kernel reads an int: the upper half of the register has no meaning.
         fd = arguments[0] & 0xFFFF_FFFF
         return [fd] if fd < 1 << 31 else []
     if call.about == "poll":
@@ -261,7 +261,7 @@ def _child(pid: int) -> _Place:
 
 
 def _process(pid: int) -> str:
-    """Returns "rsync (pid 9, state S)"."""
+    """Returns a text such as "rsync (pid 9, state S)"."""
     try:
         with Target(pid) as process:
             found = parse_task_stat(process.read("stat", 4_096))
@@ -279,7 +279,7 @@ def _holder(waiters: set[int]) -> int | None:
 
 
 def lock_holder(table: bytes, waiters: set[int]) -> int | None:
-    """Returns the holder of the lock that a thread of ``waiters`` awaits, by /proc/locks; None if not known."""
+    """Returns the holder of the lock that a thread of ``waiters`` waits for, by /proc/locks; None if unknown."""
     holders: dict[bytes, int] = {}
     for number, waits, text in _LOCK.findall(table):
         if not waits:

@@ -1,6 +1,6 @@
-"""Keeps the ELF files open that a parser unwinds with, and maps instructions of a process to them.
+"""Keeps the ELF files open by which a parser unwinds stacks, and finds the file of each instruction of a process.
 
-Demangles names of C++ functions with the C++ library.
+``readable`` demangles names of C++ functions with the C++ library.
 
 Names come from hostile files, and demanglers have had bugs: only a parser, which has no rights, does this.
 """
@@ -38,7 +38,7 @@ _MAX_DEMANGLED = 1 << 20
 
 @functools.lru_cache(maxsize=16_384)
 def readable(name: bytes) -> str:
-    """Returns a symbol's name, demangled if it is a C++ name, printable, of at most 512 characters.
+    """Returns a symbol's name, demangled if it is a C++ name, with printable characters only, at most 512.
 
     A longer name loses the arguments of its templates, the innermost first.
     """
@@ -47,7 +47,7 @@ def readable(name: bytes) -> str:
 
 def _demangled(name: bytes) -> bytes:
     library = _library()
-    # GCC marks a split-off part by a suffix behind a dot, which the C++ library puts into brackets.
+    # GCC marks a split-off part by a suffix after a dot, which the C++ library puts into brackets.
     if library is None or not name.startswith((b"_Z", b"__Z")) or len(name) > _MAX_MANGLED:
         return name
     status = ctypes.c_int(-1)
@@ -69,7 +69,7 @@ def _shortened(name: str) -> str:
 
 
 def _without_arguments(name: str, keep: int) -> str:
-    """Replaces all text nested ``keep`` deep in <> by an ellipsis."""
+    """Returns ``name`` with an ellipsis for all text that is nested ``keep`` deep in <>."""
     kept, depth = [], 0
     operator = name.find("operator")
     for at, character in enumerate(name):
@@ -112,13 +112,13 @@ _MAX_KEPT = 8192
 _MAX_PART = 1 << 20
 
 _T = TypeVar("_T")
-# Device (major, minor) and inode in a process's maps, and the process; (0, 0) if they hold for all processes.
+# Device (major, minor) and inode in a process's maps, and the process; (0, 0) if they are valid for all processes.
 _Alias = tuple[int, int, int, tuple[int, int]]
 _FileId = tuple[int, int, int, int]
 
 
 class FileNeeded(Exception):
-    """Control flow, not an error: ``Unwinder`` catches it and requests the file of ``mapping``."""
+    """Raised to request the file of ``mapping``, not an error: ``Unwinder`` catches it."""
 
     def __init__(self, mapping: CodeMapping) -> None:
         super().__init__(mapping.path)
@@ -126,7 +126,7 @@ class FileNeeded(Exception):
 
 
 class _Module:
-    """One ELF file, open as ``fd``, which this object owns. Damaged parts of the file count as missing."""
+    """An ELF file, open as ``fd``, which this object closes. Damaged parts of the file count as missing."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -147,7 +147,9 @@ class _Module:
         return len(self._functions) if self._functions else 0
 
     def address(self, offset: int) -> int | None:
-        """Returns the address before relocation of the instruction at ``offset`` in the file."""
+        """Returns the address before relocation of the instruction at ``offset`` in the file; None if the file has none
+        there.
+        """
         return self._elf.code_address(offset) if self._elf else None
 
     def row(self, address: int) -> Row | None:
@@ -193,7 +195,9 @@ class _Module:
 
 
 class Modules:
-    """Files by device and inode. The held descriptor keeps the inode from being reused for another file."""
+    """The open ELF files, by device and inode. An open descriptor keeps the inode from being reused for
+    another file.
+    """
 
     def __init__(self) -> None:
         self._files: OrderedDict[_FileId, _Module] = OrderedDict()
@@ -201,15 +205,14 @@ class Modules:
         self._fds: dict[_FileId, int] = {}
 
     def add(self, mapping: CodeMapping, process: tuple[int, int], fd: int) -> None:
-        """Registers the file of ``mapping`` of a process (pid, start_ns). ``fd`` stays the caller's."""
+        """Registers the file of ``mapping`` of a process (pid, start_ns). The caller keeps ``fd``."""
         found = os.fstat(fd)
         file = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
         if file not in self._files:
             own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
             self._files[file] = _Module(own)
             self._fds[file] = own
-        # On overlayfs, maps and the file name different devices: the match then holds for this process alone, as the
-        # reader reported it.
+        # On overlayfs, maps and the file show different devices, so the match is valid only for this process.
         exact = (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino) == mapping[3:6]
         self._aliases[(*mapping[3:6], (0, 0) if exact else process)] = file
         while len(self._aliases) > _MAX_ALIASES:
@@ -225,7 +228,7 @@ class Modules:
                 continue
             found = os.fstat(self._fds[file])
             if (found.st_size, found.st_mtime_ns) != file[2:]:
-                self._drop(file)  # its content was replaced
+                self._drop(file)  # the file's content was replaced
                 continue
             self._files.move_to_end(file)
             return self._files[file]
@@ -244,7 +247,7 @@ class Modules:
 
 
 class Place(NamedTuple):
-    """The place of an instruction: ``offset`` in the file of ``mapping``; ``module`` None: without a file."""
+    """The place of an instruction: ``offset`` in the file of ``mapping``. ``module``: None if there is no file."""
 
     mapping: CodeMapping
     offset: int
@@ -266,7 +269,7 @@ class CodeSpace:
         self._held: dict[CodeMapping, _Module] = {}
 
     def holds(self, ip: int) -> CodeMapping | None:
-        """Returns the executable mapping that holds an address."""
+        """Returns the executable mapping that contains an address."""
         index = bisect.bisect_right(self._starts, ip) - 1
         if index >= 0 and ip < self._mappings[index].end:
             return self._mappings[index]

@@ -1,19 +1,19 @@
-"""Encodes copies of C stacks for the way from a reader through the collector to a parser.
+"""Encodes copies of C stacks, which go from a reader through the collector to a parser.
 
-The bytes are the length of a JSON object (u32), the object, and the copied stacks one after the other. The collector
-passes the bytes on unchanged, so a process with rights parses the JSON object at most.
+The bytes are the length of a JSON object (u32), the object, and the copied stacks in sequence. The collector passes
+them on without parsing the stacks.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from probing.api.errors import CorruptTarget
 from probing.daemon.processes.procfs import clean_text
 
-__all__ = ("MAX_MAPPINGS", "MAX_STACK", "MAX_THREADS", "Captured", "CodeMapping", "StackCopy")
+__all__ = ("MAX_MAPPINGS", "MAX_STACK", "MAX_THREADS", "Captured", "CodeMapping", "StackCopy", "Unwound")
 
 MAX_THREADS = 4096
 MAX_MAPPINGS = 4096
@@ -36,7 +36,7 @@ class CodeMapping(NamedTuple):
 
 
 class StackCopy(NamedTuple):
-    """A blocked thread: its ``pc`` and ``sp``, and ``data``, its memory from address ``low`` on.
+    """The copied stack of a blocked thread: its ``pc`` and ``sp``, and ``data``, the memory from address ``low`` on.
 
     ``reason``: why there is no copy: ``runs``, ``gone``, ``refused`` or ``limit``.
     """
@@ -47,6 +47,15 @@ class StackCopy(NamedTuple):
     low: int = 0
     data: bytes = b""
     reason: str = ""
+
+
+class Unwound(TypedDict):
+    """A parser's answer. ``need``: starts of mappings whose files are missing; when none are, ``threads`` (tid, [(code,
+    ip), ...], reason) with frames innermost first, and ``codes`` (func, file). ``reason``: why frames are missing."""
+
+    need: list[int]
+    threads: list[tuple[int, list[tuple[int, int]], str]]
+    codes: list[tuple[str, str]]
 
 
 class Captured(NamedTuple):
@@ -74,7 +83,7 @@ class Captured(NamedTuple):
         """Decodes the bytes of ``encode``. Raises CorruptTarget for any other bytes."""
         try:
             (length,) = _LENGTH.unpack_from(data)
-            text: dict[str, Any] = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+            text = json.loads(data[_LENGTH.size : _LENGTH.size + length])
             mappings = tuple(_mapping(*m) for m in text["mappings"][:MAX_MAPPINGS])
             threads, at = [], _LENGTH.size + length
             for tid, pc, sp, low, size, reason in text["threads"][:MAX_THREADS]:

@@ -1,4 +1,4 @@
-"""Copies the C stacks of a process's blocked threads without stopping them: the reader's part.
+"""Copies the C stacks of a process's blocked threads without stopping them, in a reader.
 
 The kernel reports the stack and instruction pointers of a blocked thread (``/proc/PID/task/TID/syscall``,
 fs/proc/base.c). Equal pointers and equal counts of context switches before and after the copy prove that the thread did
@@ -12,10 +12,10 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from probing.api.errors import PrivilegeError, ProcessGone, TargetError, UnsupportedTarget, UsageError
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import Memory, ProcessMemory
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
 from probing.daemon.python_stack.native.payload import (
@@ -36,16 +36,16 @@ __all__ = ("copy_stacks", "handlers")
 
 _MAX_TOTAL = 16 << 20
 _MAX_MAPS = 16 << 20
-# The red zone: a leaf function may use it below its stack pointer (System V ABI for x86-64, 3.2.2).
+# The red zone: memory below its stack pointer that a leaf function may use (System V ABI for x86-64, 3.2.2).
 _RED_ZONE = 128
-# Running threads often block soon: they are read again every millisecond for this part of the time.
+# The share of the time in which running threads are read again every millisecond: they often block soon.
 _PATIENCE = 0.2
 _MAX_ROUNDS = 20
 _PAUSE_S = 0.001
 
 
 class _Look(NamedTuple):
-    """The kernel's report of a blocked thread; the thread did not run between two equal reports."""
+    """What the kernel reports of a blocked thread. Between two equal reports the thread did not run."""
 
     sp: int
     pc: int
@@ -58,9 +58,9 @@ def copy_stacks(
 ) -> tuple[Captured, dict[int, Thread]]:
     """Copies the stacks of threads ``tids`` (empty: all) and, with ``runtime``, walks their Python stacks meanwhile.
 
-    The second value has the Python part of each thread that stayed blocked, as in ``dump_stacks``. ``deadline`` is
-    on time.monotonic(). Raises ProcessGone, PrivilegeError, TargetTimeout, and UnsupportedTarget on machines whose
-    blocked threads cannot be unwound from their stack alone.
+    The second value has the Python stack of each thread that stayed blocked, as in ``dump_stacks``. ``deadline`` is on
+    time.monotonic(). Raises ProcessGone, PrivilegeError, TargetTimeout, and UnsupportedTarget on machines whose blocked
+    threads cannot be unwound from their stack alone.
     """
     if platform.machine() != "x86_64":
         raise UnsupportedTarget(
@@ -84,16 +84,17 @@ def copy_stacks(
     return Captured(pid, start_ns, _within_bounds(found), tuple(code[:MAX_MAPPINGS])), python
 
 
-def handlers() -> dict[str, Callable[[dict[str, Any]], Message]]:
-    """Returns the reader's request ``native`` {pid, start_ns, tids (or none: all), runtime (or none), timeout_ms}.
+def handlers() -> dict[str, Callable[[Header], Message]]:
+    """Returns the handler of the reader's request ``native`` {pid, start_ns, tids (or none: all), runtime (or none),
+    timeout_ms}.
 
-    Payload: ``Captured.encode()``. Header: ``python``, null or the Python stacks of the threads that held still, all
-    of the same moment as the copies, packed as ``stack_wire.unpack`` reads them.
+    Payload: ``Captured.encode()``. Header: ``python``, null or the Python stacks of the threads that did not run
+    meanwhile, from the same moment as the copies, packed for ``stack_wire.unpack``.
     """
     return {"native": _native}
 
 
-def _native(request: dict[str, Any]) -> Message:
+def _native(request: Header) -> Message:
     asked = parse_request(request)
     tids = request.get("tids") or []
     if not isinstance(tids, list) or len(tids) > MAX_THREADS or not all(isinstance(t, int) and t > 0 for t in tids):
@@ -111,7 +112,7 @@ def _round(
     runtime: RuntimeInfo | None,
     deadline: float,
 ) -> tuple[dict[int, StackCopy], dict[int, Thread]]:
-    """Reads the registers, copies, walks Python, and reads the registers again."""
+    """Reads the registers, copies the stacks, walks the Python stacks, and reads the registers again."""
     before = {tid: _look(pid, tid) for tid in tids}
     still = {tid: look for tid, look in before.items() if isinstance(look, _Look)}
     copies = _copy(ProcessMemory(pid), still, mappings)
@@ -138,7 +139,7 @@ def _copy(memory: Memory, still: dict[int, _Look], mappings: Sequence[Mapping]) 
     if sum(size for _, size in ranges.values()) > _MAX_TOTAL:
         share = _MAX_TOTAL // len(ranges)
         ranges = {tid: (low, min(size, share)) for tid, (low, size) in ranges.items()}
-    # A call for each would cost more than the reading itself.
+    # One call for all ranges: a call for each would cost more than the reading.
     parts = dict(zip(ranges, memory.read_many(list(ranges.values())), strict=True))
     copies = {}
     for tid, look in still.items():

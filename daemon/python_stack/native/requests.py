@@ -1,9 +1,10 @@
-"""Adds C frames to stacks on demand: a reader copies, a parser unwinds, and the result is merged.
+"""Adds C frames to stacks on demand: a reader copies the stacks, a parser unwinds them, and ``merge`` joins C and
+Python frames.
 
-Merges the C and Python frames of a thread: Python frames replace each run of the C interpreter loop.
+The Python frames replace each run of the C interpreter loop.
 
-A Python frame that is an ``entry`` is the outermost of its run of the loop, so runs and calls of the loop correspond
-one to one, the innermost to the innermost.
+A Python frame that is an ``entry`` is the outermost of its run. So each run corresponds to one call of the loop,
+counted from the innermost.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from probing.api.errors import CorruptTarget, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
-from probing.daemon.processes.reader_pool import GRACE_S, seconds_left
-from probing.daemon.processes.readers import Parsers, Readers
-from probing.daemon.python_stack.native.payload import Captured, CodeMapping
+from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetTimeout, UnsupportedTarget
+from probing.daemon.processes.parsers import ParserPool, answer_of
+from probing.daemon.processes.reader_pool import GRACE_S, ReaderPool, seconds_left
+from probing.daemon.python_stack.native.payload import Captured, CodeMapping, Unwound
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.stack_wire import Frame, Thread, unpack
 
@@ -28,15 +28,15 @@ __all__ = (
 
 # Compilers split functions and name the parts .cold, .constprop.0, .lto_priv.0 and so on.
 _LOOP = re.compile(r"_PyEval_EvalFrameDefault(?:\.[\w.]+)?(?: \(\.[\w.]+\))*")
-# 3.14 can be built with a function for each instruction, which jump to each other and never return to the loop.
+# CPython 3.14 can be built with a function for each instruction; these jump to each other and never return to the loop.
 _INSTRUCTION = re.compile(r"_TAIL_CALL_\w+(?:\.[\w.]+)*")
 
 
 def merge(python: Sequence[Frame], native: Sequence[Frame], reason: str) -> tuple[list[Frame], str]:
-    """Returns (frames innermost first, why native frames are missing, empty when none are).
+    """Returns the frames, innermost first, and why native frames are missing, or "".
 
-    ``reason``: why outer frames of ``native`` are missing; empty for a whole stack. When the two do not match, the
-    Python stack stays whole, below the native frames inside all of it.
+    ``reason``: why outer frames of ``native`` are missing; empty for a whole stack. If the two stacks do not match, the
+    Python stack is kept whole, after the native frames that are inside all of it.
     """
     if not python:
         return list(native), reason
@@ -85,9 +85,9 @@ def _loops(native: Sequence[Frame]) -> list[tuple[int, int]]:
     return found
 
 
-# Descriptors that one message takes (daemon/ipc.py).
+# The most descriptors in one message (daemon/ipc.py).
 _MAX_FDS = 16
-# A stack passes through few files, and each round finds the next file of every thread.
+# The most rounds for a request: each round finds the next file of every thread, and a stack passes through few files.
 _MAX_ROUNDS = 64
 _REASONS = {
     "runs": "it runs, and only a thread that is blocked can be read without stopping it",
@@ -98,9 +98,13 @@ _REASONS = {
 
 
 class NativeStacks:
-    """Safe for any thread. ``prepare`` is ``PythonStacks.prepare``, which finds the CPython of a process."""
+    """Adds native frames to stacks. Safe for any thread. ``prepare`` is ``PythonStacks.prepare``, which finds the
+    CPython of a process.
+    """
 
-    def __init__(self, readers: Readers, parsers: Parsers, prepare: Callable[[int, int, float], RuntimeInfo]) -> None:
+    def __init__(
+        self, readers: ReaderPool, parsers: ParserPool, prepare: Callable[[int, int, float], RuntimeInfo]
+    ) -> None:
         self._readers = readers
         self._parsers = parsers
         self._prepare = prepare
@@ -108,9 +112,9 @@ class NativeStacks:
     def add(self, pid: int, start_ns: int, threads: list[Thread], timeout: float) -> None:
         """Adds native frames to ``threads``, the threads of one process from ``PythonStacks.stacks``.
 
-        Each thread gets ``native_missing``: why native frames are missing, empty when none are; it never raises a
-        ProbingError. The Python frames of a thread that is blocked are read anew, with its C stack and of the same
-        moment. ``timeout`` in seconds; a process that cannot be read at all takes one second more.
+        Each thread gets ``native_missing``: why native frames are missing, or "". No ProbingError is raised. The Python
+        frames of a blocked thread are read again, at the same moment as its C stack. ``timeout`` in seconds; a process
+        that cannot be read takes one second more.
         """
         deadline = time.monotonic() + timeout
         try:
@@ -130,7 +134,9 @@ class NativeStacks:
     def _read(
         self, pid: int, start_ns: int, threads: list[Thread], deadline: float
     ) -> tuple[dict[int, tuple[list[Frame], str]], dict[int, Thread]]:
-        """Returns, by tid, the native frames and why some are missing, and the Python parts read with the frames."""
+        """Returns by tid: the native frames, and why some are missing; and the Python stacks that were read
+        with them.
+        """
         runtime = None
         if any(thread["frames"] for thread in threads):
             # The process may have called exec meanwhile.
@@ -167,9 +173,15 @@ class NativeStacks:
                     absent=sorted(absent),
                     timeout_ms=max(1, int(seconds * 1000)),
                 )
-            need = _starts(answer, mappings)
+            try:
+                unwound = answer_of(Unwound, answer)
+            except InternalError as e:
+                raise CorruptTarget("a parser's answer holds no stacks") from e
+            need = unwound["need"]
+            if any(start not in mappings for start in need):
+                raise CorruptTarget("a parser asks for files that the process does not map")
             if not need:
-                return _threads(answer)
+                return _threads(unwound)
         raise TargetTimeout("the stacks pass through too many files", hint="ask again: the files are known by now")
 
     def _open(
@@ -182,7 +194,9 @@ class NativeStacks:
         opened: contextlib.ExitStack,
         deadline: float,
     ) -> dict[int, int]:
-        """Returns descriptors by the start of a mapping; mappings whose file cannot be opened go to ``absent``."""
+        """Opens files of mappings. Returns the descriptors by start of the mapping; adds starts whose file cannot be
+        opened to ``absent``.
+        """
         files = {}
         for start in need:
             try:
@@ -203,26 +217,18 @@ class NativeStacks:
 
 
 def _explained(reason: str) -> str:
-    """Returns the message for people of a reason."""
+    """Returns the message to show for a reason."""
     return _REASONS.get(reason, reason)
 
 
-def _starts(answer: dict[str, Any], mappings: dict[int, CodeMapping]) -> list[int]:
-    need = answer.get("need")
-    if not isinstance(need, list) or any(start not in mappings for start in need):
-        raise CorruptTarget("a parser asks for files that the process does not map")
-    return need
-
-
-def _threads(answer: dict[str, Any]) -> dict[int, tuple[list[Frame], str]]:
+def _threads(answer: Unwound) -> dict[int, tuple[list[Frame], str]]:
+    codes = answer["codes"]
     try:
-        codes = answer["codes"]
         return {
-            tid: ([_frame(codes[code], ip) for code, ip in frames], str(reason))
-            for tid, frames, reason in answer["threads"]
+            tid: ([_frame(codes[code], ip) for code, ip in frames], reason) for tid, frames, reason in answer["threads"]
         }
-    except (KeyError, IndexError, TypeError, ValueError) as e:
-        raise CorruptTarget("a parser's answer holds no stacks") from e
+    except IndexError as e:
+        raise CorruptTarget("a parser's answer contains no stacks") from e
 
 
 def _frame(code: Sequence[str], ip: int) -> Frame:

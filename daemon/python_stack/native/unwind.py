@@ -1,4 +1,4 @@
-"""Unwinds copied stacks to frames with readable names: the parser's part.
+"""Unwinds copied stacks to frames with readable names, in a parser.
 
 A request may lack files. The answer then lists the mappings whose files are needed, and the request is repeated with
 their descriptors. The parser keeps the descriptors, so that each file is opened and indexed once.
@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from probing.api.errors import CorruptTarget, UsageError
 from probing.daemon.ipc import Message
 from probing.daemon.python_stack.native.modules import CodeSpace, FileNeeded, Modules
-from probing.daemon.python_stack.native.payload import Captured, StackCopy
+from probing.daemon.python_stack.native.payload import Captured, StackCopy, Unwound
 from probing.daemon.python_stack.native.walk import CFrame, CStack, walk
 
 __all__ = ("Unwinder", "handlers")
@@ -24,7 +23,7 @@ _MAX_ABSENT = 4096
 
 
 class Unwinder:
-    """Unwinds for all processes of a node. Not safe for two threads at once."""
+    """Unwinds stacks of all processes of a node. Not safe for two threads."""
 
     def __init__(self) -> None:
         self._modules = Modules()
@@ -34,13 +33,11 @@ class Unwinder:
 
     def unwind(
         self, data: bytes, starts: Sequence[int], fds: Sequence[int], absent: frozenset[int], deadline: float
-    ) -> dict[str, Any]:
+    ) -> Unwound:
         """Unwinds ``data``, the bytes of ``Captured.encode()``.
 
         ``fds`` are the files of the mappings at ``starts`` and stay the caller's; files of mappings at ``absent``
-        cannot be opened. ``deadline`` is on time.monotonic(). Answer: ``need``, starts of mappings whose files are
-        missing; when none are, ``threads`` [[tid, [[code, ip], ...], reason], ...] with frames innermost first, and
-        ``codes`` [[func, file], ...]. ``reason``: why frames are missing. Raises CorruptTarget for damaged ``data``.
+        cannot be opened. ``deadline`` is on time.monotonic(). Raises CorruptTarget for damaged ``data``.
         """
         captured = Captured.decode(data)
         process = (captured.pid, captured.start_ns)
@@ -59,7 +56,7 @@ class Unwinder:
         if need:
             return {"need": sorted(need), "threads": [], "codes": []}
         codes = _Codes(deadline)
-        threads = [[copy.tid, [[codes.index(f), f.ip] for f in stack.frames], stack.reason] for copy, stack in stacks]
+        threads = [(copy.tid, [(codes.index(f), f.ip) for f in stack.frames], stack.reason) for copy, stack in stacks]
         return {"need": [], "threads": threads, "codes": codes.listed}
 
     def _one(self, copy: StackCopy, space: CodeSpace, deadline: float) -> CStack:
@@ -71,7 +68,7 @@ class Unwinder:
 
 
 class _Codes:
-    """Function names without duplicates, since threads of a training share most frames."""
+    """Function names without duplicates, since the threads of a training share most frames."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
@@ -92,7 +89,7 @@ class _Codes:
 
 
 def _named(frame: CFrame, *, in_time: bool) -> tuple[str, str]:
-    """Returns (name, file) of a frame; past the deadline without the name."""
+    """Returns (name, file) of a frame; after the deadline the name is left out."""
     place = frame.place
     if place is None:
         return "?", "?"
@@ -108,8 +105,8 @@ def _named(frame: CFrame, *, in_time: bool) -> tuple[str, str]:
 
 
 def handlers() -> dict[str, Callable[[Message], bytes]]:
-    """What a parser answers: ``unwind`` {starts, absent, timeout_ms}, payload ``Captured.encode()``, descriptors of the
-    mappings at ``starts``. Answer: payload, JSON as of ``Unwinder.unwind``."""
+    """Returns the handler of the parser's request ``unwind`` {starts, absent, timeout_ms}, with ``Captured.encode()``
+    as payload, and descriptors of the mappings at ``starts``. It answers JSON of ``Unwinder.unwind``."""
     unwinder = Unwinder()
 
     def answer(request: Message) -> bytes:
@@ -117,7 +114,7 @@ def handlers() -> dict[str, Callable[[Message], bytes]]:
         timeout_ms = request.header.get("timeout_ms", 1000)
         numbers = isinstance(starts, list) and isinstance(absent, list) and isinstance(timeout_ms, int | float)
         if not numbers or len(starts) != len(request.fds) or len(absent) > _MAX_ABSENT:
-            raise UsageError("unwind takes a descriptor for each of its starts")
+            raise UsageError("unwind needs a descriptor for each of its starts")
         deadline = time.monotonic() + timeout_ms / 1000
         return json.dumps(unwinder.unwind(request.payload, starts, request.fds, frozenset(absent), deadline)).encode()
 

@@ -1,10 +1,10 @@
-"""Unwinds one C stack from a copy of its memory and call frame information, without stopping the thread.
+"""Unwinds a C stack from a copy of its memory by call frame information, without stopping the thread.
 
 Only the stack and instruction pointers of a blocked thread are known at first. Callee-saved registers become known with
 the frames that restore them. When the CFA depends on a register that is still unknown (rbp, in functions that keep a
 frame pointer), it is computed from the function's first instructions, if a return address lies there. In functions with
-stacks of variable size it is searched among the return addresses above; such a stack is never reported as whole, since
-a stale return address can look like the current one.
+stacks of variable size it is searched among the return addresses above. Such a stack is never reported as whole, since
+an old return address can look like the current one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ANYWHERE = -1
 # sub imm8, %rsp and sub imm32, %rsp, among the first bytes of a function.
 _TAKES_STACK = re.compile(rb"\x48(?:\x83\xec([\x00-\x7f])|\x81\xec(.{3}\x00))", re.DOTALL)
 _PROLOGUE = 96
-# Signs of a stack of variable or aligned size: sub and mov to %rsp (except from %rbp), and `and imm, %rsp`.
+# Signs of a stack of variable or aligned size: sub from and mov to %rsp (except from %rbp), and `and imm, %rsp`.
 _MOVES_STACK = re.compile(
     rb"[\x48\x4c](?:\x29[\xc4\xcc\xd4\xdc\xec\xf4\xfc]|\x89[\xc4\xcc\xd4\xdc\xf4\xfc])"
     rb"|[\x48\x49](?:\x2b[\xe0-\xe7]|\x8b[\xe0-\xe3\xe6\xe7])|\x49\x8b\xe5|\x4c\x89\xec|\x48[\x81\x83]\xe4"
@@ -52,7 +52,9 @@ _Registers = dict[int, int]
 
 
 class CFrame(NamedTuple):
-    """``ip``: the return address; ``place``: that of the call before it, None outside of all mappings."""
+    """A frame of a C stack. ``ip``: the return address; ``place``: the place of the call before it, None outside of all
+    mappings.
+    """
 
     ip: int
     place: Place | None
@@ -60,7 +62,7 @@ class CFrame(NamedTuple):
 
 @dataclass(slots=True)
 class CStack:
-    """Frames innermost first. ``reason``: why outer ones are missing; empty for a whole stack."""
+    """The frames of a C stack, innermost first. ``reason``: why outer frames are missing; empty for a whole stack."""
 
     frames: list[CFrame] = field(default_factory=list)
     reason: str = ""
@@ -87,7 +89,9 @@ class _Walk:
         self.searched = False
 
     def follow(self, registers: _Registers, *, exact: bool, guesses: bool) -> CStack:
-        """Unwinds from a frame outwards. ``exact``: its instruction is the next to run, not a return address."""
+        """Unwinds from a frame outwards. ``exact``: the frame's instruction is the next to run, not a return
+        address.
+        """
         stack = CStack()
         try:
             while registers[_RIP]:
@@ -109,7 +113,7 @@ class _Walk:
         if row is None:
             return self._by_frame_pointer(place, registers)
         if row.rules.get(row.return_register, Rule("same")).kind == "undefined":
-            return {_RIP: 0}  # the mark of the outermost function
+            return {_RIP: 0}  # a return address of 0 marks the outermost function
         try:
             cfa = self._cfa(row, registers)
             if cfa is None and row.cfa_register == _RBP and guesses and place is not None:
@@ -132,7 +136,7 @@ class _Walk:
         return None if base is None else (base + row.cfa_offset) & _MASK
 
     def _restored(self, row: Row, cfa: int, registers: _Registers) -> _Registers:
-        """Returns the registers of the caller that are known then."""
+        """Returns the caller's registers that are known after this frame."""
         found: _Registers = {_RSP: cfa}
         for register in _SAVED:
             if register not in row.rules and register in registers:
@@ -162,7 +166,9 @@ class _Walk:
         return None
 
     def _by_frame_pointer(self, place: Place | None, registers: _Registers) -> _Registers:
-        """Returns the caller of a function without call frame information, if it keeps a frame pointer."""
+        """Returns the registers of the caller of a function without call frame information, if it keeps a frame
+        pointer.
+        """
         base = registers.get(_RBP, 0)
         above, back = self._read(base, 8), self._read(base + 8, 8)
         if base >= registers[_RSP] and above is not None and back and above > base and self._call(back) is not None:
@@ -186,7 +192,7 @@ class _Walk:
         return None
 
     def _search(self, place: Place, row: Row, registers: _Registers) -> int | None:
-        """Returns the CFA of a function whose rbp is unknown, or None."""
+        """Returns the CFA of a function whose rbp is unknown, or None if the search fails."""
         here = place.mapping.start + row.start - (place.address or 0) + place.offset - place.mapping.offset
         likely = None
         for candidate in self._candidates(row, registers[_RSP]):
@@ -195,7 +201,7 @@ class _Walk:
                 return candidate
             if target == _ANYWHERE and likely is None:
                 rest = self.follow(self._restored(row, candidate, registers), exact=False, guesses=False)
-                # The same function once more: a stale frame of an earlier recursive call.
+                # The same function again: an old frame of an earlier recursive call.
                 if not rest.reason and not any(self._within(frame, place, row) for frame in rest.frames):
                     likely = candidate
         return likely
@@ -207,7 +213,7 @@ class _Walk:
         return found is not None and found.start == row.start
 
     def _candidates(self, row: Row, sp: int) -> Iterator[int]:
-        """Yields possible CFAs: a return address and a plausible rbp lie below."""
+        """Yields possible CFAs: a return address and a plausible rbp must lie below each."""
         count = 0
         rule = row.rules.get(_RBP)
         for slot in range(-(-sp // 8) * 8, sp + _MAX_SEARCH, 8):
@@ -223,7 +229,7 @@ class _Walk:
                 yield slot + 8
 
     def _call(self, ip: int) -> int | None:
-        """Returns the target of the call before ``ip``; _ANYWHERE for an indirect call, None without a call."""
+        """Returns the target of the call before ``ip``; _ANYWHERE for an indirect call, None if there is no call."""
         place = self._space.place(ip - 1)
         if place is None or place.module is None or place.offset < 7:
             return None

@@ -1,8 +1,9 @@
-"""Code objects that samples name by address: the reader's request ``codes``, and the collector's cache of the answers.
+"""Reads the code objects that samples name by address (the reader's request ``codes``), and caches them in the
+collector.
 
-Other code can take an address as soon as its code is freed. A sample therefore holds (address, check), and a code
-object that is read later counts as the code of the sample only when its check is the same. This module imports nothing
-heavy: a reader uses it.
+When a code object is freed, other code can take its address. So a sample contains (address, check), and a code object
+that is read later belongs to the sample only if it has the same check. This module imports nothing heavy: a reader uses
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from probing.api.errors import CorruptTarget, InternalError, UsageError
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.python_stack.sampling.thread_states import checked_request
 from probing.daemon.python_stack.walk.capture import checked_layout
@@ -42,32 +43,32 @@ CodeKey = tuple[int, int]
 """(address, check)."""
 WantedCode = tuple[int, int | None]
 """(address, check); None: any code."""
-# Code objects read at once: so few that even the largest stay within the bounds of one ProcessMemory.
+# How many code objects are read at once: so few that even the largest stay within the bounds of one ProcessMemory.
 _CHUNK = 32
 _MAX_PAYLOAD = 16 << 20
 _MAX_KNOWN = 32_768
 _MAX_KNOWN_BYTES = 8 << 20
 _MAX_GIVEN_UP = 8_192
 _U64 = (1 << 64) - 1
-# PyASCIIObject.hash, of every version.
+# The offset of PyASCIIObject.hash, in every version.
 _STR_HASH = 24
 
 
 def code_check(filename: int, name: int, linetable: int, firstlineno: int, name_hash: int) -> int:
-    """Returns the same as ``code_check`` in bpf/python.bpf.h for pointers, co_firstlineno as an unsigned 32-bit number,
-    and the hash of co_name as an unsigned 64-bit number."""
+    """Returns the check that ``code_check`` in bpf/python.bpf.h computes. Arguments: pointers, co_firstlineno as an
+    unsigned 32-bit number, and the hash of co_name as an unsigned 64-bit number."""
     mixed = filename * 0x9E3779B97F4A7C15 ^ name * 0xC2B2AE3D27D4EB4F ^ linetable * 0x165667B19E3779F9
     mixed = (mixed ^ firstlineno * 0x27D4EB2F165667C5 ^ name_hash * 0xFF51AFD7ED558CCD) & _U64
     return mixed >> 32 ^ mixed & 0xFFFF_FFFF
 
 
-def answer_codes(request: dict[str, Any]) -> Message:
+def answer_codes(request: Header) -> Message:
     """Answers ``codes`` {pid, start_ns, runtime, wanted (at most 4096 of [address, check or null]), timeout_ms}.
 
-    Header ``index`` and ``asked``: only the first ``asked`` were read; request the others again. Payload: ``index``
-    bytes of JSON ``{"files": [...], "codes": [[address, [filename, name, linetable, firstlineno, name_hash], func,
-    file, table], ...]}``, then the line tables. ``file`` is an index into ``files``, ``table`` the length of the line
-    table or -1. A code object that cannot be read, changed meanwhile or has another check is left out.
+    Header ``index`` and ``asked``: only the first ``asked`` of ``wanted`` were read; request the others again. Payload:
+    ``index`` bytes of JSON ``{"files": [...], "codes": [[address, [filename, name, linetable, firstlineno, name_hash],
+    func, file, table], ...]}``, then the line tables. ``file`` is an index into ``files``, ``table`` the length of the
+    line table or -1. A code object that cannot be read, changed meanwhile or has another check is left out.
 
     Raises ProcessGone, PrivilegeError, UnsupportedTarget, CorruptTarget and UsageError.
     """
@@ -81,7 +82,7 @@ def answer_codes(request: dict[str, Any]) -> Message:
     tables: list[bytes] = []
     size = asked = 0
     for start in range(0, len(wanted), _CHUNK):
-        # A slow read answers with the code read so far; one chunk is always read.
+        # A slow read returns the code read so far; at least one chunk is read.
         if size > _MAX_PAYLOAD or (start and time.monotonic() > deadline):
             break
         chunk = [(int(address), check) for address, check in wanted[start : start + _CHUNK]]
@@ -100,10 +101,10 @@ def _read_chunk(pid: int, layout: Layout, wanted: Sequence[WantedCode]) -> list[
     snapshot = Snapshot(memory)
     try:
         codes = read_codes(snapshot, layout, _matching(memory, layout, wanted), {})
-        # The same code must still be there: else the texts may belong to its successor.
+        # The same code must still be there: otherwise the texts may be those of other code.
         proofs = _proofs(memory, layout, list(codes))
     except CorruptTarget:
-        return []  # their sizes are beyond all bounds
+        return []  # the sizes of the objects are beyond all bounds
     found = []
     for (address, code), proof in zip(codes.items(), proofs, strict=True):
         head = snapshot.get(address, layout.code_size)
@@ -115,7 +116,9 @@ def _read_chunk(pid: int, layout: Layout, wanted: Sequence[WantedCode]) -> list[
 
 
 def _matching(memory: ProcessMemory, layout: Layout, wanted: Sequence[WantedCode]) -> list[int]:
-    """Returns the addresses that still have the wanted code: elsewhere memory taken for a line table may be large."""
+    """Returns the addresses that still have the wanted code: at others, memory mistaken for a line table may
+    be large.
+    """
     proofs = _proofs(memory, layout, [address for address, _ in wanted])
     return [
         address
@@ -142,7 +145,7 @@ def _fields(layout: Layout, head: bytes) -> list[int]:
 
 @dataclass(frozen=True)
 class SampledCode:
-    """A code object at the time of its read. Processes that run the same code share one."""
+    """A code object as it was read. Processes that run the same code share an object."""
 
     func: str
     file: str
@@ -158,7 +161,7 @@ _codes: WeakValueDictionary[tuple[str, str, int, int], SampledCode] = WeakValueD
 
 
 def _shared(code: SampledCode) -> SampledCode:
-    """Returns a code that is equal to ``code`` and in use, or ``code`` itself."""
+    """Returns a code in use that is equal to ``code``, or ``code`` itself."""
     key = (code.func, code.file, code.first_line, hash(code.table))
     known = _codes.get(key)
     if known == code:
@@ -185,7 +188,7 @@ def unpack_codes(answer: Message) -> dict[CodeKey, SampledCode]:
 
 
 class KnownCodes:
-    """The code objects of one process that samples named, and the keys that are given up. Bounded.
+    """The code objects that the samples of one process name, and the keys that were given up; both are limited.
 
     Safe for any thread.
     """
@@ -200,7 +203,7 @@ class KnownCodes:
         return self._known.get(key)
 
     def missing(self, keys: Iterable[CodeKey], now: float) -> list[CodeKey]:
-        """Returns the keys that are neither known nor given up at ``now`` (time.monotonic())."""
+        """Returns the keys that have neither been read nor given up at ``now`` (time.monotonic())."""
         return [k for k in keys if k not in self._known and self._given_up.get(k, 0.0) <= now]
 
     def learn(self, found: dict[CodeKey, SampledCode]) -> None:
@@ -214,7 +217,7 @@ class KnownCodes:
                 self._bytes -= _weight(self._known.popitem(last=False)[1])
 
     def give_up(self, keys: Sequence[CodeKey], until: float = math.inf) -> None:
-        """Do not read the keys again before ``until`` (time.monotonic())."""
+        """Notes that the keys are not to be read before ``until`` (time.monotonic())."""
         with self._learning:
             for key in keys:
                 self._given_up[key] = until

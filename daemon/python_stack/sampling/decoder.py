@@ -1,7 +1,7 @@
 """Reads code objects right after the first sample that names them, while they exist, and holds the sample until then.
 
-The kernel wakes the decoder only for a stack that is new to it. A record may be drained once all its code is known or
-given up, and after a second at the latest: ``ready`` returns that position.
+The kernel wakes the decoder only for a stack that it has not reported before. A record may be drained once all its code
+has been read or given up, or after a second: ``ready`` returns the position up to which this is so.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from probing.daemon.bpf.ring import Ring
 from probing.daemon.python_stack.sampling.codes import CodeKey
 from probing.daemon.python_stack.sampling.processes import Sampled
 from probing.daemon.python_stack.sampling.rows import UNRESOLVED, code_keys
 from probing.daemon.source import ProcessKey
 
-__all__ = ("Decoder", "Peeked", "SampleRing")
+__all__ = ("Decoder",)
 
-# Time for which a record is held for its code, s; right after the start its process may not be found yet.
+# How long a record is held until its code is read, s; right after a start its process may not be identified yet.
 HOLD_S = 1.0
 START_HOLD_S = 10.0
 RETRY_S = 0.1
-# Pause before code that could not be read in time is requested again, s.
+# The pause before code that could not be read in time is requested again, s.
 GIVEN_UP_S = 30.0
 _PEEK_BYTES = 1 << 20
 _MAX_SEEN = 65_536
@@ -36,50 +37,23 @@ _log = logging.getLogger(__name__)
 Missing = dict[ProcessKey, list[CodeKey]]
 
 
-class Peeked(Protocol):
-    """``bpf.ring.Drained``."""
-
-    @property
-    def records(self) -> npt.NDArray[Any]: ...
-
-    @property
-    def position(self) -> int: ...
-
-
-class SampleRing(Protocol):
-    """``bpf.ring.Ring``, peeked at."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def position(self) -> int: ...
-
-    @property
-    def backlog(self) -> int: ...
-
-    def fileno(self) -> int: ...
-
-    def peek(self, position: int, max_bytes: int) -> Peeked: ...
-
-
 class _Pending(NamedTuple):
-    """Records up to ``end`` wait for code since ``since`` (time.monotonic())."""
+    """Records up to position ``end``, whose code has been awaited since ``since`` (time.monotonic())."""
 
     end: int
     since: float
 
 
 class Decoder:
-    """``ready`` belongs to the thread that drains; the rest runs in a thread of the decoder.
+    """Reads the code of samples. ``ready`` is for the thread that drains; the rest runs in the decoder's thread.
 
-    ``find`` returns the state of a process. ``fetch`` reads code, and marks it known or given up; code that is neither
-    is fetched again. ``unresolved`` takes the processes with samples of unknown threads.
+    ``find`` returns the state of a process. ``fetch`` reads code, or gives it up; other code is fetched again.
+    ``unresolved`` gets the processes with samples of unknown threads.
     """
 
     def __init__(
         self,
-        ring: SampleRing,
+        ring: Ring,
         find: Callable[[ProcessKey], Sampled],
         fetch: Callable[[Sampled, list[CodeKey]], None],
         unresolved: Callable[[set[ProcessKey]], None],
@@ -98,7 +72,7 @@ class Decoder:
         self._thread = threading.Thread(target=self._run, name="decoder", daemon=True)
 
     def start(self) -> None:
-        """Decodes first what the ring already holds."""
+        """Starts the thread, which first decodes what the ring already holds."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -119,7 +93,7 @@ class Decoder:
                 self._looking.release()
         pending = self._pending
         if pending is not None and self._is_late(pending):
-            # Late records are drained although some of their code is not read; SampleRows counts that as missing.
+            # Late records are drained although some of their code was not read; SampleRows counts that as missing.
             self._position = max(self._position, pending.end)
             self._pending = None
         return max(self._position, self._ring.position)
@@ -143,7 +117,7 @@ class Decoder:
                     os.eventfd_read(self._nudge)
                 try:
                     wait = RETRY_S if self._decode() else None
-                except Exception:  # one bad record must not end all decoding; drained late, it is shown undecoded
+                except Exception:  # an error with one record must not end all decoding; it is drained late, undecoded
                     _log.exception("samples cannot be decoded")
                     wait = HOLD_S
 
@@ -151,7 +125,7 @@ class Decoder:
         os.eventfd_write(self._nudge, 1)
 
     def _decode(self) -> bool:
-        """Fetch all missing code. Returns whether some code is to be fetched again."""
+        """Fetches all missing code. Returns whether some code is to be fetched again."""
         with self._looking:
             missing = self._look()
         for key, codes in missing.items():
@@ -168,7 +142,7 @@ class Decoder:
         return bool(left)
 
     def _look(self) -> Missing:
-        """Advance past records whose code is known; returns the code that the next records lack."""
+        """Moves on past records whose code has been read. Returns the code that the next records lack."""
         while True:
             self._position = max(self._position, self._ring.position)
             records, end = self._peek()

@@ -1,4 +1,6 @@
-"""Enrols a process with the sampler's programs: its rates, the PyThreadState of each thread, threads off the CPU."""
+"""Enrols a process in the maps of the sampler's programs: its rates, the PyThreadState of each thread, and its threads
+off the CPU.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from probing.api.errors import CorruptTarget, ProbingError
-from probing.daemon.processes.readers import Readers
-from probing.daemon.python_stack.sampling.decoder import SampleRing
-from probing.daemon.python_stack.sampling.off_cpu.adoption import Adopted, Adoption, OffCpuKernel, ReadChecks
+from probing.daemon.ipc import Header
+from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.python_stack.sampling.adoption import Adopted, Adoption, ReadChecks
 from probing.daemon.python_stack.sampling.processes import NAME, KnownProcesses
-from probing.daemon.python_stack.walk.layouts import Layout
+from probing.daemon.python_stack.sampling.programs import SamplingPrograms
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.source import Loss, ProcessKey
 
-__all__ = ("Enrolled", "Enrolment", "Kernel", "Rates")
+__all__ = ("Enrolled", "Enrolment", "Rates")
 
-# Stacks a second and thread that are walked when a thread leaves the CPU.
+# How many stacks a second are walked for a thread when it leaves the CPU, at most.
 OFF_RATE = 50
 PREPARE_S = 5.0
 SCAN_S = 1.0
@@ -30,33 +32,12 @@ _log = logging.getLogger(__name__)
 
 
 class Rates(NamedTuple):
-    """``hz``: samples a second and CPU, 0: the process is not sampled. ``off_cpu``: also sample time off the CPU."""
+    """The rates of a process. ``hz``: samples a second on each CPU, 0: the process is not sampled. ``off_cpu``: time
+    off the CPU is sampled, too.
+    """
 
     hz: int = 0
     off_cpu: bool = False
-
-
-class Kernel(OffCpuKernel, Protocol):
-    """The programs, their maps and their ring. Not safe for two threads, but ``ring`` is for two readers."""
-
-    @property
-    def ring(self) -> SampleRing: ...
-
-    def add(
-        self, pid: int, start_ns: int, layout: Layout, runtime: RuntimeInfo, gil: int, rate: int, off_rate: int
-    ) -> None: ...
-
-    def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None: ...
-
-    def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
-        """Returns the count of threads for which there was no room."""
-
-    def remove(self, pid: int, start_ns: int) -> None: ...
-
-    def clear(self) -> None: ...
-
-    def set_clock(self, hz: int, off_cpu: bool) -> None:
-        """Sample on the CPU at ``hz`` (0: not at all), and off the CPU or not."""
 
 
 @dataclass(slots=True)
@@ -76,17 +57,17 @@ class Enrolled:
     scan_s: float = 0.0
 
     def reset(self) -> None:
-        """Forgets the state, after the programs' maps were cleared."""
+        """Resets the state, after the programs' maps were cleared."""
         self.added, self.threads, self.adopted = False, {}, Adopted()
 
 
 class Enrolment:
-    """Safe for any thread, but only one at a time for a process."""
+    """Enrols processes. Safe for any thread, but only one at a time for each process."""
 
     def __init__(
         self,
-        kernel: Kernel,
-        readers: Readers,
+        kernel: SamplingPrograms,
+        readers: ReaderPool,
         known: KnownProcesses,
         read_checks: ReadChecks,
         lost: Callable[[Loss], None],
@@ -95,28 +76,28 @@ class Enrolment:
         self._readers = readers
         self._known = known
         self._lost = lost
-        # One thread at a time changes the maps.
+        # Only one thread at a time changes the maps.
         self._maps = threading.Lock()
         self._refused = ""
         self._adoption = Adoption(kernel, self._maps, readers, read_checks)
         self._clock = Rates()
 
     def start(self) -> None:
-        """Drop the entries that an earlier daemon left in the maps. Raises ProbingError."""
+        """Deletes the entries that an earlier daemon left in the maps. Raises ProbingError."""
         with self._maps:
             self._kernel.clear()
 
     def stop(self) -> None:
-        """Stop the clock and drop all processes."""
+        """Stops the clock and removes all processes."""
         with self._maps:
             self._kernel.set_clock(0, False)
             self._kernel.clear()
             self._clock = Rates()
 
     def bring_up(self, key: ProcessKey, process: Enrolled, rates: Rates, is_current: Callable[[], bool]) -> bool:
-        """Have the process sampled at ``rates``; returns whether its threads changed, or it is newly sampled.
+        """Enrols the process with ``rates``. Returns whether its threads changed, or it was not enrolled before.
 
-        Nothing changes when ``is_current()`` is False by then. Raises ProbingError.
+        Changes nothing if ``is_current()`` has become False meanwhile. Raises ProbingError.
         """
         state = self._known.find(key)
         process.rates = rates
@@ -133,7 +114,7 @@ class Enrolment:
         off_rate = OFF_RATE if rates.off_cpu else 0
         threads = _threads(key[0], scan)
         names = {int(tid): str(name) for tid, _, _, name in scan["threads"]}
-        # Samples of threads that ended meanwhile are still in the ring.
+        # Names of threads that ended meanwhile are kept, since their samples may still be in the ring.
         state.names = {**state.names, **names} if len(state.names) < MAX_NAMES else names
         with self._maps:
             if not is_current():
@@ -151,7 +132,7 @@ class Enrolment:
         return changed
 
     def adopt(self, key: ProcessKey, process: Enrolled) -> bool:
-        """Have the programs know of threads off the CPU; returns whether some are still unknown to them."""
+        """Makes entries for threads off the CPU. Returns whether some threads still have no entry."""
         state = self._known.find(key)
         if not process.added or not process.rates.off_cpu or state.runtime is None:
             process.adopted = Adopted()
@@ -162,11 +143,11 @@ class Enrolment:
         return bool(process.adopted.left)
 
     def remove(self, key: ProcessKey) -> None:
-        """Sample the process no more."""
+        """Ends the sampling of the process."""
         self._change(partial(self._kernel.remove, *key))
 
     def set_clock(self, processes: Iterable[Enrolled]) -> None:
-        """Let the clock tick as the fastest of ``processes`` needs."""
+        """Sets the clock to the fastest rate that ``processes`` need."""
         rates = [process.rates for process in processes if process.added]
         clock = Rates(max((r.hz for r in rates), default=0), any(r.hz > 0 and r.off_cpu for r in rates))
 
@@ -177,7 +158,7 @@ class Enrolment:
 
         self._change(change)
 
-    def _scan(self, key: ProcessKey, runtime: RuntimeInfo) -> dict[str, Any]:
+    def _scan(self, key: ProcessKey, runtime: RuntimeInfo) -> Header:
         try:
             return self._readers.call(
                 "threads",
@@ -194,7 +175,7 @@ class Enrolment:
 
     def _lose(self, key: ProcessKey, process: Enrolled, count: int, room: int) -> None:
         now, until = time.monotonic(), time.time_ns()
-        # The time goes back to the last scan at most.
+        # The time goes back at most to the last scan.
         since = until - int((now - process.scanned) * 1e9) if process.scanned else until
         reason = f"{count} threads more than the {room} of one process that the sampler has room for"
         self._lost(Loss(NAME, "python.samples", "resolve", reason, since, until, pid=key[0]))
@@ -204,14 +185,14 @@ class Enrolment:
             try:
                 change()
             except ProbingError as e:
-                # The refusal is the same for each process and thread: `status` has it for as long as it lasts.
+                # The refusal is the same for each process and thread: `status` shows it as long as it lasts.
                 if e.message != self._refused:
                     _log.warning("the sampler's maps cannot be changed: %s", e.message)
                 self._refused = e.message
 
 
 def _threads(pid: int, scan: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
-    """Returns the threads for the map, a thread without a PyThreadState only when it surely has none.
+    """Returns the threads for the map. A thread without a PyThreadState is included only if it certainly has none.
 
     The programs do not report such a thread as unknown, so it is not looked at again for a while. The main thread's
     interpreter may just be starting, and a scan that is not complete may have missed states.

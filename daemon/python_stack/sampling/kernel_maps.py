@@ -21,13 +21,13 @@ __all__ = ("SampledProcesses",)
 
 _ABSENT = 0xFFFF
 _NO_SHIMS = 0xFF
-# Bytes with the fields of a frame, or of a code object, that the programs read at once.
+# The bytes with the fields of a frame, or of a code object, that the programs read at once.
 _WINDOW = 128
 _INSTR = {"lasti_bytes": 1, "lasti_units": 2, "previous": 3, "current": 3}
 _GIL_UNKNOWN, _GIL_CURRENT, _GIL_STRUCT = 0, 1, 2
 _HINT = "its stacks can be read on demand, with `probingctl stacks`"
 
-# Parts of the room for threads, of which one process may use one, so that others have room.
+# One process may use one part in this many of the room for threads, so that others have room.
 _SHARES = 4
 
 
@@ -45,15 +45,16 @@ class SampledProcesses:
 
     @property
     def room(self) -> int:
-        """The number of threads that one process may have in the map, which holds four times as many."""
+        """Returns the number of threads that one process may have in the map, a quarter of the map."""
         return max(self._threads.max_entries // _SHARES, 1)
 
     def add(self, pid: int, start_ns: int, layout: Layout, runtime: int, gil: int, rate: int, off_rate: int) -> None:
-        """Sample ``pid``: ``rate`` times a second on each CPU; a thread that leaves a CPU, ``off_rate`` times a second.
+        """Samples ``pid`` ``rate`` times a second on each CPU, and a thread that leaves a CPU ``off_rate`` times a
+        second.
 
         ``runtime`` is the address of ``_PyRuntime``. ``gil``: up to 3.11 the address of the pointer to the thread state
-        that holds it (0: where ``layout`` says), later that of the GIL's struct; 0 where not known.
-        Raises UnsupportedTarget for a layout that the programs cannot follow, AttachError when there is no room.
+        that holds the GIL (0: where ``layout`` says); later the address of the GIL's struct, 0 if unknown. Raises
+        UnsupportedTarget for a layout that the programs cannot follow, AttachError when there is no room.
         """
         if not gil and layout.runtime_current is not None and runtime:
             gil = runtime + layout.runtime_current
@@ -65,7 +66,7 @@ class SampledProcesses:
         self._write(pid, start_ns, value)
 
     def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None:
-        """Change the rates of a process that was added; any other process is ignored."""
+        """Changes the rates of a process that was added; any other process is ignored."""
         written = self._written.get(pid)
         if written is None or written[0] != start_ns:
             return
@@ -74,10 +75,10 @@ class SampledProcesses:
         self._write(pid, start_ns, value)
 
     def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
-        """Set the known threads of the process: tid -> (address of its PyThreadState, its thread_id).
+        """Sets the threads of the process: tid -> (address of its PyThreadState, its thread_id).
 
-        A thread with address 0 runs no Python and gives no samples; an unnamed thread gives unresolved samples.
-        Returns the count of threads for which there was no room: they stay unknown.
+        A thread with address 0 runs no Python and gives no samples; a thread that is not listed gives unresolved
+        samples. Returns the number of threads for which there was no room.
         """
         if self._written.get(pid, (0,))[0] != start_ns:
             return 0
@@ -97,7 +98,7 @@ class SampledProcesses:
         return len(threads) - len(now)
 
     def remove(self, pid: int, start_ns: int) -> None:
-        """Stop sampling the process; does nothing if it is not sampled."""
+        """Stops sampling the process; does nothing if it is not sampled."""
         key = ProcessKey(pid, start_ns)
         self._forget(key, self._tids.pop(key, {}))
         written = self._written.get(pid)
@@ -106,7 +107,7 @@ class SampledProcesses:
             self._processes.delete(pid)
 
     def clear(self) -> None:
-        """Empty the maps, also of entries of earlier daemons. Every stack counts as new again."""
+        """Empties the maps, including entries of earlier daemons. Every stack counts as new again."""
         for found in (self._processes, self._threads, self._seen):
             for key in found.items()[0]:
                 found.delete(key)
@@ -126,7 +127,7 @@ class SampledProcesses:
 
     def _forget(self, key: ProcessKey, tids: Any) -> None:
         for tid in tids:
-            # The tid may belong to another process by now.
+            # The tid may belong to another process now.
             value = self._threads.lookup(tid)
             if value is not None and int(value["start_ns"]) == key[1]:
                 self._threads.delete(tid)
@@ -150,7 +151,7 @@ def _fields(layout: Layout, gil: int) -> dict[str, int]:
     code = (*pointers, layout.code_firstlineno)
     words = (layout.frame_previous, layout.frame_code, layout.frame_instr, *pointers, layout.code_firstlineno * 2)
     if max(frame) > _WINDOW or max(code) + 8 - min(code) // 8 * 8 > _WINDOW or any(offset % 8 for offset in words):
-        raise UnsupportedTarget("frames or code objects of this CPython are not laid out as known", hint=_HINT)
+        raise UnsupportedTarget("frames or code objects of this CPython have an unknown layout", hint=_HINT)
     fields = {
         "thread_id": layout.thread_id,
         "thread_frame": layout.thread_frame,

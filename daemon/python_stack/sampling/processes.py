@@ -1,4 +1,4 @@
-"""State of each process that is sampled, kept for a while after it ended."""
+"""Keeps the state of each sampled process, for a while also after the process ended."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ("NAME", "KnownProcesses", "Sampled")
 
 NAME = "python_samples"
 """Name of the source, also in losses."""
-# The state of a process that ended is kept until its last samples were drained.
+# The most ended processes whose state is kept, and for how long, s: until their last samples were drained.
 MAX_ENDED, ENDED_S = 256, 300.0
 
 
 @dataclass(slots=True)
 class Sampled:
-    """One process. ``rate`` in samples a second and CPU, 0 if not known.
+    """A sampled process. ``rate``: samples a second on each CPU, 0 if unknown.
 
-    ``stacks``: stack_id by (hash of the record, whether it was cut). ``names``: of threads, by tid.
+    ``stacks``: stack_id by (hash of the record, whether it was cut). ``names``: the names of threads, by tid.
     """
 
     key: ProcessKey
@@ -39,7 +39,7 @@ class Sampled:
 
 
 class KnownProcesses:
-    """Safe for any thread."""
+    """The sampled processes. Safe for any thread."""
 
     def __init__(self, runtimes: PythonStacks) -> None:
         self._runtimes = runtimes
@@ -48,7 +48,9 @@ class KnownProcesses:
         self._ended: OrderedDict[ProcessKey, float] = OrderedDict()
 
     def find(self, key: ProcessKey) -> Sampled:
-        """Returns the state of a process. A process that ``started`` never named is dropped like an ended process."""
+        """Returns the state of a process. A process that was never passed to ``started`` is dropped later, like an
+        ended process.
+        """
         with self._lock:
             process = self._known.get(key)
             if process is None:
@@ -57,7 +59,7 @@ class KnownProcesses:
             return process
 
     def started(self, key: ProcessKey) -> None:
-        """Keeps the state of a process that lives."""
+        """Notes that a process lives, so that its state is kept."""
         with self._lock:
             self._known.setdefault(key, Sampled(key))
             self._ended.pop(key, None)
@@ -70,7 +72,9 @@ class KnownProcesses:
                 self._end(key)
 
     def prepared(self, process: Sampled, timeout: float) -> tuple[RuntimeInfo, Layout]:
-        """Returns the CPython of the process, found within ``timeout`` s if not known. Raises like ``Runtimes``."""
+        """Returns the CPython of the process, which is searched for up to ``timeout`` s if need be. Raises the errors
+        of ``Runtimes``.
+        """
         runtime, layout = process.runtime, process.layout
         if runtime is None or layout is None:
             deadline = time.monotonic() + timeout
@@ -80,7 +84,7 @@ class KnownProcesses:
         return runtime, layout
 
     def unprepare(self, process: Sampled) -> None:
-        """Forgets the CPython of a process that no longer runs it."""
+        """Drops the CPython of a process that no longer runs it."""
         process.runtime = None
         self._runtimes.forget(*process.key)
 

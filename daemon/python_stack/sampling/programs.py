@@ -1,4 +1,4 @@
-"""The sampler's BPF programs: their maps, the clock that triggers them, and the scheduler's tracepoint."""
+"""The BPF programs of the sampler: their maps, the clock that triggers them, and the scheduler's tracepoint."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ("FULL_SHARE", "OBJECTS", "REST_S", "RING", "SHARES", "SamplingProgram
 
 OBJECTS = ("python", "python_off")
 RING = "python_samples"
-# Size of the ring in bytes: for each CPU, at least, and at most.
+# The size of the ring in bytes: for each CPU, at least, and at most.
 _CPU_BYTES, _MIN_BYTES, _MAX_BYTES = 256 << 10, 2 << 20, 32 << 20
-# A sample is large: a ring that is a quarter full holds a second of a busy node.
+# The ring is drained when a quarter is full, which is a second of samples on a busy node: samples are large.
 FULL_SHARE = 4
-# Time for which samples may wait in the ring, s: rows of four seconds cost little more than rows of one.
+# How long samples may wait in the ring, s: rows of four seconds cost little more than rows of one.
 REST_S = 4.0
-# Slots, under their names in bpf/python_walk.bpf.h.
+# The slot has this name in bpf/python_walk.bpf.h.
 (_SAMPLES,) = SLOTS.reserve("SAMPLES_SLOT", 254)
 (_AWAY,) = SLOTS.reserve("AWAY_SLOT", 255)
 SHARES = {
@@ -48,16 +48,18 @@ def refusal(session: Session, risk_freeze: bool) -> ProbingError | None:
 
 
 def ring_size(configured: int) -> int:
-    """Returns the size of the ring of samples, bytes; ``configured`` 0: by the number of CPUs. Raises ConfigError."""
+    """Returns the size of the ring of samples, in bytes. ``configured``: 0 means by the number of CPUs. Raises
+    ConfigError.
+    """
     if configured:
         return checked_ring_size("sampling.ring_bytes", configured)
-    # 128 samples for each CPU: a second at 99 Hz, with some of threads that leave the CPU.
+    # Room for 128 samples of each CPU: a second at 99 Hz, and some samples of threads that leave the CPU.
     wanted = (os.cpu_count() or 1) * _CPU_BYTES
     return min(max(1 << (wanted - 1).bit_length(), _MIN_BYTES), _MAX_BYTES)
 
 
 class SamplingPrograms:
-    """``sampling.source.SamplerKernel``. Not safe for two threads, but ``flush`` and ``refresh`` are.
+    """The programs, their maps and their ring. Not safe for two threads, but ``flush`` and ``refresh`` are.
 
     ``clock_refused``: why the clock does not tick; empty when it does.
     """
@@ -65,7 +67,7 @@ class SamplingPrograms:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._processes = SampledProcesses(session)
-        # The clock is made with the first rate, when its program is loaded.
+        # The clock is made when the first rate is set, when its program is loaded.
         self._clock: CpuClock | None = None
         self._away = None if self.off_cpu_refused else OffCpuEntries(session)
         self._hz = 0
@@ -79,6 +81,7 @@ class SamplingPrograms:
 
     @property
     def room(self) -> tuple[int, int]:
+        """The most threads, and entries of threads off the CPU, of one process."""
         return self._processes.room, 0 if self._away is None else self._away.room
 
     @property
@@ -96,6 +99,7 @@ class SamplingPrograms:
         self._processes.set_rate(pid, start_ns, rate, off_rate)
 
     def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
+        """Returns the count of threads for which there was no room."""
         return self._processes.set_threads(pid, start_ns, threads)
 
     def remove(self, pid: int, start_ns: int) -> None:
@@ -105,6 +109,7 @@ class SamplingPrograms:
         self._processes.clear()
 
     def lacking(self, start_ns: int, tids: Iterable[int]) -> tuple[int, list[int]]:
+        """Returns the pause generation, and the tids without an entry in ``python_off``."""
         generation = None if self._away is None or not self.off_cpu else self._away.generation
         if self._away is None or generation is None:
             return 0, []
@@ -113,15 +118,17 @@ class SamplingPrograms:
     def adopt(
         self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
     ) -> tuple[list[OffCpuThread], int]:
+        """Makes entries; returns the threads that have an entry now, and the count of threads without room."""
         # If the scheduler's program is detached meanwhile, the map is emptied when it is attached again.
         return ([], 0) if self._away is None else self._away.put(pid, start_ns, generation, threads, checks)
 
     def disown(self, tid: int, switches: int) -> None:
+        """Deletes the entry of ``tid`` that was made at this count of context ``switches``."""
         if self._away is not None:
             self._away.drop(tid, switches)
 
     def refresh(self) -> None:
-        """Sample on CPUs that came online since. Never waits."""
+        """Samples on CPUs that came online, too. Never waits."""
         if self._setting.acquire(blocking=False):
             try:
                 self._tick()
@@ -131,13 +138,15 @@ class SamplingPrograms:
                 self._setting.release()
 
     def set_clock(self, hz: int, off_cpu: bool) -> None:
-        """Sample on the CPU at ``hz`` (0: not at all), and off the CPU or not. Raises AttachError, PrivilegeError."""
+        """Samples on the CPU at ``hz`` (0: not at all), and off the CPU if ``off_cpu``. Raises AttachError,
+        PrivilegeError.
+        """
         with self._setting:
             self._hz = hz
             self._tick()
         wanted = off_cpu and self._follows()
         if wanted and not self.off_cpu:
-            # Threads may have run since the program saw them switch.
+            # Threads may have run unseen since the program was detached.
             if self._away is not None:
                 self._away.clear()
             self._session.attach_tracepoint(_SWITCH)
@@ -146,12 +155,12 @@ class SamplingPrograms:
         self.off_cpu = wanted
 
     def flush(self) -> None:
-        """Report threads that are still off the CPU, up to now."""
+        """Reports the threads that are still off the CPU, up to now."""
         if self.off_cpu:
             self._session.run_program(_FLUSH, bytes(8))
 
     def _follows(self) -> bool:
-        """Returns whether threads can be followed off the CPU, with the programs loaded that do it."""
+        """Loads the programs that follow threads off the CPU. Returns whether they can be followed."""
         if self._away is not None:
             self._session.load_late(OBJECTS[1])
             if self.off_cpu_refused:

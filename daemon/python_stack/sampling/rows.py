@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.api.tables.schema import Row
 from probing.daemon import columns
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
@@ -25,17 +26,17 @@ __all__ = ("GRID_NS", "UNRESOLVED", "SampleRows", "code_keys", "stack_id_of")
 
 Array = npt.NDArray[Any]
 Frames = list[tuple[str, str, int | None]]
-# enum python_sample_kind and python_sample_flags of bpf/python.bpf.h.
+# Values of enum python_sample_kind and python_sample_flags of bpf/python.bpf.h.
 ON_CPU, OFF_CPU, UNRESOLVED = 1, 2, 3
 CUT, FAULT, HOLDS_GIL, GIL_UNKNOWN = 1, 2, 4, 8
-# A sample stands for a longer time than this grid, on the CPU and off it, so finer times carry no information.
+# Times are rounded to this grid, ns: a sample stands for a longer time, on the CPU and off it.
 GRID_NS = 62_500_000
 DIGITS = 5
 _SECOND_NS = 1_000_000_000
 _HOUR_NS = 3600 * _SECOND_NS
-# The ring is drained once a second, a little later when the machine is busy.
+# The ring is drained once a second, or a little later when the machine is busy.
 _ABOUT_A_SECOND_NS = 1_500_000_000
-# Bound of a time off the CPU, which cannot exceed the uptime of the host.
+# The most ns off the CPU that are accepted: a time off the CPU cannot exceed the uptime of the host.
 _MAX_DURATION_NS = 1 << 50
 _MAX_STACKS = 16_384
 _MAX_WRITTEN = 65_536
@@ -48,9 +49,9 @@ def code_keys(record: Any) -> list[CodeKey]:
 
 
 def stack_id_of(frames: Frames, complete: bool) -> int:
-    """Returns the first 8 bytes, little-endian, of the BLAKE2b of the frames: equal on every node.
+    """Returns the first 8 bytes, little-endian, of the BLAKE2b hash of the frames, which is the same on all nodes.
 
-    Texts hold no control characters, so NUL and newline keep the texts apart.
+    The texts contain no control characters, so NUL and newline separate them.
     """
     text = "".join(f"{func}\0{file}\0{'' if line is None else line}\n" for func, file, line in frames)
     digest = hashlib.blake2b((text if complete else text + "\0").encode()).digest()
@@ -58,7 +59,7 @@ def stack_id_of(frames: Frames, complete: bool) -> int:
 
 
 class SampleRows:
-    """Makes rows of ``python.samples`` and ``python.stacks`` for one node. One thread.
+    """Makes rows of ``python.samples`` and ``python.stacks`` for one node. For one thread.
 
     ``find`` returns the state of a process, ``processes`` its identity.
     """
@@ -72,14 +73,14 @@ class SampleRows:
         self.undecoded = 0
 
     def assemble(self, records: Array, pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """Returns batches of ``python.samples`` and ``python.stacks`` of ``records``. Losses go to the sink."""
+        """Returns batches of ``python.samples`` and ``python.stacks`` from ``records``. Losses go to the sink."""
         if not len(records):
             return {}
         self._lose_unresolved(records, pair)
         groups = _Groups(records)
         if not len(groups.first):
             return {}
-        # Columns are taken one by one: a record has 2 KB.
+        # Columns are copied one by one, since a record has 2 KB.
         first = {name: records[name][groups.first] for name in ("tgid", "start_ns", "tid", "kind", "flags")}
         keys = list(map(ProcessKey, first["tgid"].tolist(), first["start_ns"].tolist()))
         known = {key: self._find(key) for key in dict.fromkeys(keys)}
@@ -92,8 +93,8 @@ class SampleRows:
 
     def _stacks(
         self, records: Array, groups: _Groups, processes: Sequence[Sampled], pair: ClockPair
-    ) -> tuple[list[int], list[dict[str, Any]], list[bool]]:
-        """Returns the stack_id of each group, rows of ``python.stacks``, and whether code of a group is undecoded."""
+    ) -> tuple[list[int], list[Row], list[bool]]:
+        """Returns the stack_id of each group, rows of ``python.stacks``, and whether each group has undecoded code."""
         ids, undecoded, rows = [], [], []
         for index, hashed, cut, process in zip(
             groups.first.tolist(), groups.hashes.tolist(), groups.cut.tolist(), processes, strict=True
@@ -108,7 +109,7 @@ class SampleRows:
                     _keep(process.stacks, (hashed, cut), stack_id, _MAX_STACKS)
             if self._due(stack_id, pair.real_ns):
                 frames = frames if frames is not None else _frames(records[index], process)[0]
-                # Code that was known at the first sample can be evicted an hour later.
+                # Code that was read for the first sample may have been dropped an hour later.
                 if stack_id_of(frames, not cut) == stack_id:
                     rows.append(self._row(stack_id, frames, not cut, pair))
             ids.append(stack_id)
@@ -119,7 +120,7 @@ class SampleRows:
         before = self._written.get(stack_id)
         return before is None or now_ns - before >= _HOUR_NS
 
-    def _row(self, stack_id: int, frames: Frames, complete: bool, pair: ClockPair) -> dict[str, Any]:
+    def _row(self, stack_id: int, frames: Frames, complete: bool, pair: ClockPair) -> Row:
         _keep(self._written, stack_id, pair.real_ns, _MAX_WRITTEN)
         rows = [{"func": func, "file": file, "lineno": line} for func, file, line in frames]
         return {"node": self._node, "ts": pair.real_ns, "stack_id": stack_id, "complete": complete, "frames": rows}
@@ -178,7 +179,9 @@ class SampleRows:
 
 
 class _Groups:
-    """Records with a stack, grouped. Each array has one element a group; ``first``: the index of one of its records."""
+    """Records with a stack, in groups. Each array has an element for each group; ``first``: the index of one of its
+    records.
+    """
 
     def __init__(self, records: Array) -> None:
         taken = np.flatnonzero((records["kind"] == ON_CPU) | (records["kind"] == OFF_CPU))
@@ -209,14 +212,16 @@ class _Groups:
 
 
 def _rounded(numbers: Array) -> Array:
-    """Non-negative ``numbers`` to DIGITS significant binary digits: each within 1 in 2^DIGITS, their sum nearer."""
+    """Returns non-negative ``numbers`` rounded to DIGITS significant binary digits: each is exact to 1 in 2^DIGITS,
+    their sum even more.
+    """
     shift = np.maximum(np.frexp(numbers.astype(np.float64))[1] - DIGITS, 0)
     rounded: Array = (numbers + (1 << shift >> 1)) >> shift << shift
     return rounded
 
 
 def _begins(*columns: Array) -> npt.NDArray[np.bool_]:
-    """Returns where a row of sorted ``columns`` differs from the row before it."""
+    """Returns the mask of the rows in which sorted ``columns`` differ from the previous row."""
     begins = np.ones(len(columns[0]), bool)
     begins[1:] = False
     for column in columns:

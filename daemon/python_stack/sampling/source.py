@@ -1,11 +1,11 @@
-"""The source of samples: turns records of the programs (bpf/python.bpf.c) into rows with names and lines."""
+"""The source of samples: turns records of the programs (bpf/python.bpf.c) into rows with names and lines of code."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -14,11 +14,10 @@ from probing.api.errors import CorruptTarget, InternalError, ProbingError, Targe
 from probing.daemon.clock import ClockPair
 from probing.daemon.config import Config
 from probing.daemon.context import Context
-from probing.daemon.processes.reader_pool import GRACE_S
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import GRACE_S, ReaderPool
 from probing.daemon.python_stack.sampling.codes import MAX_WANTED, CodeKey, WantedCode, unpack_codes
 from probing.daemon.python_stack.sampling.decoder import Decoder
-from probing.daemon.python_stack.sampling.enrolment import Enrolment, Kernel
+from probing.daemon.python_stack.sampling.enrolment import Enrolment
 from probing.daemon.python_stack.sampling.processes import NAME, KnownProcesses, Sampled
 from probing.daemon.python_stack.sampling.programs import (
     FULL_SHARE,
@@ -36,36 +35,22 @@ from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.source import Identity, ProbeSlot, Processes, ProcessKey, Refused, RingConsumer, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 
-__all__ = ("PythonSampler", "SamplerKernel")
+__all__ = ("PythonSampler",)
 
 ROLES = frozenset({"trainer", "data_loader"})
 FETCH_S = 0.5
-# Pause between the end of the start and the first visit of a process, s: visits beside a job delay the first answer.
+# The pause between the end of the start and the first visit of a process, s: visits would delay the first answer.
 START_PAUSE_S = 1.0
-# A reader that is blocked for so long is given up, s. A reader that waits for a CPU is not: its target would be left
+# A reader that is blocked for this long is given up, s. A reader that waits for a CPU is not: its target would be left
 # alone for half a minute, and with it the stacks that a diagnosis needs.
 PATIENCE_S = 0.25
 _log = logging.getLogger(__name__)
 
 
-class SamplerKernel(Kernel, Protocol):
-    """``programs.SamplingPrograms``: documented there."""
-
-    @property
-    def clock_refused(self) -> str: ...
-
-    @property
-    def off_cpu_refused(self) -> str: ...
-
-    def refresh(self) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class PythonSampler(Source):
-    """Safe for any thread. ``assemble`` and ``ready`` are for the drain of the ring ``python_samples``."""
+    """The source of samples. Safe for any thread; ``assemble`` and ``ready`` are for the drain of the ring
+    ``python_samples``.
+    """
 
     name = NAME
     table = "python.samples"
@@ -74,8 +59,8 @@ class PythonSampler(Source):
 
     def __init__(
         self,
-        kernel: SamplerKernel,
-        readers: Readers,
+        kernel: SamplingPrograms,
+        readers: ReaderPool,
         runtimes: PythonStacks,
         processes: Processes,
         sink: Sink,
@@ -127,7 +112,7 @@ class PythonSampler(Source):
         return {slot: ProbeSlot("", self.name, self.table, why) for slot, why in SHARES.items()}
 
     def tick(self) -> None:
-        """Record threads that stay off the CPU, and sample CPUs that came online."""
+        """Reports threads that stay off the CPU, and samples CPUs that came online."""
         self._kernel.flush()
         self._kernel.refresh()
 
@@ -137,17 +122,19 @@ class PythonSampler(Source):
         return [totals.of(self.name, self.table, reason=reason, detail=f"{self.sampled} processes")]
 
     def start(self) -> None:
-        """Decode what the ring holds already, first. Raises ProbingError when the programs' maps cannot be written."""
+        """Starts decoding what the ring holds already. Raises ProbingError when the programs' maps cannot be
+        written.
+        """
         self._watch.start()
         self._decoder = Decoder(self._kernel.ring, self._known.find, self._fetch, self._watch.unresolved)
         self._decoder.start()
 
     def started(self, alive: Callable[[int, int], bool]) -> None:  # noqa: ARG002
-        """Visits processes from now on. The samples of processes that ended unseen stay."""
+        """Visits processes from now on. Samples of processes that ended unseen are kept."""
         self._watch.begin()
 
     def stop(self) -> None:
-        """Stops sampling. Records in the ring stay there for the next daemon."""
+        """Stops sampling. Records in the ring stay for the next daemon."""
         self._watch.stop()
         decoder, self._decoder = self._decoder, None
         if decoder is not None:
@@ -165,7 +152,7 @@ class PythonSampler(Source):
 
     @property
     def sampled(self) -> int:
-        """Number of processes that are sampled now."""
+        """Returns the number of processes that are sampled now."""
         return self._watch.sampled
 
     @property
@@ -174,7 +161,7 @@ class PythonSampler(Source):
         return self._watch.reason
 
     def settings_changed(self) -> bool:
-        """Read the settings of all processes again."""
+        """Reads the settings of all processes again. Returns False."""
         self._watch.settings_changed()
         return False
 
@@ -191,7 +178,7 @@ class PythonSampler(Source):
         self._watch.leave(who.key)
 
     def _fetch(self, process: Sampled, codes: list[CodeKey]) -> None:
-        """Read code objects. Objects that are gone are given up; objects of a slow process are left for a retry."""
+        """Reads code objects. Objects that are gone are given up; objects of a slow process are tried again later."""
         try:
             self._read(process, codes)
         except (TargetTimeout, InternalError):
@@ -206,7 +193,7 @@ class PythonSampler(Source):
         return dict(self._read(process, [(address, None) for address in addresses]))
 
     def _read(self, process: Sampled, wanted: Sequence[WantedCode]) -> list[CodeKey]:
-        """Read and keep the ``wanted`` code; returns the keys found. Raises ProbingError."""
+        """Reads and keeps the ``wanted`` code. Returns the keys of the code that was read. Raises ProbingError."""
         deadline = time.monotonic() + FETCH_S
         found: list[CodeKey] = []
         runtime, _ = self._known.prepared(process, FETCH_S)

@@ -1,7 +1,7 @@
-"""The PyThreadState of each thread, for the sampler's maps: the reader's request ``threads``.
+"""Finds the PyThreadState of each thread for the sampler's maps: the reader's request ``threads``.
 
-It reads no frames, and reads the ranges of the last scan in one call: a scan of hundreds of threads is cheap.
-This runs in a reader, and imports nothing heavy.
+It reads no frames, and reads the ranges of the last scan in one call, so a scan of hundreds of threads is cheap. This
+runs in a reader, and imports nothing large.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import os
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
 
 from probing.api.errors import CorruptTarget, ProcessGone
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import Memory, ProcessMemory, Range
 from probing.daemon.processes.procfs import clean_text, parse_status
 from probing.daemon.python_stack.walk.capture import checked_layout, parse_request
@@ -28,13 +27,13 @@ __all__ = ("answer_threads", "checked_request", "read_file", "scan_threads")
 _ATTEMPTS = 3
 _MAX_PROCESSES = 64
 _MAX_USED = 16_384
-# Pause before a thread's name is read again, s: each reading costs a file in /proc.
+# The pause before a thread's name is read again, s: each read opens a file in /proc.
 _NAME_S = 60.0
 
 
 @dataclass(slots=True)
 class _Known:
-    """Hints for the next scan: the ranges of the last one, and (own tid, name, time of the read) of each thread."""
+    """Hints for the next scan: the ranges of the last scan, and (own tid, name, time of the read) of each thread."""
 
     used: list[Range] = field(default_factory=list)
     names: dict[int, tuple[int, str, float]] = field(default_factory=dict)
@@ -44,7 +43,7 @@ _processes: OrderedDict[tuple[int, int], _Known] = OrderedDict()
 
 
 class _Lists(Walker):
-    """The lists of interpreters and threads, without frames. ``interpreters``: their addresses, newest first."""
+    """Walks the lists of interpreters and threads, without frames. ``interpreters``: their addresses, newest first."""
 
     interpreters: list[int]
 
@@ -56,13 +55,13 @@ class _Lists(Walker):
         return tops
 
     def _frames(self, threads: list[RawThread], tops: list[int]) -> None:
-        """Reads nothing: no frames are wanted."""
+        """Reads nothing, as no frames are wanted."""
 
 
-def answer_threads(request: dict[str, Any]) -> Message:
+def answer_threads(request: Header) -> Message:
     """Answers ``threads`` {pid, start_ns, runtime, timeout_ms} with the result of ``scan_threads`` as header.
 
-    Raises like ``scan_threads``, and UsageError.
+    Raises UsageError, and the errors of ``scan_threads``.
     """
     pid, start_ns, runtime, deadline = checked_request(request)
     return Message(scan_threads(pid, start_ns, runtime, deadline))
@@ -70,16 +69,16 @@ def answer_threads(request: dict[str, Any]) -> Message:
 
 def scan_threads(
     pid: int, start_ns: int, runtime: RuntimeInfo, deadline: float, memory: Memory | None = None
-) -> dict[str, Any]:
-    """Every thread of a process, and where its GIL is.
+) -> Header:
+    """Returns every thread of a process, and the place of its GIL.
 
-    ``{"threads": [[tid, state, thread_id, name], ...], "gil": address, "complete"}``: ``tid`` as the host sees it,
-    ``state`` the address of its PyThreadState and ``thread_id`` its pthread_self(), both 0 for a thread that has none.
-    ``gil`` is the address of the pointer to the holder (up to 3.11), of the main interpreter's GIL (3.12+), or 0.
-    ``complete`` is False when threads may be missing.
+    ``{"threads": [[tid, state, thread_id, name], ...], "gil": address, "complete"}``: ``tid`` as the host sees it;
+    ``state``, the address of its PyThreadState, and ``thread_id``, its pthread_self(), are 0 for a thread without
+    Python. ``gil`` is the address of the pointer to the holder (up to 3.11), or of the main interpreter's GIL (3.12+),
+    or 0. ``complete`` is False when threads may be missing.
 
     ``deadline`` is on time.monotonic(). Raises ProcessGone, PrivilegeError, TargetTimeout, UnsupportedTarget, and
-    CorruptTarget when ``runtime`` does not hold for the process.
+    CorruptTarget when ``runtime`` is not that of the process.
     """
     memory = memory or ProcessMemory(pid)
     layout, _ = checked_layout(pid, runtime, memory)
@@ -101,10 +100,10 @@ def scan_threads(
     }
 
 
-def checked_request(request: dict[str, Any]) -> tuple[int, int, RuntimeInfo, float]:
+def checked_request(request: Header) -> tuple[int, int, RuntimeInfo, float]:
     """Returns (pid, start_ns, runtime, deadline on time.monotonic()) of a request about a CPython.
 
-    Raises UsageError, and ProcessGone when the number belongs to another process.
+    Raises UsageError, and ProcessGone when the pid belongs to another process.
     """
     asked = parse_request(request)
     check_process(asked.pid, asked.start_ns)
@@ -120,7 +119,9 @@ def _remembered(pid: int, start_ns: int) -> _Known:
 
 
 def _states(threads: list[RawThread], tids: list[int | None]) -> dict[int, tuple[int, int]]:
-    """Returns states by tid; of several interpreters the one whose GIL the thread holds counts, else the oldest."""
+    """Returns states by tid; if a thread has several, the state whose GIL it holds counts, else that of the oldest
+    interpreter.
+    """
     found: dict[int, tuple[int, int]] = {}
     for holds in (False, True):
         for thread, tid in zip(threads, tids, strict=True):
@@ -134,7 +135,7 @@ def _gil(runtime: int, layout: Layout, interpreters: list[int], snapshot: Snapsh
         return runtime + layout.runtime_current
     if layout.interp_gil is None or not interpreters:
         return 0
-    # New interpreters are put in front (CPython Python/pystate.c, init_interpreter), so the main one is last.
+    # CPython puts new interpreters first (Python/pystate.c), so the main interpreter is the last.
     return snapshot.word(interpreters[-1] + layout.interp_gil) or 0
 
 
@@ -154,7 +155,7 @@ def _kernel_threads(pid: int, known: _Known) -> list[KernelThread]:
             try:
                 names[tid] = _thread(pid, tid, namespaced, now)
             except (CorruptTarget, ProcessGone):
-                continue  # it ended after it was listed
+                continue  # the thread ended after it was listed
         else:
             names[tid] = one
     known.names = names

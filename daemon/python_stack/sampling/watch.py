@@ -1,7 +1,7 @@
 """Schedules the enrolment of processes with the sampler's programs.
 
-A process is visited when it is identified, soon after a sample of a thread that is unknown, and from time to time, as
-threads come and go.
+A process is visited when it is identified, soon after a sample of an unknown thread, and from time to time, as threads
+come and go.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ("SampledWatch", "Settings")
 
 Settings = Callable[[Identity], tuple[int, bool]]
 """Returns ``Rates``: samples a second and CPU (0: not sampled), and whether off the CPU too."""
-# Pause before a process with unknown threads is visited again, s, and pause of other processes.
+# The pause before a process with unknown threads is visited again, s; and the longest such pause, s.
 SOON_S, MAX_SOON_S = 0.1, 1.0
 REST_S, MAX_REST_S = 5.0, 60.0
 RETRY_S, MAX_RETRY_S = 0.2, 60.0
-# Scans of threads may take one part in so many of a reader's time.
+# Scans of threads may take one part in this many of a reader's time.
 _SCAN_SHARE = 20
 _WORKERS = 2
 _log = logging.getLogger(__name__)
@@ -35,7 +35,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Watched:
-    """One process. ``due`` and ``unresolved`` are on time.monotonic(); ``rest``, ``soon``, ``retry`` are spans, s."""
+    """A process to sample. ``due`` and ``unresolved`` are on time.monotonic(); ``rest``, ``soon``, ``retry`` are
+    durations, s.
+    """
 
     identity: Identity
     due: float
@@ -49,7 +51,7 @@ class _Watched:
 
 
 class SampledWatch:
-    """Safe for any thread; events of processes never wait.
+    """Decides when processes are visited. Safe for any thread; events of processes never wait.
 
     ``pause_s``: seconds from ``begin`` to the first visit.
     """
@@ -59,7 +61,7 @@ class SampledWatch:
         self._enrolment = enrolment
         self._known = known
         self._settings = settings
-        # Guards what follows, and wakes the scheduling thread. The lock of the maps is never taken while it is held.
+        # Guards the following attributes, and wakes the scheduling thread; never held before the maps' lock.
         self._changed = threading.Condition()
         self._watched: dict[ProcessKey, _Watched] = {}
         self._running = False
@@ -80,7 +82,7 @@ class SampledWatch:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Sample nothing any more; ``start`` samples the same processes again."""
+        """Stops sampling; ``start`` samples the same processes again."""
         with self._changed:
             self._running = False
             self._changed.notify_all()
@@ -96,7 +98,7 @@ class SampledWatch:
 
     @property
     def sampled(self) -> int:
-        """The number of processes that are sampled now."""
+        """Returns the number of processes that are sampled now."""
         with self._changed:
             return sum(watched.enrolled.added for watched in self._watched.values())
 
@@ -111,7 +113,7 @@ class SampledWatch:
         return "; ".join(f"{reason}: pid {', '.join(map(str, sorted(pids)))}" for reason, pids in by_reason.items())
 
     def watch(self, identity: Identity) -> None:
-        """The process is to be sampled: it is new, or its identity changed."""
+        """Notes that a process is to be sampled: it is new, or its identity changed."""
         key = identity.key
         self._known.started(key)
         with self._changed:
@@ -120,7 +122,7 @@ class SampledWatch:
             self._changed.notify_all()
 
     def renew(self, key: ProcessKey) -> None:
-        """Notes that the process runs another program now. Its new identity may arrive before or after the call."""
+        """Notes that a process runs another program now. Its new identity may arrive before or after this call."""
         with self._changed:
             watched = self._watched.get(key)
             if watched is None:
@@ -131,7 +133,7 @@ class SampledWatch:
         self._known.started(key)
 
     def leave(self, key: ProcessKey) -> None:
-        """The process ended, or its role is no longer sampled."""
+        """Notes that a process ended, or that its role is no longer sampled."""
         with self._changed:
             if self._watched.pop(key, None) is None:
                 return
@@ -139,14 +141,14 @@ class SampledWatch:
         self._known.ended(key)
 
     def settings_changed(self) -> None:
-        """Read the settings of all processes again."""
+        """Reads the settings of all processes again."""
         with self._changed:
             for watched in self._watched.values():
                 watched.due = time.monotonic()
             self._changed.notify_all()
 
     def unresolved(self, keys: set[ProcessKey]) -> None:
-        """The programs sampled threads of these processes that are in no map: visit them soon."""
+        """Notes that the programs sampled threads of these processes that are in no map: they are visited soon."""
         with self._changed:
             for key in keys & self._watched.keys():
                 watched, now = self._watched[key], time.monotonic()
@@ -193,12 +195,12 @@ class SampledWatch:
             rates = Rates(*self._settings(watched.identity))
             self._known.find(key).identity = watched.identity
             changed = self._enrolment.bring_up(key, watched.enrolled, rates, lambda: self._watched.get(key) is watched)
-            # The place of a thread off the CPU is entered only once its return would be seen.
+            # A thread off the CPU gets its entry only once its return would be seen.
             self._set_clock()
             changed = self._enrolment.adopt(key, watched.enrolled) or changed
         except ProbingError as e:
             error, changed = e, False
-        except Exception as e:  # one process must not end the sampling of all others
+        except Exception as e:  # an error with one process must not end the sampling of all others
             _log.exception("process %d cannot be sampled", key[0])
             error, changed = InternalError(f"a process cannot be sampled: {type(e).__name__}"), False
         with self._changed:

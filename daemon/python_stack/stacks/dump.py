@@ -1,6 +1,6 @@
-"""The stacks of one process, and the reader's request for them.
+"""Reads the Python stacks of one process: the reader's request ``stacks``.
 
-This runs in a reader: it imports nothing heavy, opens no file of the target, and never stops or signals it.
+This runs in a reader: it imports nothing large, opens no file of the target, and never stops or signals it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TypedDict
 from weakref import WeakKeyDictionary
 
 from probing.api.errors import CorruptTarget, UnsupportedTarget
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import Memory, ProcessMemory
 from probing.daemon.python_stack.stacks.thread_names import KnownNames, thread_names
 from probing.daemon.python_stack.values.frames import LocalsReader
@@ -28,13 +28,13 @@ from probing.daemon.stack_wire import Frame, Thread, pack
 
 __all__ = ("StackDump", "dump_stacks", "handlers")
 
-# Threads of one process in a dump: their frames must fit into a message, too.
+# The most threads of one process in a dump, whose frames must fit into a message, too.
 MAX_SHOWN = 2048
 
 
 class StackDump(TypedDict):
-    """``threads``: the main thread first. ``left_out``: number of further threads. ``reads`` counts process_vm_readv
-    calls."""
+    """A dump. ``threads``: the main thread first. ``left_out``: the number of further threads. ``reads``: the number of
+    process_vm_readv calls."""
 
     threads: list[Thread]
     left_out: int
@@ -45,7 +45,9 @@ class StackDump(TypedDict):
 
 @dataclass(slots=True)
 class _Shown:
-    """The last dump of a process: a process that stands still has the same threads again, as the same objects."""
+    """The last dump of a process: if the process stands still, the next dump has the same threads, as the same
+    objects.
+    """
 
     names: KnownNames = field(default_factory=KnownNames)
     threads: tuple[Capture, dict[int, Thread]] | None = None
@@ -64,13 +66,13 @@ def dump_stacks(
     *,
     with_locals: bool = False,
 ) -> StackDump:
-    """Returns every thread of a process with its Python stack, read while it runs, sleeps, is stopped or sits in C.
+    """Returns all threads of a process with their Python stacks, whether they run, sleep, are stopped or are in C code.
 
-    A thread without Python frames has none. ``with_locals`` adds the variables of each frame, see ``values.locals``.
+    A thread that runs no Python has no frames. ``with_locals`` adds the variables of each frame, see ``values.locals``.
 
     ``deadline`` is on time.monotonic(); stacks read after it are incomplete. Raises ProcessGone, PrivilegeError,
-    TargetTimeout, UnsupportedTarget, and CorruptTarget when ``runtime`` does not hold for the process (it may have
-    called exec).
+    TargetTimeout, UnsupportedTarget, and CorruptTarget when ``runtime`` is not that of the process (it may have called
+    exec).
     """
     return _dump(pid, start_ns, runtime, deadline, memory, with_locals=with_locals)[0]
 
@@ -110,15 +112,15 @@ def _dump(
     return dump, shown
 
 
-def handlers() -> dict[str, Callable[[dict[str, Any]], Message]]:
-    """The reader's request ``stacks`` {pid, start_ns, runtime, timeout_ms, locals}.
+def handlers() -> dict[str, Callable[[Header], Message]]:
+    """Returns the handler of the reader's request ``stacks`` {pid, start_ns, runtime, timeout_ms, locals}.
 
     The header has ``left_out``, ``reads``, ``bytes`` and ``duration_ns``; the payload is for ``stack_wire.threads_of``.
     """
     return {"stacks": _stacks}
 
 
-def _stacks(request: dict[str, Any]) -> Message:
+def _stacks(request: Header) -> Message:
     asked = parse_request(request)
     runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
     with_locals = bool(request.get("locals"))
@@ -136,7 +138,7 @@ def _packed(shown: _Shown, threads: list[Thread]) -> bytes:
 
 
 def _are_same(before: list[Thread], now: list[Thread]) -> bool:
-    # The frames of a process that stands still are the same objects (_cached_threads): no need to compare them.
+    # If a process stands still, its frames are the same objects (_cached_threads), and need no comparison.
     return len(before) == len(now) and all(
         old["frames"] is new["frames"]
         and old["tid"] == new["tid"]
@@ -153,7 +155,9 @@ def _locals_reader(memory: Memory, process: Prepared, found: Capture, deadline: 
 
 
 def _selected(found: Capture, kernel: list[KernelThread]) -> list[KernelThread]:
-    """Returns the threads that were read or run no Python. Of too many, threads that run Python come first."""
+    """Returns the threads that were read or run no Python. If there are too many, threads that run Python come
+    first.
+    """
     unread = set(match_threads(found.unread, kernel)) if found.unread else set()
     read = [k for k in kernel if k.tid not in unread]
     if len(read) <= MAX_SHOWN:
@@ -172,7 +176,7 @@ def _names(
     kernel: list[KernelThread],
     deadline: float,
 ) -> dict[int, str]:
-    """Returns the names that ``threading`` knows, by tid."""
+    """Returns the names that ``threading`` gives to threads, by tid."""
     try:
         layout = object_layout(process.layout, process.head)
     except UnsupportedTarget:
@@ -192,7 +196,7 @@ def _rename(threads: list[Thread], names: dict[int, str]) -> None:
 
 
 def _cached_threads(shown: _Shown, found: Capture, layout: Layout, kernel: list[KernelThread]) -> list[Thread]:
-    """Returns ``_threads`` without locals; threads of the same capture object are not made again."""
+    """Returns the same as ``_threads`` without locals; threads of the same capture object are not made again."""
     if shown.threads is None or shown.threads[0] is not found or shown.threads[1].keys() != {k.tid for k in kernel}:
         threads = _threads(found, layout, kernel, None)
         shown.threads = (found, {thread["tid"]: thread for thread in threads})
@@ -217,7 +221,7 @@ def _thread(
     complete: bool,
     reader: LocalsReader | None,
 ) -> Thread:
-    # A thread that entered another interpreter has a state in each; the newest interpreter is listed first.
+    # A thread has a state in each interpreter that it entered; that of the newest interpreter is listed first.
     frames: list[Frame] = []
     lines: dict[tuple[int, int], int | None] = {}
     for thread, codes in entries:

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetError, UnsupportedTarget
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import Range
+from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.procfs import Mapping as Mapped
 from probing.daemon.processes.procfs import parse_maps
-from probing.daemon.processes.reader_pool import GRACE_S, PATIENCE_S, Failure, ask_each, seconds_left
-from probing.daemon.processes.readers import Parsers, Readers
+from probing.daemon.processes.reader_pool import GRACE_S, PATIENCE_S, Failure, ReaderPool, ask_each, seconds_left
 from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
 from probing.daemon.python_stack.walk.locate import (
     SYMBOLS,
@@ -39,9 +39,9 @@ _Answer = tuple[_Target, Message]
 
 
 class PythonStacks:
-    """Safe for any thread. At most ``parallel`` processes are read at once."""
+    """Reads stacks on demand. Safe for any thread. At most ``parallel`` processes are read at once."""
 
-    def __init__(self, readers: Readers, parsers: Parsers, *, parallel: int = 4) -> None:
+    def __init__(self, readers: ReaderPool, parsers: ParserPool, *, parallel: int = 4) -> None:
         self._readers = readers
         self._parsers = parsers
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="stacks")
@@ -49,11 +49,11 @@ class PythonStacks:
         self._prepared: OrderedDict[tuple[int, int], RuntimeInfo] = OrderedDict()
 
     def close(self) -> None:
-        """Refuses new requests; requests in flight end by their own deadlines."""
+        """Refuses new requests; requests in progress end at their own deadlines."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def prepare(self, pid: int, start_ns: int, timeout: float = 5.0) -> RuntimeInfo:
-        """Returns the CPython of a process, found now or before.
+        """Returns the CPython of a process, which is searched for once.
 
         ``timeout`` in seconds; an unreadable process takes one second more.
 
@@ -71,7 +71,7 @@ class PythonStacks:
         return found
 
     def layout(self, pid: int, start_ns: int, timeout: float = 5.0) -> Layout:
-        """Returns the layout of the CPython of a process. Raises like ``prepare``."""
+        """Returns the layout of the CPython of a process. Raises the errors of ``prepare``."""
         deadline = time.monotonic() + timeout
         runtime = self.prepare(pid, start_ns, timeout)
         if found := TABLE.get(runtime.version):
@@ -80,11 +80,11 @@ class PythonStacks:
         return layout_of(runtime.version, head or b"")
 
     def python_version(self, pid: int, start_ns: int, timeout: float = 5.0) -> str:
-        """Returns the version such as "3.11.7", or "3.10" when no more is known. Raises like ``prepare``."""
+        """Returns the version such as "3.11.7"; "3.10" if only that is known. Raises the errors of ``prepare``."""
         return self.prepare(pid, start_ns, timeout).python
 
     def forget(self, pid: int, start_ns: int) -> None:
-        """Drop the CPython of a process that ended or called exec."""
+        """Drops the CPython of a process that ended or called exec."""
         with self._lock:
             self._prepared.pop((pid, start_ns), None)
 
@@ -108,7 +108,8 @@ class PythonStacks:
     def packed(
         self, targets: Iterable[_Target], timeout: float = 1.0, *, with_locals: bool = False
     ) -> tuple[list[_Packed], list[Failure]]:
-        """Returns the same as ``stacks``, but bytes of each process for ``stack_wire.threads_of``, in no order.
+        """Returns the same as ``stacks``, but for each process as bytes for ``stack_wire.threads_of``, in no particular
+        order.
 
         A process with threads that were left out also has a failure.
         """
@@ -117,7 +118,7 @@ class PythonStacks:
         with self._lock:
             known = {key: self._prepared[key] for key in wanted if key in self._prepared}
         answers, failures = self._of_known(known, deadline, timeout, with_locals)
-        # The CPython of these targets has to be found first, or again after an exec.
+        # The CPython of these targets has to be searched for first, or again after an exec.
         changed = {(f.pid, f.start_ns) for f in failures if isinstance(f.error, CorruptTarget)}
         rest = [key for key in wanted if key not in known or key in changed]
         if rest:
@@ -180,23 +181,24 @@ class PythonStacks:
     def _in_file(self, pid: int, start_ns: int, mapping: Mapped, deadline: float) -> RuntimeInfo:
         opened = self._call("open", pid, start_ns, deadline, start=mapping.start)
         try:
-            answer = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=seconds_left(deadline))
+            found = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=seconds_left(deadline))
         finally:
             opened.close_fds()
-        symbols = RuntimeSymbols.from_parser(answer)
+        addresses = {symbol.name: symbol.address for symbol in found.symbols}
+        symbols = RuntimeSymbols(addresses, found.first_vaddr, found.relocated)
         read = partial(self._memory, pid, start_ns, deadline)
         if not (at := symbols.address("Py_Version", mapping)) or "_PyRuntime" not in symbols.addresses:
-            found = locate(mapping, symbols)
-            hexversion = sys_hexversion(read, found.runtime, found.version)
-            return found._replace(python=release_of(hexversion)) if hexversion else found
+            runtime = locate(mapping, symbols)
+            hexversion = sys_hexversion(read, runtime.runtime, runtime.version)
+            return runtime._replace(python=release_of(hexversion)) if hexversion else runtime
         head = read([(at, 4)])[0]
         if head is None:
-            raise CorruptTarget(f"process {pid} has no CPython where its libraries say")
-        found = locate(mapping, symbols, int.from_bytes(head, "little"))
-        if found.version >= (3, 13):
-            # Fail here, not at each request, when the declared offsets are unusable.
-            layout_of(found.version, read([(found.runtime, DEBUG_OFFSETS_SIZE)])[0] or b"")
-        return found
+            raise CorruptTarget(f"process {pid} has no CPython at the addresses that its libraries show")
+        runtime = locate(mapping, symbols, int.from_bytes(head, "little"))
+        if runtime.version >= (3, 13):
+            # If the declared offsets are unusable, this fails now, not at each request.
+            layout_of(runtime.version, read([(runtime.runtime, DEBUG_OFFSETS_SIZE)])[0] or b"")
+        return runtime
 
     def _memory(self, pid: int, start_ns: int, deadline: float, ranges: Sequence[Range]) -> list[bytes | None]:
         if not ranges:
@@ -208,7 +210,7 @@ class PythonStacks:
             found.append(None if length < 0 else answer.payload[at : at + length])
             at += max(0, length)
         if len(found) != len(ranges):
-            raise InternalError("a reader's answer holds other memory than was asked for")
+            raise InternalError("a reader's answer contains other memory than was requested")
         return found
 
     def _call(self, op: str, pid: int, start_ns: int, deadline: float, **args: Any) -> Message:
@@ -221,7 +223,7 @@ def _partial(target: _Target, answer: Message) -> Failure:
     return Failure(*target, TargetError(message))
 
 
-def _arguments(runtime: RuntimeInfo, deadline: float, with_locals: bool) -> dict[str, Any]:
+def _arguments(runtime: RuntimeInfo, deadline: float, with_locals: bool) -> Header:
     timeout_ms = max(1, int(seconds_left(deadline) * 1000))
     more = {"locals": True} if with_locals else {}
     return {"runtime": runtime.to_dict(), "timeout_ms": timeout_ms, **more}

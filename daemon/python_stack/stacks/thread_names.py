@@ -1,6 +1,6 @@
-"""Names of Python threads, from ``threading._active``.
+"""Reads the names of Python threads from ``threading._active``.
 
-Names of the last look are proven with one read: the pointer to the name, and the text there.
+Names of the last look are checked with one read: of the pointer to the name, and of the text there.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ __all__ = ("KnownNames", "thread_names")
 MAX_NAME = 64
 MAX_THREADS = 4096
 MAX_INTERPRETERS = 8
-# Names are optional; the stacks are already read and should not wait for them.
+# The time for reading names, s: names are optional, and the stacks, which are already read, should not wait for them.
 MAX_S = 0.1
-# The text of a str begins at the latest here (Include/cpython/unicodeobject.h).
+# The largest offset at which the text of a str begins (Include/cpython/unicodeobject.h).
 _STR_HEAD = 56
 _NAME = "_name"
 
 
 class _Named(NamedTuple):
-    """``thread``: address of the Thread; ``slot``: of the pointer to its name; ``raw``: the bytes of that str."""
+    """A name that was read. ``thread``: address of the Thread; ``slot``: address of the pointer to its name; ``raw``:
+    the bytes of that str.
+    """
 
     thread: int
     slot: int
@@ -52,7 +54,7 @@ class KnownNames:
 def thread_names(
     memory: Memory, layout: ObjectLayout, runtime: int, deadline: float, known: KnownNames
 ) -> dict[int, str]:
-    """Returns names by ``thread_id``, of the threads whose names can be read; empty without ``threading``.
+    """Returns the names of the threads whose names can be read, by ``thread_id``; empty without ``threading``.
 
     ``runtime`` is the address of ``_PyRuntime``, ``deadline`` on time.monotonic(). Raises ProcessGone.
     """
@@ -72,14 +74,14 @@ def thread_names(
     except ProcessGone:
         raise
     except ProbingError:
-        # The dict changed, or the time is over: use the names so far.
+        # The dict changed, or the time is over: the names read so far are used.
         pass
     known.named = dict(_proven(memory, found))
     return {identity: named.name for identity, named in known.named.items()}
 
 
 def _interpreters(heap: Heap, layout: ObjectLayout, runtime: int) -> list[int]:
-    """Returns the interpreters, the oldest first, which is the main interpreter."""
+    """Returns the interpreters, the oldest first; the oldest is the main interpreter."""
     found: list[int] = []
     at = heap.word(runtime + layout.base.interpreters_head)
     while at and at not in found and len(found) < MAX_INTERPRETERS:
@@ -89,7 +91,7 @@ def _interpreters(heap: Heap, layout: ObjectLayout, runtime: int) -> list[int]:
 
 
 def _active(objects: Objects, interpreter: int, known: KnownNames) -> Iterator[tuple[int, int]]:
-    """Yields identity and Thread object of each thread that ``threading`` knows."""
+    """Yields identity and Thread object of each thread that ``threading`` lists."""
     active = known.active.get(interpreter)
     if active is None:
         modules = objects.heap.word(interpreter + objects.layout.interp_modules)
@@ -120,7 +122,7 @@ def _named(objects: Objects, thread: int) -> _Named | None:
 
 
 def _proven(memory: Memory, found: dict[int, _Named]) -> Iterator[tuple[int, _Named]]:
-    """Yields the threads whose names are unchanged; the head of a str (reference count, type) is not compared."""
+    """Yields the threads whose names are unchanged. The head of a str (reference count, type) is not compared."""
     wanted = [r for n in found.values() for r in ((n.slot, 8), (n.text_at + 16, len(n.raw)))]
     read = memory.read_many(wanted) if wanted else []
     for i, (identity, named) in enumerate(found.items()):

@@ -1,6 +1,6 @@
 """Resolves one step of a dotted name (attribute, item or key) without running code of the target.
 
-The order is that of ``object.__getattribute__``: slots of the type, then the instance's own dict, then the class.
+The search has the order of ``object.__getattribute__``: slots of the type, then the instance's dict, then the class.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_BASES = 128
 _OBJECT_MEMBERS = (6, 16)
 # torch.nn.Module looks up attributes in these dicts (torch/nn/modules/module.py, __getattr__).
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
-# Properties of enumerations (Lib/enum.py), and the attributes behind them.
+# Properties of enumerations (Lib/enum.py), and the attributes that they return.
 _OF_ENUMS = {"name": "_name_", "value": "_value_"}
 _CODE_WANTED = {
     "property": "a property: its value is computed, and no code is run in the process",
@@ -26,14 +26,18 @@ _CODE_WANTED = {
 
 
 def walk(objects: Objects, address: int, parts: tuple[str | int, ...]) -> int:
-    """Returns the object to which ``parts`` lead from ``address``. Raises CorruptTarget naming the missing part."""
+    """Returns the object that ``parts`` lead to from ``address``. Raises CorruptTarget, which names the
+    missing part.
+    """
     for part in parts:
         address = step(objects, address, part)
     return address
 
 
 def step(objects: Objects, address: int, part: str | int) -> int:
-    """Returns the object behind one attribute, index or key. Raises CorruptTarget with the reason without one."""
+    """Returns the object that an attribute, index or key leads to. Raises CorruptTarget with the reason if there is
+    none.
+    """
     of = objects.type_of(address)
     found = None
     if isinstance(part, int):
@@ -42,7 +46,7 @@ def step(objects: Objects, address: int, part: str | int) -> int:
         if of.kind == "dict":
             found = objects.find(objects.entries(address), part)
     if found is None:
-        # Layers of torch.nn.Sequential, and keys that look like numbers, are named "0".
+        # Keys that look like numbers, such as layers of torch.nn.Sequential, are named "0".
         found = _attribute(objects, address, of, str(part))
     if found is None and of.kind == "dict":
         found = objects.find(objects.entries(address), str(part))
@@ -68,7 +72,7 @@ def _attribute(objects: Objects, address: int, of: Type, name: str) -> int | Non
     if in_class and kind == "member":
         return _slot(objects, address, of, in_class)
     if in_class and of.kind == "tuple" and objects.type_of(in_class).short == "_tuplegetter":
-        # A field of a named tuple (Modules/_collectionsmodule.c): its index is at 16.
+        # A field of a named tuple (Modules/_collectionsmodule.c), whose index is at 16.
         return _item(objects, address, "tuple", objects.heap.word(in_class + 16))
     if name in _OF_ENUMS and of.is_heap and objects.type_at(of.metatype).short in ENUM_TYPES:
         return objects.find(objects.instance_entries(address, of), _OF_ENUMS[name])
@@ -84,7 +88,7 @@ def _attribute(objects: Objects, address: int, of: Type, name: str) -> int | Non
 
 
 def _in_classes(objects: Objects, of: Type, name: str) -> int | None:
-    """Returns ``name`` in the dicts of a class and its bases; built-in types of 3.12+ keep their dicts elsewhere."""
+    """Returns ``name`` from the dicts of a class and its bases; in 3.12+ built-in types keep their dicts elsewhere."""
     classes, count = objects.items(of.order, "tuple", MAX_BASES) if of.order else ([of.address], 1)
     if count > MAX_BASES:
         raise CorruptTarget("its class has too many bases")
@@ -104,7 +108,7 @@ def _slot(objects: Objects, address: int, of: Type, descriptor: int) -> int:
     owner, member = heap.word(descriptor + 16), heap.word(descriptor + 40)
     kind, offset = struct.unpack("<8xi4xq", heap.read(member, 24))
     if kind not in _OBJECT_MEMBERS:
-        raise CorruptTarget("kept as a number of C, which is not read")
+        raise CorruptTarget("its value is a C number, which is not read")
     limit = objects.type_at(owner).basicsize
     if not 16 <= offset <= limit - 8 or limit > of.basicsize:
         raise CorruptTarget("its slot is not in the object")

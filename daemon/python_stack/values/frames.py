@@ -1,10 +1,10 @@
-"""The variables of a frame: its fast locals, cells and free variables, and the dicts of modules and class bodies.
+"""Finds the variables of a frame: its fast locals, cells and free variables, and the dicts of modules and class bodies.
 
-Slots: ``PyFrameObject.f_localsplus`` with ``co_varnames``, ``co_cellvars``, ``co_freevars`` up to 3.10
+The slots are ``PyFrameObject.f_localsplus`` with ``co_varnames``, ``co_cellvars``, ``co_freevars`` up to 3.10
 (``Include/cpython/frameobject.h``); later ``_PyInterpreterFrame.localsplus`` with ``co_localsplusnames`` and their
 kinds (``Include/internal/pycore_frame.h``, ``pycore_code.h``).
 
-Reads the locals of all frames of a dump while the process runs.
+``LocalsReader`` reads the locals of all frames of a dump while the process runs.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class _Slots(NamedTuple):
 
 
 class Frames:
-    """Reads the variables of frames. Raises Torn for a frame that has ended."""
+    """Finds the variables of frames. Methods raise Torn for a frame that has ended."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._slots: dict[int, _Slots] = {}
 
     def load(self, frames: Iterable[RawFrame]) -> None:
-        """Read the names of all variables of ``frames`` in a few batches."""
+        """Reads the names of all variables of ``frames`` in a few batches."""
         heap, layout = self._objects.heap, self._objects.layout
         frames = list(frames)
         codes = {f.code for f in frames} - self._slots.keys()
@@ -61,7 +61,7 @@ class Frames:
                 continue
 
     def local(self, frame: RawFrame, name: str) -> int | None:
-        """Returns the address of the local ``name`` of ``frame``, None when there is none or it is not set."""
+        """Returns the address of the local ``name`` of ``frame``; None if it does not exist or is not set."""
         for found, value in self._fast(frame, name):
             if found == name:
                 return value
@@ -109,7 +109,7 @@ class Frames:
             self._checked(frame, layout.base.frame_code)
             value = objects.heap.word(start + 8 * i)
             if layout.base.tag_mask and value & 3 == 3:
-                continue  # an int that is no object (_PyStackRef, 3.14+)
+                continue  # a tagged int is no object (_PyStackRef, 3.14+)
             value &= ~layout.base.tag_mask
             if value and slots.in_cells[i] and objects.type_of(value).kind == "cell":
                 value = objects.heap.word(value + 16)
@@ -126,7 +126,7 @@ class Frames:
         return found if globals_too or found != self.globals_of(frame) else 0
 
     def _checked(self, frame: RawFrame, offset: int) -> int:
-        """Returns the pointer at ``offset`` of ``frame``. Raises Torn when the frame runs other code by now."""
+        """Returns the pointer at ``offset`` of ``frame``. Raises Torn when the frame now runs other code."""
         base = self._objects.layout.base
         if self._objects.heap.word(frame.address + base.frame_code) & ~base.tag_mask != frame.code:
             raise Torn(CHANGED)
@@ -174,7 +174,9 @@ NAME_IS_SECRET = "its name looks like a secret"  # noqa: S105
 
 
 class LocalsReader:
-    """Never raises for a value: its reason says why it is missing, and the stacks stay usable."""
+    """Reads the locals of frames. Raises nothing for a value that cannot be read: its ``reason`` says why, and the
+    stacks stay usable.
+    """
 
     def __init__(self, memory: Memory, layout: ObjectLayout, deadline: float) -> None:
         self._objects = Objects(Heap(memory, deadline), layout)
@@ -185,7 +187,7 @@ class LocalsReader:
         self._torn = False
 
     def load(self, frames: Iterable[RawFrame]) -> None:
-        """Prefetch the memory of the locals of ``frames``."""
+        """Reads the memory of the locals of ``frames`` ahead."""
         try:
             self._frames.load(frames)
         except (CorruptTarget, TargetTimeout) as e:
@@ -233,7 +235,7 @@ class LocalsReader:
             return Value("", None, None, e.message)
 
     def _one_by_one(self, frame: RawFrame) -> list[Variable]:
-        # Only the values that changed are left out.
+        # Only the values that changed meanwhile are left out.
         found = []
         try:
             self._objects.refresh()

@@ -1,4 +1,6 @@
-"""Memory of a target's objects, read in batches. The bytes of a value are noted, so that it can be proven."""
+"""Reads the memory of a target's objects in batches. The bytes of a value are noted, to prove later that they did not
+change.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,25 @@ from probing.daemon.python_stack.walk.snapshot import Snapshot, is_count, word
 __all__ = ("CHANGED", "Heap", "Torn")
 
 MAX_NOTED = 16_384
-# The reason for a value that cannot be proven.
+# The reason for a value that changed while it was read.
 CHANGED = "it changed while it was read"
 
 
-# Whether the bytes begin with a reference count, and the bytes.
+# (Whether the bytes begin with a reference count, the bytes).
 _Noted = tuple[bool, bytes]
 
 
 class Torn(CorruptTarget):
-    """No object is at an address where it was expected: it was freed or replaced meanwhile, or never was there."""
+    """There is no object at an address where one was expected: it was freed or replaced meanwhile, or never
+    was there.
+    """
 
 
 class Heap:
-    """Bytes by address. ``read`` notes its bytes since ``begin``; ``held`` reads all of them again at once.
+    """Bytes of a target by address. ``read`` notes the bytes that it returns since ``begin``; ``held`` reads them all
+    again at once.
 
-    When everything from the variable to the last byte of its value is still equal, the value was whole at that moment.
+    If everything from the variable to the last byte of its value is still equal, the value was whole at that moment.
     ``deadline`` is on time.monotonic(): after it every load raises TargetTimeout.
     """
 
@@ -39,31 +44,31 @@ class Heap:
         self._kept: dict[Range, _Noted] = {}
 
     def begin(self) -> None:
-        """Start a new value: drop the notes of the last one."""
+        """Starts a new value: drops the notes of the last value."""
         self._noted.clear()
 
     def refresh(self) -> None:
-        """Drop all bytes and notes: they are old."""
+        """Drops all bytes and notes, since they are old."""
         self._snapshot = Snapshot(self._memory)
         self._noted.clear()
         self._kept.clear()
 
     def reread(self) -> None:
-        """Drop all bytes, but not the notes."""
+        """Drops all bytes, but keeps the notes."""
         self._snapshot = Snapshot(self._memory)
 
     def load(self, ranges: Iterable[Range]) -> None:
-        """Read ``ranges`` in one batch, where they were not read before."""
+        """Reads those of ``ranges`` that were not read before, in one batch."""
         self._check()
         self._snapshot.load(ranges)
 
     def load_near(self, ranges: Iterable[Range]) -> None:
-        """Read the pages of ``ranges`` in one batch: objects that are used together lie together."""
+        """Reads the pages of ``ranges`` in one batch: objects that are used together lie near each other."""
         self._check()
         self._snapshot.load_pages(r for r in ranges if PAGE <= r[0] < 1 << 56)
 
     def sample(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        """Returns the current bytes of each range, neither kept nor noted; None if they cannot be read."""
+        """Returns the current bytes of each range, without keeping or noting them; None if they cannot be read."""
         self._check()
         return self._memory.read_many(ranges) if ranges else []
 
@@ -81,19 +86,21 @@ class Heap:
         return data
 
     def read(self, address: int, size: int, *, counted: bool = False) -> bytes:
-        """Returns the same as ``peek``, and notes the bytes. ``counted``: they begin with a count, which may change."""
+        """Returns the same as ``peek``, and notes the bytes. ``counted``: they begin with a reference count, which may
+        change.
+        """
         data = self.peek(address, size)
         if len(self._noted) >= MAX_NOTED:
-            raise CorruptTarget("it is made of too many parts")
+            raise CorruptTarget("the value has too many parts")
         self._noted[address, size] = (counted, data)
         return data
 
     def word(self, address: int) -> int:
-        """Returns the word at ``address``, which is noted."""
+        """Returns the word at ``address``, and notes it."""
         return word(self.read(address, 8), 0)
 
     def held(self) -> bool:
-        """Returns whether all bytes noted since ``begin`` are equal now. If not, the next reads see the new bytes."""
+        """Returns whether all bytes noted since ``begin`` are still equal. If not, the next reads see the new bytes."""
         there, back = self._later(self._noted)
         same = _same(self._noted, there) and _same(self._noted, back)
         if not same:
@@ -103,18 +110,17 @@ class Heap:
         return same
 
     def keep(self) -> None:
-        """Adds the notes of a value that is used to the notes that ``held_together`` checks."""
+        """Adds the notes of the present value to the notes that ``held_together`` checks."""
         if len(self._kept) < MAX_NOTED:
             self._kept.update(self._noted)
 
     def held_together(self) -> bool:
-        """Returns whether all values kept since ``refresh`` are equal now: then they are of one moment."""
+        """Returns whether all values kept since ``refresh`` are still equal: then they are of one moment."""
         there, back = self._later(self._kept)
         return _same(self._kept, there) and _same(self._kept, back)
 
     def _later(self, noted: dict[Range, _Noted]) -> tuple[list[bytes | None], list[bytes | None]]:
-        # In one call from the variable to its parts and back again: one read is not of one moment either, and objects
-        # come and go at the same few addresses.
+        # A read takes time, and objects reuse a few addresses: one call reads to the parts and back again.
         self._check()
         wanted = list(noted)
         read = self._memory.read_many([*wanted, *reversed(wanted)]) if wanted else []
@@ -130,5 +136,5 @@ def _same(noted: dict[Range, _Noted], later: list[bytes | None]) -> bool:
 
 
 def _equal(counted: bool, before: bytes, now: bytes) -> bool:
-    # A freed object keeps its other bytes for a while.
+    # A freed object keeps its bytes after the count for a while.
     return is_count(word(now, 0)) and now[8:] == before[8:] if counted else now == before

@@ -1,8 +1,9 @@
-"""Offsets of CPython's structs that values of variables are read from, by version.
+"""Offsets in CPython's structs by which values of variables are read, by version.
 
-Offsets were taken with offsetof from the headers of 3.8 to 3.13 (``Include/cpython/object.h``, ``dictobject.h``,
-``Include/internal/pycore_dict.h``, ``pycore_frame.h``, ``pycore_interp.h``), x86-64, release builds with a GIL, and are
-constant within a minor version. Offsets that CPython 3.13+ declares (``_Py_DebugOffsets``) are taken from the target.
+The offsets were measured by offsetof with the headers of 3.8 to 3.13 (``Include/cpython/object.h``, ``dictobject.h``,
+``Include/internal/pycore_dict.h``, ``pycore_frame.h``, ``pycore_interp.h``), on x86-64, for release builds with a GIL;
+they are constant within a minor version. Offsets that CPython 3.13+ declares (``_Py_DebugOffsets``) are read from the
+target.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _MAX_INTERPRETER = 1 << 20
 
 
 class ObjectLayout(NamedTuple):
-    """Offsets in bytes. ``base`` is the layout of frames, threads, codes and texts.
+    """The layout of objects, as offsets in bytes. ``base``: the layout of frames, threads, codes and texts.
 
     ``code_names``: the tuples of names, in the order of a frame's slots. ``code_kinds``: what each slot is (3.11+).
     ``managed`` says where an instance without a dict pointer in its struct keeps its attributes: ``pointers`` (values
@@ -41,7 +42,7 @@ class ObjectLayout(NamedTuple):
     function_qualname: int
     managed: Literal["none", "pointers", "tagged", "inline"] = "none"
     values_start: int = 0
-    # dk_kind and the logarithms of sizes came with 3.11, lv_tag and 32-bit reference counts with 3.12.
+    # 3.11 has dk_kind and logarithms as sizes, 3.12 has lv_tag and 32-bit reference counts.
     dict_kinds: bool = True
     long_tag: bool = True
     tuple_items: int = 24
@@ -50,7 +51,7 @@ class ObjectLayout(NamedTuple):
 
     @property
     def frame_size(self) -> int:
-        """Bytes of a frame before its slots."""
+        """The size of a frame before its slots, in bytes."""
         return self.frame_slots
 
 
@@ -75,9 +76,10 @@ def _before_311(base: Layout) -> ObjectLayout:
 
 
 def object_layout(base: Layout, runtime: bytes) -> ObjectLayout:
-    """The layout of objects beside ``base``. ``runtime``: the first bytes of ``_PyRuntime`` (3.13+, else not used).
+    """Returns the layout of objects, in addition to ``base``. ``runtime``: the first bytes of ``_PyRuntime`` (3.13+,
+    else not used).
 
-    Raises CorruptTarget for an impossible declared offset, UnsupportedTarget for a version whose objects are not known.
+    Raises CorruptTarget for an impossible declared offset, UnsupportedTarget for a version with unknown objects.
     """
     if base.version < (3, 11):
         return _before_311(base)
@@ -123,7 +125,7 @@ def _since_312(
         code_names=(names,),
         code_kinds=kinds,
         interp_modules=modules,
-        # ht_qualname comes right before ht_cached_keys.
+        # ht_qualname is right before ht_cached_keys.
         type_qualname=type_keys - 8,
         type_keys=type_keys,
         function_qualname=40,
@@ -136,7 +138,7 @@ def _since_312(
 
 
 # Words of _Py_DebugOffsets: the interpreter's modules, a frame's slots, a code's names and their kinds, the items of a
-# tuple, keys and values of a dict; each with the word that holds the size of its struct.
+# tuple, keys and values of a dict; each with the word that has the size of its struct.
 _FIELDS = {
     (3, 13): {"modules": (88, 48), "slots": (256, 224), "names": (328, 272), "kinds": (336, 272),
               "tuple_items": (408, 400), "keys": (456, 448), "values": (464, 448)},
@@ -159,7 +161,7 @@ def _declared(base: Layout, runtime: bytes) -> ObjectLayout:
             raise CorruptTarget("the debug offsets of CPython are cut short")
         offset, size = (struct.unpack_from("<Q", runtime, o)[0] for o in (at, size_at))
         limit = min(size, _MAX_INTERPRETER if name == "modules" else _MAX_STRUCT)
-        # A tuple's and a frame's items begin where the fixed part of the struct may end.
+        # The items of a tuple or a frame may begin where the fixed part of the struct ends.
         if not 8 <= offset <= limit or offset % 8:
             raise CorruptTarget(f"CPython declares its {name.replace('_', ' ')} at {offset} in {size} bytes")
         found[name] = offset

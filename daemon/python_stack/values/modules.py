@@ -22,7 +22,7 @@ _JAX = "module:jax._src.distributed.global_state"
 _VLLM = "module:vllm.distributed.parallel_state._WORLD"
 _TORCH = "module:torch.distributed.distributed_c10d._world._default_pg"
 _GROUP = re.compile(r"ProcessGroup\(rank=([0-9]{1,9}), size=([0-9]{1,9})(?:, [^()]*)?\)")
-# rank, number of ranks, local rank, coordinator
+# Attributes with the rank, the number of ranks, the local rank and the coordinator.
 _NAMES = (
     (f"{_JAX}.process_id", f"{_JAX}.num_processes", "", f"{_JAX}.coordinator_address"),
     (f"{_VLLM}.rank", f"{_VLLM}.world_size", f"{_VLLM}.local_rank", ""),
@@ -31,16 +31,16 @@ _COORDINATOR = re.compile(r"'([\w.\-\[\]:]{1,200}:[0-9]{1,5})'")
 
 
 def module_state(values: Values, pid: int, start_ns: int) -> ModuleState | None:
-    """Returns the rank by the modules of a process; None if they are not imported, or not initialized yet.
+    """Returns the rank according to the modules of a process; None if they are not imported, or not initialized yet.
 
-    Raises like ``Values.of_process``.
+    Raises the errors of ``Values.of_process``.
     """
     names = [_TORCH, *(name for group in _NAMES for name in group if name)]
     rows = {row["name"]: row for row in values.of_process(pid, start_ns, names, time.monotonic() + TIMEOUT_S)}
     for rank_name, size_name, local_name, coordinator_name in _NAMES:
         rank, size, local = (_whole(rows.get(name)) for name in (rank_name, size_name, local_name))
         coordinator = _coordinator(rows.get(coordinator_name))
-        # The attributes are set one after the other, and the job is named by the coordinator.
+        # The attributes are set one by one, and the job is named after the coordinator, so all must be there.
         if rank is None or size is None or not rank < size <= MAX_WORLD or (coordinator_name and not coordinator):
             continue
         return ModuleState(Ranks(rank, size, local), coordinator)

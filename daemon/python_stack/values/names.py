@@ -20,7 +20,7 @@ _PART = re.compile(
 
 
 class Name(NamedTuple):
-    """``parts`` follow ``first``: a str is an attribute or key, an int an index or key."""
+    """The name of a variable. ``parts`` follow ``first``: a str is an attribute or key, an int an index or key."""
 
     text: str
     first: str
@@ -31,7 +31,7 @@ class Name(NamedTuple):
 def parse_names(texts: object) -> list[Name]:
     """Returns the names of a request. Raises UsageError for more than 64, or for text that names no variable."""
     if not isinstance(texts, list) or not texts or len(texts) > MAX_NAMES:
-        raise UsageError(f"a request for variables takes 1 to {MAX_NAMES} names")
+        raise UsageError(f"a request for variables has 1 to {MAX_NAMES} names")
     return [parse_name(text) for text in dict.fromkeys(map(str, texts))]
 
 

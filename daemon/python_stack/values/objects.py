@@ -1,9 +1,9 @@
 """Reads objects of a target by address: types, texts, numbers, items and entries.
 
-An object is accepted when its reference count and its type are plausible: a type's own type is a type, and its name can
-be read. All else is ``Torn``: the process frees and reuses its objects while they are read. Structures: CPython
-``Include/cpython/object.h``, ``Objects/dict-common.h`` (3.8 to 3.10), ``Include/internal/pycore_dict.h`` (3.11+),
-``Include/cpython/longintrepr.h``.
+An object is accepted if its reference count and its type are plausible: the type of its type is a type, and the type's
+name can be read. Otherwise ``Torn`` is raised: the process frees and reuses objects while they are read. Structures:
+CPython ``Include/cpython/object.h``, ``Objects/dict-common.h`` (3.8 to 3.10), ``Include/internal/pycore_dict.h``
+(3.11+), ``Include/cpython/longintrepr.h``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ("ENUM_TYPES", "Entry", "Objects", "Type")
 # An entry of a dict: address of the value's pointer, key, value.
 Entry = tuple[int, int, int]
 
-# Metaclasses of enumerations: from 3.11 on, and before.
+# The metaclass of enumerations: from 3.11 on, and before.
 ENUM_TYPES = ("EnumType", "EnumMeta")
 MAX_ENTRIES = 1 << 17
 MAX_BITS = 4096
@@ -36,7 +36,7 @@ _READY, _HEAP_TYPE, _TYPE_SUBCLASS = 1 << 12, 1 << 9, 1 << 31
 _INLINE_VALUES, _MANAGED_DICT = 1 << 2, 1 << 4
 _MAX_NAME = 256
 _MAX_BASES = 64
-# Kinds by the name of the static type that a type is or derives from.
+# Kinds by the name of the static type: a type is this type or derives from it.
 _KINDS = {
     **{name: name for name in ("bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set")},
     **{name: name for name in ("frozenset", "NoneType", "type", "module", "cell", "function", "method", "property")},
@@ -46,14 +46,14 @@ _KINDS = {
     "torch._C.TensorBase": "tensor",
     "torch._C._TensorBase": "tensor",
 }
-# Kinds of types that pybind11 makes, by name. Anybody may name a class so: all values read there are checked.
+# Kinds of types that pybind11 makes, by name. Any class may have such a name, so all values read there are checked.
 _HEAP_KINDS = {"torch._C._distributed_c10d.ProcessGroup": "process group"}
 # Bits of tp_flags by kind (Py_TPFLAGS_LONG_SUBCLASS and its kin).
 _FLAG_OF = {"int": 24, "bool": 24, "list": 25, "tuple": 26, "bytes": 27, "str": 28, "dict": 29, "type": 31}
 
 
 class Type(NamedTuple):
-    """``name`` as tp_name has it; ``kind`` is the built-in that it is or derives from, "object" for all others."""
+    """A type. ``name``: tp_name; ``kind``: the built-in type that it is or derives from, "object" for all others."""
 
     address: int
     name: str
@@ -73,12 +73,12 @@ class Type(NamedTuple):
 
     @property
     def short(self) -> str:
-        """``__name__``."""
+        """The name of the type, ``__name__``."""
         return self.name.rpartition(".")[2]
 
 
 class Objects:
-    """Reads objects through ``heap``. All methods raise Torn when there is no such object at the address."""
+    """Reads objects through ``heap``. Methods raise Torn if there is no such object at the address."""
 
     def __init__(self, heap: Heap, layout: ObjectLayout) -> None:
         self.heap = heap
@@ -86,17 +86,17 @@ class Objects:
         self._types: dict[int, Type] = {}
 
     def refresh(self) -> None:
-        """Drop all bytes that were read: they are old."""
+        """Drops all bytes that were read, since they are old."""
         self.heap.refresh()
         self._types.clear()
 
     def type_of(self, address: int) -> Type:
         """Returns the type of the object at ``address``."""
         if address % 8:
-            raise Torn("it is no object")
+            raise Torn("it is not an object")
         head = self.heap.read(address, 16, counted=True)
         if not is_count(word(head, 0)):
-            raise Torn(CHANGED)  # it was freed since its address was read
+            raise Torn(CHANGED)  # the object was freed since its address was read
         return self.type_at(word(head, 8))
 
     def type_at(self, address: int) -> Type:
@@ -136,7 +136,7 @@ class Objects:
         return Type(address, name, "object", flags, basic, item, offset, *pointers, meta)
 
     def c_text(self, address: int) -> str:
-        """Returns the C string at ``address``: a name of at most 255 bytes."""
+        """Returns the C string at ``address``, a name of at most 255 bytes."""
         raw = self.heap.peek(address, min(_MAX_NAME, PAGE - address % PAGE))
         if b"\0" not in raw and len(raw) < _MAX_NAME:
             raw = self.heap.peek(address, _MAX_NAME)
@@ -158,18 +158,18 @@ class Objects:
         kind, compact, ascii_only = state >> 2 & 7, state >> 5 & 1, state >> 6 & 1
         coding = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}.get(kind)
         if coding is None or length >= 1 << 40:
-            raise Torn("it is no text")
+            raise Torn("it is not a text")
         start = address + (base.str_ascii if compact and ascii_only else base.str_compact)
         if not compact:
             start = self.heap.word(start)
         size = min(length, limit) * kind
         raw = self.heap.read(start, size) if size else b""
         if compact and ascii_only and not raw.isascii():
-            raise Torn("it is no text")
+            raise Torn("it is not a text")
         try:
             return raw.decode(coding, "surrogatepass"), length
         except UnicodeDecodeError as e:
-            raise Torn("it is no text") from e
+            raise Torn("it is not a text") from e
 
     def bytes_of(self, address: int, limit: int) -> tuple[bytes, int]:
         """Returns the first ``limit`` bytes of the bytes object at ``address``, and its length."""
@@ -181,10 +181,10 @@ class Objects:
         return (self.heap.read(address + base.bytes_data, size) if size else b""), length
 
     def integer(self, address: int) -> int:
-        """Returns the int (or bool) at ``address``; raises CorruptTarget beyond 4096 bits."""
+        """Returns the int (or bool) at ``address``. Raises CorruptTarget if it has more than 4096 bits."""
         size = word(self.heap.read(address, 24, counted=True), 16)
         if self.layout.long_tag:
-            # lv_tag: two bits of sign (0 positive, 1 zero, 2 negative), a reserved one, then the number of digits.
+            # lv_tag: two bits of sign (0 positive, 1 zero, 2 negative), a reserved bit, then the number of digits.
             digits, sign = size >> 3, (1, 0, -1, 1)[size & 3]
         else:
             sign = -1 if size >> 63 else 1
@@ -203,7 +203,7 @@ class Objects:
         return sign * number
 
     def floats(self, address: int, count: int) -> tuple[float, ...]:
-        """Returns the double of a float at ``address``, or the two doubles of a complex."""
+        """Returns the double of the float at ``address``, or the two doubles of a complex."""
         return struct.unpack(f"<{count}d", self.heap.read(address, 16 + 8 * count, counted=True)[16:])
 
     def items(self, address: int, kind: str, limit: int, start: int = 0) -> tuple[list[int], int]:
@@ -244,7 +244,7 @@ class Objects:
         yield from self.table(keys, values + layout.values_start if values else 0)
 
     def table(self, keys: int, values: int) -> Iterator[Entry]:
-        """Yields the entries of a keys table. ``values``: address of the first value of a split table, else 0."""
+        """Yields the entries of a keys table. ``values``: address of the first value of a split table, otherwise 0."""
         start, count, width = self._keys_shape(keys)
         for at in range(0, min(count, MAX_ENTRIES), _CHUNK):
             n = min(_CHUNK, count - at)
@@ -270,11 +270,11 @@ class Objects:
             index = 1 if slots <= 0xFF else 2 if slots <= 0xFFFF else 4 if slots <= 0xFFFF_FFFF else 8
             start, valid = keys + 40 + slots * index, 0 < slots <= 1 << 40
         if not valid or count > slots:
-            raise Torn("its keys make no sense")
+            raise Torn("its keys are malformed")
         return start, count, width
 
     def find(self, entries: Iterator[Entry], name: str | int) -> int | None:
-        """The value of the str or int key ``name`` among ``entries``, or None; notes the entry."""
+        """Returns the value of the str or int key ``name`` among ``entries``, or None; notes the entry."""
         length_at = self.layout.base.str_length
         size, length = (24, 0) if isinstance(name, int) else (self._text_size(name), len(name))
         while chunk := list(islice(entries, _CHUNK)):
@@ -301,7 +301,7 @@ class Objects:
             return False
 
     def instance_entries(self, address: int, of: Type) -> Iterator[Entry]:
-        """The attributes in the own dict of the object at ``address``, wherever the version keeps it."""
+        """Yields the attributes in the dict of the object at ``address``, wherever the version keeps it."""
         layout, heap = self.layout, self.heap
         if of.flags & _MANAGED_DICT and layout.managed != "none":
             values, held = 0, heap.word(address - 24)
@@ -310,7 +310,7 @@ class Objects:
             elif layout.managed == "tagged" and held & 1:
                 values, held = held + 1, 0
             elif layout.managed == "inline" and not held and of.flags & _INLINE_VALUES:
-                # PyDictValues: capacity, size, embedded, valid; one byte each.
+                # PyDictValues has capacity, size, embedded and valid, a byte each.
                 inline = address + of.basicsize
                 values = inline if heap.read(inline, 8)[3] else 0
             if values and not held:
@@ -326,7 +326,7 @@ class Objects:
     def _dict_at(self, address: int, of: Type) -> int:
         if of.dictoffset > 0:
             return of.dictoffset
-        # Behind a variable number of items, as _PyObject_GetDictPtr finds it.
+        # The pointer is after a variable number of items, as in _PyObject_GetDictPtr.
         size = int.from_bytes(self.heap.read(address + 16, 8), "little", signed=True)
         if abs(size) > 1 << 30:
             raise Torn("its attributes are too far away")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from probing.api.errors import CorruptTarget, UsageError
+from probing.daemon.ipc import Header
 from probing.daemon.processes.memory import Memory, ProcessMemory
 from probing.daemon.processes.redaction import names_secret
 from probing.daemon.python_stack.values.attributes import walk
@@ -27,7 +28,7 @@ __all__ = ("MAX_ROWS", "handlers", "read_values")
 
 MAX_ROWS = 256
 ATTEMPTS = 4
-# How often a value is read again at its place before the stacks are read again.
+# How often a value is read again at the same place before the stacks are read again.
 RETAKES = 4
 _MAX_CALLS = 20_000
 _MAX_BYTES = 128 << 20
@@ -41,7 +42,7 @@ class _Thread(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a name was found: ``parts`` are resolved from the object at ``address``. ``look`` finds it again."""
+    """The place of a name: ``parts`` are resolved from the object at ``address``. ``look`` finds the place again."""
 
     tid: int
     func: str
@@ -59,17 +60,17 @@ def read_values(
     memory: Memory | None = None,
     *,
     threads: Collection[int] | None = None,
-) -> dict[str, Any]:
-    """The variables ``names`` of a process, each in the innermost frame of each thread that has it.
+) -> Header:
+    """Returns the variables ``names`` of a process, each from the innermost frame of each thread that has it.
 
     ``{"values": [{"tid", "func", "name", "type", "value", "number", "reason"}], "reads", "bytes", "duration_ns"}``, in
-    the order of ``names``, the main thread's first. Locals come before globals; globals of several threads have
-    one row. ``func`` is the function or module that holds the variable. ``value`` is text as Python writes it, or
-    None with a ``reason``; ``number`` is a float for numbers and tensors of one element. A name that is not found
-    has one row. The values are of one moment if a few tries can achieve that. At most 256 rows. ``threads``: the only
-    tids to search.
+    the order of ``names``, the main thread's first. Locals come before globals; globals of several threads have one
+    row. ``func`` is the function or module that holds the variable. ``value`` is text as Python writes it, or None with
+    a ``reason``; ``number`` is a float for numbers and tensors of one element. A name that no thread has gets one row.
+    The values are of one moment if a few tries can achieve that. There are at most 256 rows. ``threads``: the only tids
+    to search.
 
-    ``deadline`` is on time.monotonic(). Raises UsageError for text that is no name, and like ``dump_stacks``.
+    ``deadline`` is on time.monotonic(). Raises UsageError for text that is no name, and the errors of ``dump_stacks``.
     """
     began = time.monotonic_ns()
     wanted = parse_names(names)
@@ -94,23 +95,25 @@ def read_values(
     }
 
 
-def handlers() -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-    """The reader's request ``vars`` {pid, start_ns, runtime, names, timeout_ms, threads}, see ``read_values``."""
+def handlers() -> dict[str, Callable[[Header], Header]]:
+    """Returns the handler of the reader's request ``vars`` {pid, start_ns, runtime, names, timeout_ms, threads}; see
+    ``read_values``.
+    """
     return {"vars": _vars}
 
 
-def _vars(request: dict[str, Any]) -> dict[str, Any]:
+def _vars(request: Header) -> Header:
     asked = parse_request(request)
     runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
     threads = request.get("threads")
     if threads is not None and not (isinstance(threads, list) and all(isinstance(tid, int) for tid in threads)):
-        raise UsageError("the threads of a request for variables are a list of their ids")
+        raise UsageError("name the threads of a request for variables by a list of their tids")
     names = request.get("names") or []
     return read_values(asked.pid, asked.start_ns, runtime, names, asked.deadline, threads=threads)
 
 
 class _Reading:
-    """The threads at the last ``look``, and their variables."""
+    """The threads at the last ``look``, and the variables read from them."""
 
     def __init__(self, pid: int, start_ns: int, runtime: RuntimeInfo, deadline: float, memory: Memory) -> None:
         self._pid = pid
@@ -125,7 +128,7 @@ class _Reading:
         self._changed = False
 
     def look(self, wanted: Collection[int] | None) -> None:
-        """Read the current stacks."""
+        """Reads the current stacks."""
         process = self._process
         found = capture(self._memory, self._runtime.runtime, process.layout, self._deadline, process.known)
         tids = match_threads([t for t, _ in found.threads], read_threads(self._pid))
@@ -169,7 +172,7 @@ class _Reading:
                 if value.reason == reason:
                     self._objects.heap.keep()
                     return value
-                # An object under construction has no attributes yet: a reason is accepted once it repeats.
+                # An object under construction has no attributes yet, so a reason is accepted only when it repeats.
                 reason = value.reason
                 self._objects.heap.reread()
             address = self._begin(place.look)
@@ -219,7 +222,9 @@ class _Reading:
         return self._objects.find(self._objects.entries(self._frames.globals_of(frame)), name)
 
     def _in_modules(self, name: Name) -> Iterator[_Place]:
-        """Yields the module with the longest name that is a prefix of the parts, in the first interpreter with it."""
+        """Yields the module with the longest name that is a prefix of the parts, in the first interpreter that
+        has it.
+        """
         names = [str(part) for part in (name.first, *name.parts)]
         for interpreter in self._interpreters():
             for n in range(len(names), 0, -1):
@@ -234,7 +239,7 @@ class _Reading:
         return objects.find(objects.entries(modules), name) if objects.type_of(modules).kind == "dict" else None
 
     def _interpreters(self) -> list[int]:
-        """Returns the interpreters, the main interpreter first: it is the oldest."""
+        """Returns the interpreters, the main interpreter first, which is the oldest."""
         layout, heap = self._process.layout, self._objects.heap
         found: list[int] = []
         at = heap.word(self._runtime.runtime + layout.interpreters_head)
@@ -244,7 +249,7 @@ class _Reading:
         return found[::-1]
 
     def _begin(self, look: Callable[[], _Found]) -> _Found | None:
-        # The notes from here on are the path to the value.
+        # The notes from here on are those of the path to the value.
         self._objects.heap.begin()
         try:
             return look()
@@ -258,10 +263,10 @@ def _unproven(rows: list[NamedVariable]) -> bool:
 
 
 def _fitting(rows: list[NamedVariable]) -> list[NamedVariable]:
-    """Returns the rows, without the values that no longer fit into one message."""
+    """Returns the rows; values that do not fit into one message any more are left out."""
     left = MAX_BYTES
     for row in rows:
-        # A row without its value still takes some hundred bytes; the limit leaves room for such rows.
+        # A row without its value takes some hundred bytes; the limit leaves room for such rows.
         left -= VARIABLE_BYTES + json_bytes(row["func"], row["name"], row["type"], row["value"] or "", row["reason"])
         if left < 0:
             row["value"], row["number"], row["reason"], row["func"] = None, None, CUT, ""

@@ -1,4 +1,4 @@
-"""Renders values as Python writes them, bounded, without running code of the target; hides secrets by the rules for
+"""Writes values as Python does, limited in length, without running code of the target; hides secrets by the rules for
 command lines (``processes.redaction``).
 """
 
@@ -28,7 +28,9 @@ _MAX_TEXT = 1024
 
 
 def looks_secret(text: str) -> bool:
-    """Returns whether ``text`` looks like a token or holds a password, so that a command line would hide it."""
+    """Returns whether ``text`` looks like a token or contains a password, so that it would be hidden in a
+    command line.
+    """
     shown = text[:_MAX_TEXT]
     return command_text((shown,)) != clean_text(shown, _MAX_TEXT)
 
@@ -59,7 +61,9 @@ _BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "frozen
 
 
 class Value(NamedTuple):
-    """``text`` is None when the value cannot be shown; ``reason`` then says why. ``number``: of a number or scalar."""
+    """A value as text. ``text``: None when the value cannot be shown; then ``reason`` says why. ``number``: the value
+    of a number or a scalar.
+    """
 
     type: str
     text: str | None
@@ -68,7 +72,9 @@ class Value(NamedTuple):
 
 
 class Renderer:
-    """Renders objects. Collections are cut at 16 items, three levels and 1024 characters, strings at 256 characters."""
+    """Writes objects as text. Collections are cut at 16 items, three levels and 1024 characters, strings at 256
+    characters.
+    """
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -91,7 +97,7 @@ class Renderer:
         }
 
     def value(self, address: int) -> Value:
-        """Render the object at ``address``. Raises CorruptTarget when it cannot be read."""
+        """Returns the object at ``address`` as text. Raises CorruptTarget when it cannot be read."""
         of = self._objects.type_of(address)
         self._left = MAX_TOTAL
         if of.kind == "tensor":
@@ -119,19 +125,19 @@ class Renderer:
         return name if where == "builtins" else f"{where}.{name}"
 
     def module_name(self, address: int) -> str:
-        """Returns ``__name__`` of the module object at ``address``; ? when it has none."""
+        """Returns ``__name__`` of the module object at ``address``; "?" if it has none."""
         objects = self._objects
         found = objects.find(objects.instance_entries(address, objects.type_of(address)), "__name__")
         return self.string_of(found) if found else "?"
 
     def string_of(self, address: int) -> str:
-        """Returns the first characters of the str at ``address``; ? for anything else."""
+        """Returns the first characters of the str at ``address``; "?" for anything else."""
         if self._objects.type_of(address).kind != "str":
             return "?"
         return clean_text(self._objects.text(address, MAX_CHARACTERS)[0], MAX_CHARACTERS)
 
     def string_at(self, slot: int) -> str:
-        """Returns ``string_of`` for the object that the pointer at ``slot`` leads to."""
+        """Returns ``string_of`` for the object to which the pointer at ``slot`` points."""
         return self.string_of(self._objects.heap.word(slot))
 
     def _text(self, address: int, depth: int, above: tuple[int, ...]) -> str:
@@ -177,7 +183,9 @@ class Renderer:
         return text if of.kind != "frozenset" else f"frozenset({text if shown else ''})"
 
     def _listed(self, items: Sequence[int], depth: int, above: tuple[int, ...]) -> Iterator[str]:
-        """Yields items of a list. In a list of arguments the value after an option that names a secret is hidden."""
+        """Yields the items of a list. In a list of arguments, the value after an option that names a secret is
+        hidden.
+        """
         option = ""
         for item in items:
             text = self._text(item, depth + 1, above)
@@ -206,7 +214,7 @@ class Renderer:
 
     def _string(self, address: int) -> str:
         text, length = self._objects.text(address, 2 * MAX_CHARACTERS)
-        # A token at the end of the shown text is recognised only with more text behind it.
+        # A token at the end of the shown text is recognised only with more text after it.
         if looks_secret(text):
             return HIDDEN
         return repr(text[:MAX_CHARACTERS]) + ("..." if length > MAX_CHARACTERS else "")
@@ -236,7 +244,7 @@ class Renderer:
         return f"<bound method {name} of <{self.class_name(of_self)} object>>"
 
     def _builtin(self, address: int) -> str:
-        # PyCFunctionObject.m_ml, and ml_name first in it (Include/methodobject.h).
+        # PyCFunctionObject.m_ml, whose first member is ml_name (Include/methodobject.h).
         heap = self._objects.heap
         return f"<built-in function {self._objects.c_text(heap.word(heap.word(address + 16)))}>"
 
@@ -254,7 +262,7 @@ class Renderer:
 
 
 def _check_whole(found: Sequence[object], total: int) -> None:
-    # Empty slots are not noted: a table that is being filled or freed is recognised by the count alone.
+    # Empty slots are not noted: if a table is being filled or freed, its count shows that.
     if len(found) < min(total, MAX_ITEMS):
         raise Torn(CHANGED)
 

@@ -1,4 +1,4 @@
-"""Variables on demand for the collector, read by the readers, one request for each process."""
+"""Reads variables on demand for the collector, through readers, with a request for each process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from probing.api.errors import InternalError
-from probing.daemon.processes.reader_pool import GRACE_S, PATIENCE_S, Failure, ask_each, seconds_left
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import GRACE_S, PATIENCE_S, Failure, ReaderPool, ask_each, seconds_left
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 from probing.daemon.stack_wire import NamedVariable
 
@@ -16,17 +15,19 @@ __all__ = ("Values",)
 
 
 class Values:
-    """Safe to use from any thread. ``prepare`` is ``PythonStacks.prepare``; ``parallel`` processes are read at once."""
+    """Reads variables. Safe for any thread. ``prepare`` is ``PythonStacks.prepare``; ``parallel`` processes are read at
+    once.
+    """
 
     def __init__(
-        self, readers: Readers, prepare: Callable[[int, int, float], RuntimeInfo], *, parallel: int = 4
+        self, readers: ReaderPool, prepare: Callable[[int, int, float], RuntimeInfo], *, parallel: int = 4
     ) -> None:
         self._readers = readers
         self._prepare = prepare
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="values")
 
     def close(self) -> None:
-        """Refuses new requests; requests in flight end by their own deadlines."""
+        """Refuses new requests; requests in progress end at their own deadlines."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def values(
@@ -46,7 +47,7 @@ class Values:
     def of_process(self, pid: int, start_ns: int, names: Sequence[str], deadline: float) -> list[NamedVariable]:
         """Returns the variables of one process, read in this thread; ``deadline`` is on time.monotonic().
 
-        Raises like ``PythonStacks.prepare`` and ``values.read.read_values``.
+        Raises the errors of ``PythonStacks.prepare`` and ``values.read.read_values``.
         """
         runtime = self._prepare(pid, start_ns, seconds_left(deadline))
         seconds = seconds_left(deadline)
@@ -62,6 +63,6 @@ class Values:
         )
         values = answer.header.get("values")
         if not isinstance(values, list):
-            raise InternalError("a reader's answer holds no values")
+            raise InternalError("a reader's answer contains no values")
         rows: list[NamedVariable] = values
         return [{**row, "pid": pid, "start_ns": start_ns} for row in rows]

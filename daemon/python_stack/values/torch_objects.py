@@ -1,6 +1,7 @@
-"""Reads torch's objects from outside: tensors and process groups.
+"""Reads torch's tensors and process groups from the memory of a process.
 
-Of a tensor: shape, dtype, device, and the number of a scalar in host memory. Of a process group: rank, size, time-out.
+From a tensor: shape, dtype, device, and the number of a scalar in host memory. From a process group: rank, size,
+time-out.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ MAX_DIMENSIONS = 64
 _FLOAT32_MAX = 3.4028234e38
 _INLINE_DIMENSIONS = 5
 _TENSOR_HEAD = 256
-# THPVariable holds an at::Tensor, before torch 2.11 in a c10::MaybeOwned, whose flag comes first.
+# THPVariable contains an at::Tensor; before torch 2.11 it is in a c10::MaybeOwned, whose flag comes first.
 _IMPL = (16, 24)
-# Offsets of the end of c10::intrusive_ptr_target and of the sizes behind it, likeliest first.
+# Offsets of the end of c10::intrusive_ptr_target and of the sizes after it, likeliest first.
 _SHAPES = ((16, 56), (24, 72), (24, 64), (16, 64), (24, 56), (24, 80), (16, 72), (16, 48))
-# c10/core/ScalarType.h, in order: the dtype as torch writes it, and how struct reads one element.
+# The dtypes of c10/core/ScalarType.h, in order: as torch writes each, and the code by which struct reads an element.
 _DTYPES: tuple[tuple[str, str], ...] = (
     ("uint8", "B"),
     ("int8", "b"),
@@ -65,7 +66,7 @@ _DTYPES: tuple[tuple[str, str], ...] = (
     ("uint32", "I"),
     ("uint64", "Q"),
 )
-# c10/core/DeviceType.h, in order.
+# The devices of c10/core/DeviceType.h, in order.
 _DEVICES = (
     "cpu",
     "cuda",
@@ -93,7 +94,9 @@ _DEVICES = (
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """``number``: the value of a tensor with one element. ``reason``: why a tensor with one element has none."""
+    """A tensor. ``number``: the value of a tensor with one element. ``reason``: why a tensor with one element has no
+    number.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -123,7 +126,7 @@ def read_tensor(objects: Objects, address: int) -> Tensor:
         for head, at in _SHAPES:
             if found := _shaped(objects, impl, data, head, at):
                 return found
-    raise CorruptTarget("its tensor cannot be made out: a version of torch that is not known")
+    raise CorruptTarget("its tensor cannot be read: a version of torch that is not known")
 
 
 def torch_text(objects: Objects, address: int, name: str) -> str | None:
@@ -140,7 +143,7 @@ def torch_text(objects: Objects, address: int, name: str) -> str | None:
 
 def _shaped(objects: Objects, impl: int, data: bytes, head: int, at: int) -> Tensor | None:
     dimensions = word(data, at)
-    # SizesAndStrides keeps five of each in place, then come storage_offset, numel, the dtype and the device.
+    # SizesAndStrides keeps five of each in place; after it come storage_offset, numel, the dtype and the device.
     inline = at + 8 + 16 * _INLINE_DIMENSIONS
     offset, elements = struct.unpack_from("<qq", data, inline)
     dtype, kind, index, known = struct.unpack_from("<HbbB", data, inline + 16)
@@ -182,7 +185,7 @@ def _scalar(objects: Objects, found: Tensor, storage: int, head: int, offset: in
         data, _, _, device = struct.unpack("<QQQb", objects.heap.read(storage + head, 25))
         size = 2 if code == "bf" else struct.calcsize(code)
         if device:
-            raise CorruptTarget("its memory is not where the tensor is")
+            raise CorruptTarget("its memory is not on the tensor's device")
         number = _number(code, objects.heap.read(data + offset * size, size))
     except CorruptTarget as e:
         return Tensor(found.shape, found.dtype, found.device, None, e.message)
@@ -191,7 +194,7 @@ def _scalar(objects: Objects, found: Tensor, storage: int, head: int, offset: in
 
 def _number(code: str, raw: bytes) -> float | int | bool:
     if code == "bf":
-        # The upper half of a float32.
+        # The bytes are the upper half of a float32.
         raw, code = b"\0\0" + raw, "f"
     if code == "?":
         return raw != b"\0"
@@ -206,7 +209,7 @@ def _shortest(number: float | int | bool) -> str:
     wanted = struct.pack("<f", number)
     for digits in range(1, 9):
         text = repr(float(f"{number:.{digits}g}"))
-        # The largest float32, rounded up to fewer digits, would no longer fit into a float32.
+        # The largest float32, rounded up to fewer digits, would not fit into a float32 any more.
         if abs(float(text)) < _FLOAT32_MAX and struct.pack("<f", float(text)) == wanted:
             return text
     return repr(number)
@@ -216,27 +219,27 @@ _HELD = 16
 _GROUP_HEAD = 48
 _STORES = (16, 24)
 _LOWEST = 4096
-# Bytes of a group and of a backend that are searched: a ProcessGroupNCCL is large.
+# The bytes of a group and of a backend that are searched; a ProcessGroupNCCL is large.
 _GROUP_BYTES, _BACKEND_BYTES = 512, 4096
 _PIECE = 1024
 _MOST_BACKENDS = 4
 _OPTIONS_BYTES = 64
 _BACKENDS = (b"gloo", b"nccl")
-# 1.0, the load factor of a std::unordered_map that nobody changed.
+# 1.0, the default load factor of a std::unordered_map.
 _LOAD_FACTOR = 0x3F800000
 _LONGEST_MS = 10**11
 
 
 class _TimeOut(NamedTuple):
-    """``backend``: gloo or nccl."""
+    """A time-out. ``backend``: gloo or nccl."""
 
     backend: str
     ms: int
 
 
 def process_group_text(objects: Objects, address: int) -> str:
-    """Returns "ProcessGroup(rank=3, size=8, gloo, timeout=1800000 ms)" of the object at ``address``, without the latter
-    two where they are not recognised. Raises like ``_rank_and_size``."""
+    """Returns a text such as "ProcessGroup(rank=3, size=8, gloo, timeout=1800000 ms)" for the object at ``address``;
+    backend and time-out are left out if they are not recognised. Raises the errors of ``_rank_and_size``."""
     rank, size = _rank_and_size(objects, address)
     limit = _time_out(objects, address, rank, size)
     more = f", {limit.backend}, timeout={limit.ms} ms" if limit is not None else ""
@@ -255,11 +258,11 @@ def _rank_and_size(objects: Objects, address: int) -> tuple[int, int]:
             rank, size = struct.unpack_from("<ii", data, at + 8)
             if 0 <= rank < size <= MAX_WORLD and store % 8 == 0 and (store >= _LOWEST or not store):
                 return rank, size
-    raise CorruptTarget("its process group cannot be made out: a version of torch that is not known")
+    raise CorruptTarget("its process group cannot be read: a version of torch that is not known")
 
 
 def _time_out(objects: Objects, address: int, rank: int, size: int) -> _TimeOut | None:
-    """Returns the time-out of the process group at ``address``; None if it has several, or none is recognised."""
+    """Returns the time-out of the process group at ``address``; None if it has several, or if none is recognised."""
     heap = objects.heap
     (data,) = heap.sample([(word(heap.peek(address, _HELD + 8), _HELD), _GROUP_BYTES)])
     if data is None:
@@ -268,7 +271,7 @@ def _time_out(objects: Objects, address: int, rank: int, size: int) -> _TimeOut 
     backends = list(dict.fromkeys(word(node, 16) for node in nodes if node is not None))
     found = set()
     for backend in [at for at in backends if _may_point(at)][:_MOST_BACKENDS]:
-        # The end of the backend is not known, and the addresses after it may have no memory.
+        # The size of the backend is unknown, and the addresses after it may have no memory.
         pieces = heap.sample([(backend + at, _PIECE) for at in range(0, _BACKEND_BYTES, _PIECE)])
         body = b"".join(piece or b"" for piece in takewhile(lambda piece: piece is not None, pieces))
         if body and any(struct.unpack_from("<ii", body, at) == (rank, size) for at in _STORES):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probing.api.errors import ProbingError
+from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
@@ -26,7 +27,7 @@ __all__ = ("VariableWatch",)
 
 INTERVAL_S = 1.0
 PARALLEL = 4
-# A process that takes longer is tried again at the next poll.
+# The time for reading a process, s; if it takes longer, it is tried again at the next poll.
 TIMEOUT_S = 1.0
 STEPS = ("step", "global_step", "iteration", "iter", "it")
 LOSSES = ("loss", "train_loss")
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Reported:
-    """The last values reported of a process. ``reading`` is the read in flight, if any."""
+    """The last values reported for a process. ``reading``: the read in progress, if there is one."""
 
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     step: int | None = None
@@ -44,10 +45,11 @@ class _Reported:
 
 
 class VariableWatch(Source):
-    """``wanted`` returns the names that are watched in a process, ``interval_s`` the pause between two polls, s.
+    """Watches variables. ``wanted`` returns the names to watch in a process, ``interval_s`` the pause between two
+    polls, s.
 
-    Each process is read on its own, ``PARALLEL`` at once: a process that does not answer delays the others only when
-    no thread is left, and then by a timeout at most.
+    Each process is read separately, ``PARALLEL`` at once: a process that does not answer delays the others only if no
+    thread is left, and then at most by a timeout.
     """
 
     name = "variables"
@@ -96,12 +98,12 @@ class VariableWatch(Source):
         self._worker.start()
 
     def stop(self) -> None:
-        """Stops polling; reads in flight end by their own deadlines."""
+        """Stops polling; reads in progress end at their own deadlines."""
         self._worker.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def settings_changed(self) -> bool:
-        """Poll at once: other variables may be watched now."""
+        """Polls at once, since other variables may be watched now. Returns False."""
         self._worker.wake()
         return False
 
@@ -114,7 +116,7 @@ class VariableWatch(Source):
         return next((reported.reason for reported in list(self._reported.values()) if reported.reason), "")
 
     def look(self) -> list[Future[None]]:
-        """Start to read all watched variables, except of processes that are still being read."""
+        """Starts to read all watched variables, except of processes that are still being read."""
         live = {who.key: who for who in self._processes.live() if who.role == "trainer"}
         for key in self._reported.keys() - live.keys():
             del self._reported[key]
@@ -135,7 +137,7 @@ class VariableWatch(Source):
             read = self._values.of_process(who.pid, who.start_ns, names, time.monotonic() + TIMEOUT_S)
         except ProbingError as e:
             if reported.reason != e.message:
-                _log.warning("variables of process %d are not read: %s", who.pid, e.message)
+                _log.warning("cannot read variables of process %d: %s", who.pid, e.message)
             reported.reason = e.message
             return
         reported.reason = ""
@@ -149,12 +151,10 @@ class VariableWatch(Source):
             row = {**common, "step": step, "loss": _number(chosen, LOSSES)}
             self._sink.put("python.training_metrics", batch_of("python.training_metrics", [row]))
 
-    def _put_values(
-        self, common: dict[str, Any], reported: _Reported, chosen: dict[str, NamedVariable], step: int | None
-    ) -> None:
+    def _put_values(self, common: Row, reported: _Reported, chosen: dict[str, NamedVariable], step: int | None) -> None:
         rows = []
         for name, value in chosen.items():
-            # The number is compared as text: nan differs from itself.
+            # The number is compared as text, as nan differs from itself.
             now = (value["type"], value["value"], value["reason"], repr(value["number"]))
             if value["reason"] == CHANGED or reported.values.get(name) == now:
                 continue
@@ -166,7 +166,7 @@ class VariableWatch(Source):
 
 
 def _one_each(read: list[NamedVariable], trains: int) -> dict[str, NamedVariable]:
-    """Returns a row for each name: of the thread ``trains``, else of the first thread with a value."""
+    """Returns a row for each name: from the thread ``trains``, else from the first thread with a value."""
     found: dict[str, NamedVariable] = {}
     for value in sorted(read, key=lambda value: value["tid"] != trains):
         if value["name"] not in found or found[value["name"]]["value"] is None:
@@ -176,7 +176,7 @@ def _one_each(read: list[NamedVariable], trains: int) -> dict[str, NamedVariable
 
 def _step(values: dict[str, NamedVariable]) -> int | None:
     number = _number(values, STEPS)
-    # The column is an int64, and steps have no fractions.
+    # The column is an int64, and steps are whole numbers.
     return int(number) if number is not None and abs(number) < 1 << 53 and number == int(number) else None
 
 

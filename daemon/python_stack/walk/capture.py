@@ -1,11 +1,11 @@
 """Reads consistent stacks of a process that keeps running.
 
-One call reads all ranges that the last capture of the process used. It reads each thread's chain twice: outermost frame
-first up to the pointer to the innermost one, and back. A stack whose links are equal both ways was whole at the turn.
-All other ranges are read before and after the chains: code objects that are equal are the ones that ran meanwhile.
-Threads without this proof are read again; what stays unproven is marked.
+One call reads all ranges that the last capture of the process used. It reads each thread's chain twice: from the
+outermost frame to the pointer to the innermost frame, and back. A stack whose links are equal both ways was whole at
+the turn. All other ranges are read before and after the chains: code objects that are equal are the ones that ran
+meanwhile. Threads without this proof are read again; stacks that stay unproven are marked.
 
-Keeps the CPython of each process in a reader, and parses requests that name such a process.
+``prepared`` keeps the CPython of each process in a reader; ``parse_request`` parses requests for such a process.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from probing.api.errors import CorruptTarget, UsageError
+from probing.daemon.ipc import Header
 from probing.daemon.processes.memory import PAGE, Memory, Range
 from probing.daemon.python_stack.walk.codes import Code, read_codes, same_code
 from probing.daemon.python_stack.walk.layouts import DEBUG_OFFSETS_SIZE, TABLE, Layout, layout_of
@@ -27,14 +28,14 @@ from probing.daemon.python_stack.walk.walker import Limits, RawThread, Walker, h
 __all__ = ("LIMITS", "Capture", "Known", "Prepared", "capture", "checked_layout", "forget", "parse_request", "prepared")
 
 ATTEMPTS = 6
-# Times that the chain of a moving thread is read both ways.
+# How often the chain of a moving thread is read both ways.
 PASSES = 4
 _MAX_KNOWN = 16_384
-# A message holds no more stacks of one process; further threads are only counted.
+# A message has no room for more stacks of one process; further threads are only counted.
 LIMITS = Limits(threads=16_384, stacks=512)
-# Bytes of all attempts, at most: ``Memory`` bounds a whole dump.
+# The most bytes of all attempts: ``Memory`` limits a whole dump.
 _MOST_BYTES = 48 << 20
-# Innermost frames of a moving thread that are read with the memory around them.
+# How many innermost frames of a moving thread are read with the memory around them.
 _RESTLESS_FRAMES = 64
 
 _Key = tuple[int, int]
@@ -43,7 +44,9 @@ _Found = tuple[RawThread, dict[int, Code]]
 
 @dataclass(slots=True)
 class Known:
-    """Ranges that the last capture of a process used: hints that make the next capture cheap, and never wrong."""
+    """The ranges that the last capture of a process used: hints that make the next capture cheap, and are never needed
+    for it to be right.
+    """
 
     chains: dict[_Key, list[Range]] = field(default_factory=dict)
     others: list[Range] = field(default_factory=list)
@@ -54,7 +57,8 @@ class Known:
 
 @dataclass(slots=True)
 class Capture:
-    """Each thread with the code objects of its frames by address. ``complete`` is False when threads may be missing.
+    """The threads of a process, and the code objects of their frames by address. ``complete`` is False when threads may
+    be missing.
 
     ``unread``: listed threads beyond the limit, which were not read.
     """
@@ -65,7 +69,9 @@ class Capture:
 
 
 class _Again(NamedTuple):
-    """A proven capture and the bytes of the one call that proved it: equal bytes prove it again."""
+    """A proven capture, and the bytes of the call that proved it: if these are equal again, the capture is
+    still right.
+    """
 
     plan: BothWays
     read: list[bytes | None]
@@ -75,7 +81,7 @@ class _Again(NamedTuple):
 def capture(
     memory: Memory, runtime: int, layout: Layout, deadline: float, known: Known, limits: Limits = LIMITS
 ) -> Capture:
-    """Read the stacks of the CPython whose ``_PyRuntime`` is at address ``runtime``, and update ``known``.
+    """Returns the stacks of the CPython whose ``_PyRuntime`` is at address ``runtime``, and updates ``known``.
 
     ``deadline`` is on time.monotonic(): stacks read by then are returned, unproven. Raises TargetTimeout when even the
     threads are not listed by then, CorruptTarget when no interpreter is there or the walk costs more than ``memory``
@@ -109,7 +115,7 @@ def capture(
             break
         now = time.monotonic()
         if 2 * now - began > deadline or 2 * memory.bytes_read - cost > _MOST_BYTES:
-            # Another attempt would cost as much again.
+            # A further attempt would cost as much again.
             break
     found = Capture([_best(t, codes, proven) for t in threads], complete, walker.unread)
     if complete and memory.calls == calls and all(proven.get(_key(t), (None,))[0] is t for t in threads):
@@ -127,10 +133,12 @@ def _key(thread: RawThread) -> _Key:
 
 
 def _held_still(thread: RawThread, before: list[Snapshot], known: Known, may_run: bool) -> bool:
-    """Returns whether the stack was equal in all reads. Marks a thread that moves, or may, as restless in ``known``."""
+    """Returns whether the stack was equal in all reads. Marks a thread that moves, or may move, as restless in
+    ``known``.
+    """
     key = _key(thread)
     rests = not may_run and all(one.get(*wanted) == data for wanted, _, data in thread.links for one in before)
-    # To be equal twice is proof for what did not move; what runs may come by the same place again, as a loop does.
+    # Two equal reads prove that a thread has not run; a running thread may be at the same place again.
     often = rests or key in known.restless
     if rests:
         known.restless.discard(key)
@@ -141,7 +149,7 @@ def _held_still(thread: RawThread, before: list[Snapshot], known: Known, may_run
 
 def _best(thread: RawThread, codes: dict[int, Code], proven: dict[_Key, _Found]) -> _Found:
     if found := proven.get(_key(thread)):
-        # Only one thread holds the GIL, so that must come from one and the same reading.
+        # Only one thread holds the GIL, so all values of ``gil`` must come from the same reading.
         found[0].gil = thread.gil
         return found
     thread.complete = False
@@ -160,11 +168,11 @@ def _remember(known: Known, threads: list[RawThread], snapshot: Snapshot, layout
 
 
 def _chain(thread: RawThread, layout: Layout, restless: bool) -> list[Range]:
-    """Returns the ranges that hold the thread's stack together, from the pointer to the innermost frame outwards."""
+    """Returns the ranges that link the thread's stack, from the pointer to the innermost frame outwards."""
     ranges = [link[0] for link in thread.links]
     if not restless or layout.frame_owner is None:
         return ranges
-    # The thread pushes and pops frames around the frames seen: take all of its data stack there (3.11+).
+    # The thread pushes and pops frames around the frames seen, so all of its data stack there is read (3.11+).
     frames = len(ranges) - min(len(thread.frames), len(ranges))
     pages = {a & -PAGE for a, _ in ranges[frames : frames + _RESTLESS_FRAMES]}
     pages |= {p + PAGE for p in pages}
@@ -178,7 +186,9 @@ _DEFAULT_TIMEOUT_MS = 1000
 
 @dataclass(eq=False)
 class Prepared:
-    """The CPython of one process. ``head``: the first bytes of its ``_PyRuntime`` from 3.13 on, empty before."""
+    """The CPython of one process. ``head``: the first bytes of its ``_PyRuntime`` from 3.13 on, empty for older
+    versions.
+    """
 
     runtime: RuntimeInfo
     layout: Layout
@@ -187,7 +197,7 @@ class Prepared:
 
 
 class _Asked(NamedTuple):
-    """The fields that all requests about a CPython have; ``deadline`` is on time.monotonic()."""
+    """The fields in all requests about a CPython. ``deadline`` is on time.monotonic()."""
 
     pid: int
     start_ns: int
@@ -197,19 +207,19 @@ class _Asked(NamedTuple):
 _processes: OrderedDict[tuple[int, int], Prepared] = OrderedDict()
 
 
-def parse_request(request: dict[str, Any]) -> _Asked:
+def parse_request(request: Header) -> _Asked:
     """Returns ``pid``, ``start_ns`` and ``timeout_ms`` of a request. Raises UsageError."""
     pid, start_ns = request.get("pid"), request.get("start_ns")
     timeout_ms = request.get("timeout_ms", _DEFAULT_TIMEOUT_MS)
     if not (isinstance(pid, int) and isinstance(start_ns, int) and isinstance(timeout_ms, int | float)):
-        raise UsageError("a request about a CPython takes pid, start_ns and timeout_ms")
+        raise UsageError("a request about a CPython needs pid, start_ns and timeout_ms")
     return _Asked(pid, start_ns, time.monotonic() + timeout_ms / 1000)
 
 
 def prepared(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> Prepared:
-    """Returns the cached ``Prepared`` of a process, made anew when its CPython changed.
+    """Returns the cached ``Prepared`` of a process, which is made again when its CPython has changed.
 
-    Raises like ``checked_layout``.
+    Raises the errors of ``checked_layout``.
     """
     process = _processes.get((pid, start_ns))
     layout, head = checked_layout(pid, runtime, memory)
@@ -239,5 +249,5 @@ def checked_layout(pid: int, runtime: RuntimeInfo, memory: Memory) -> tuple[Layo
 
 
 def forget(pid: int, start_ns: int) -> None:
-    """Drop the hints that make the next read of a process cheap."""
+    """Drops the hints that make the next read of a process cheap."""
     _processes.pop((pid, start_ns), None)

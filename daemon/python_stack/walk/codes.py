@@ -1,13 +1,13 @@
-"""Code objects of a target: names, files and line tables.
+"""Reads code objects of a target: names, files and line tables.
 
-The cache is keyed by the bytes of a code object, not by its address: another object can take the address as soon as it
-is freed.
+The key of the cache is the bytes of a code object, not its address: when it is freed, another object can get the
+address.
 
-Decodes line tables: from an instruction to its source line.
+``line_of`` decodes line tables: it finds the source line of an instruction.
 
 Three formats: ``lnotab`` (up to 3.9, CPython ``Objects/lnotab_notes.txt`` of 3.9), ``ranges`` (3.10, PEP 626) and
-``locations`` (3.11+, ``Objects/locations.md``, later ``InternalDocs/code_objects.md``). A target's
-table may hold anything: every loop moves forward through its bytes.
+``locations`` (3.11+, ``Objects/locations.md``, later ``InternalDocs/code_objects.md``). A target's table may hold
+anything: every loop moves forward through its bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CACHED_TABLE = 4096
 
 
 def line_of(kind: Literal["lnotab", "ranges", "locations"], table: bytes, first_line: int, offset: int) -> int | None:
-    """Returns the source line of the instruction at byte ``offset`` of its code, or None when it has none.
+    """Returns the source line of the instruction at byte ``offset`` of its code, or None if it has no line.
 
     An ``offset`` below 0 means that the frame has not begun: its line is ``first_line``.
     """
@@ -92,7 +92,7 @@ def _locations(table: bytes, offset: int) -> int | None:
             line += code - 10
         if end > offset:
             return None if code == 15 else line
-        # Only the first byte of an entry has its top bit set.
+        # Only the first byte of an entry has its highest bit set.
         while at < size and not table[at] & 0x80:
             at += 1
     return None
@@ -100,7 +100,7 @@ def _locations(table: bytes, offset: int) -> int | None:
 
 def _signed_varint(table: bytes, at: int) -> int:
     value = shift = 0
-    # A line difference fits in 32 bits, so in six groups of six.
+    # A line difference fits into 32 bits, so into six groups of six bits.
     for byte in table[at : at + 6]:
         value |= (byte & 0x3F) << shift
         shift += 6
@@ -116,13 +116,15 @@ def _signed(byte: int) -> int:
 MAX_CHARACTERS = 4096
 MAX_TABLE = 1 << 20
 _GUESS = 256
-# No useful str or bytes object is shorter, and objects begin at multiples of 16.
+# Objects begin at multiples of 16, and no useful str or bytes object is shorter than this.
 _SHORTEST = 48
 _HEAD = 16
 
 
 class Code(NamedTuple):
-    """``func`` is the qualified name from 3.11 on. Texts are clean. ``cut``: a text or the table is incomplete."""
+    """A code object. ``func`` is the qualified name from 3.11 on. Texts are clean. ``cut``: a text or the table is
+    incomplete.
+    """
 
     address: int
     func: str
@@ -132,7 +134,7 @@ class Code(NamedTuple):
     cut: bool
 
     def line(self, layout: Layout, frame: RawFrame) -> int | None:
-        """The line that ``frame`` executes, or None when the code has none there."""
+        """Returns the line that ``frame`` executes, or None if the code has no line there."""
         if self.table is None:
             return None
         return line_of(layout.lines, self.table, self.first_line, self._offset(layout, frame))
@@ -164,9 +166,10 @@ def read_codes(snapshot: Snapshot, layout: Layout, addresses: Iterable[int], siz
 
 
 def same_code(one: Snapshot, other: Snapshot, layout: Layout, address: int, sizes: dict[int, int]) -> bool:
-    """Whether two snapshots, taken before and after, hold the same code object at ``address``, so it was not replaced.
+    """Returns whether an earlier and a later snapshot have the same code object at ``address``: then it was not
+    replaced.
 
-    From 3.12 on two code objects with all else equal still differ in ``co_version``.
+    From 3.12 on even otherwise equal code objects differ in ``co_version``.
     """
     first, second = one.get(address, layout.code_size), other.get(address, layout.code_size)
     if first is None or second is None or _lasting(first, layout) != _lasting(second, layout):
@@ -174,27 +177,27 @@ def same_code(one: Snapshot, other: Snapshot, layout: Layout, address: int, size
     for at in (layout.code_filename, layout.code_name, layout.code_linetable):
         held = word(first, at), sizes.get(word(first, at), 0)
         before, after = (s.get(*held) if held[1] else b"" for s in (one, other))
-        # Reference count and hash lie before the length.
+        # Reference count and hash are before the length.
         if before is None or after is None or before[layout.str_length :] != after[layout.str_length :]:
             return False
     return True
 
 
 def _lasting(head: bytes, layout: Layout) -> bytes:
-    """The fields that stay for the life of a code object, without reference count and warmth (3.11)."""
+    """Returns the fields that never change in a code object, without reference count and warmth (3.11)."""
     if (at := layout.code_warmup) is None:
         return head[_HEAD:]
     return head[_HEAD:at] + head[at + 2 :]
 
 
 def _guess(address: int) -> int:
-    # Not past the end of a page: the next one may not be mapped.
+    # The read stops at the end of a page, since the next page may not be mapped.
     left = PAGE - address % PAGE
     return left if _SHORTEST <= left < _GUESS else _GUESS
 
 
 def _text_size(snapshot: Snapshot, layout: Layout, address: int, guess: int) -> int:
-    """Returns the bytes to read of the str at ``address``, 0 when it is no str."""
+    """Returns how many bytes of the str at ``address`` to read, 0 if it is no str."""
     data = snapshot.get(address, guess)
     if data is None or len(data) < layout.str_ascii:
         return 0
@@ -243,7 +246,7 @@ def _decoded(raw: bytes, coding: str) -> str:
         text = raw.decode(coding, "replace" if coding == "latin-1" else "surrogatepass")
     except UnicodeDecodeError:
         text = raw.decode(coding, "replace")
-    # Lone surrogates too: file names that are not UTF-8 hold them, and neither Arrow nor protobuf accepts them.
+    # This replaces lone surrogates in file names, too: neither Arrow nor protobuf accepts them.
     return clean_text(text, MAX_CHARACTERS)
 
 

@@ -1,7 +1,7 @@
 """Reads the offsets that CPython 3.13+ declares: ``_PyRuntime`` begins with ``_Py_DebugOffsets``.
 
 CPython 3.13 ``Include/internal/pycore_runtime.h``, from 3.14 ``pycore_debug_offsets.h``. Every offset is checked, since
-the target may hold anything there.
+the target may have any bytes there.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ __all__ = ("COOKIE", "DEBUG_OFFSETS_SIZE", "read_debug_offsets", "unsupported")
 COOKIE = b"xdebugpy"
 DEBUG_OFFSETS_SIZE = 1024
 _OLDEST = (3, 8)
-# Alpha and beta, as in PY_VERSION_HEX: their offsets may still move.
+# Alpha and beta, as in PY_VERSION_HEX: their offsets may still change.
 _UNSETTLED = (0xA, 0xB)
 _MAX_INTERPRETER = 1 << 20
 _MAX_STRUCT = 1 << 14
 _OBJECT_HEAD = 16
 
-# The fields that we use of each block of _Py_DebugOffsets: block offset, then names with their index in the block.
+# The fields that we use of _Py_DebugOffsets: offset of a block, then names with their index in it.
 _INTERPRETER = {"next": 2, "threads_head": 3, "ceval_gil": 8, "gil": 9, "gil_locked": 11, "gil_holder": 12}
 _THREAD = {"next": 2, "interp": 3, "current_frame": 4, "thread_id": 5, "native_thread_id": 6}
 _FRAME = {"previous": 1, "executable": 2, "instr_ptr": 3, "owner": 5}
-# locals, owner, then the pointer to the top of the frame's values; 3.13 declares none.
+# The fields are locals, owner, then the pointer to the top of the frame's values, which 3.13 does not declare.
 _FRAME_314 = {**_FRAME, "stackpointer": 6}
 _CODE = {"filename": 1, "name": 2, "qualname": 3, "linetable": 4, "firstlineno": 5, "co_code_adaptive": 9}
 _BYTES = {"ob_size": 1, "ob_sval": 2}
 _UNICODE = {"state": 1, "length": 2, "asciiobject_size": 3}
-# From 3.14 on threads_main comes in behind threads_head.
+# From 3.14 on threads_main follows threads_head.
 _INTERPRETER_314 = {name: index + (index > 3) for name, index in _INTERPRETER.items()}
-# From 3.15 on base_frame, last_profiled_frame and last_profiled_frame_seq come in behind current_frame.
+# From 3.15 on base_frame, last_profiled_frame and last_profiled_frame_seq follow current_frame.
 _THREAD_315 = {name: index + 3 * (index > 4) for name, index in _THREAD.items()}
 _HALF_WORDS = ("owner", "firstlineno", "state", "gil_locked")
 _BLOCKS: dict[tuple[int, int], dict[str, tuple[int, dict[str, int]]]] = {
@@ -108,7 +108,7 @@ def _block(runtime: bytes, name: str, start: int, fields: dict[str, int]) -> dic
     found = {field: words[index] for field, index in fields.items()}
     least = _OBJECT_HEAD if name in ("code", "bytes", "unicode") else 0
     for field, offset in found.items():
-        # asciiobject_size is the size of the whole, where the characters begin.
+        # asciiobject_size is the size of the whole struct, after which the characters begin.
         past = offset > limit or (offset == limit and field != "asciiobject_size")
         if past or offset < least or (offset % 8 and field not in (*_HALF_WORDS, "ob_sval")):
             raise CorruptTarget(f"CPython declares {name}.{field} at {offset} in {size} bytes")

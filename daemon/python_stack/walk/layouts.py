@@ -1,7 +1,7 @@
 """Offsets of CPython's structs that a stack walk reads, by version.
 
-Up to 3.12 they are a table, measured on x86-64 glibc builds and constant within a minor version; one differs on arm64.
-From 3.13 on the target declares them: ``_PyRuntime`` begins with ``_Py_DebugOffsets`` (CPython 3.13
+Up to 3.12 they are in a table, measured on x86-64 glibc builds and constant within a minor version; one offset differs
+on arm64. From 3.13 on the target declares them: ``_PyRuntime`` begins with ``_Py_DebugOffsets`` (CPython 3.13
 ``Include/internal/pycore_runtime.h``, from 3.14 ``pycore_debug_offsets.h``), which is checked.
 """
 
@@ -17,7 +17,7 @@ __all__ = ("DEBUG_OFFSETS_SIZE", "TABLE", "Layout", "layout_from_debug_offsets",
 
 
 class Layout(NamedTuple):
-    """Offsets in bytes. None means that this version has no such field.
+    """The layout of a version, as offsets in bytes. None: this version has no such field.
 
     ``instr`` is the meaning of the word at ``frame_instr``: ``lasti_bytes`` (3.8, 3.9), ``lasti_units`` (3.10),
     ``previous`` (the last instruction that began, 3.11 and 3.12) or ``current`` (3.13+).
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
     thread_id: int
     native_thread_id: int | None
     thread_frame: int
-    # 3.11 and 3.12: the thread points at a C frame, which points at the frame, here.
+    # In 3.11 and 3.12 the thread points at a C frame, which points at the frame at this offset.
     cframe_frame: int | None
     frame_previous: int
     frame_code: int
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     frame_entry: int | None
     frame_size: int
     code_filename: int
-    # The qualified name from 3.11 on, and the plain one, whose hash every code object has.
+    # The offset of the qualified name (from 3.11 on), and of the plain name, whose hash every code object has.
     code_name: int
     code_short_name: int
     code_firstlineno: int
@@ -50,17 +50,17 @@ class Layout(NamedTuple):
     lines: Literal["lnotab", "ranges", "locations"]
     str_ascii: int
     str_compact: int
-    # Up to 3.11 the runtime knows the thread that holds the one GIL; later each interpreter points at its own.
+    # Up to 3.11 the runtime points at the thread that holds the only GIL; later each interpreter points at a thread.
     runtime_current: int | None = None
     interp_gil: int | None = None
     gil_holder: int = 8
     gil_locked: int = 16
-    # Low bits of a pointer that are no part of the address (_PyStackRef, 3.14+).
+    # Low bits of a pointer that are not part of the address (_PyStackRef, 3.14+).
     tag_mask: int = 0
-    # 3.11 to 3.13 four bytes, below 0 while the frame's own instructions run; later a pointer, NULL meanwhile.
+    # 3.11 to 3.13: four bytes, below 0 while the frame's own instructions run. Later: a pointer, then NULL.
     frame_stack: int | None = None
     frame_stack_size: int = 4
-    # Two bytes that count how often the code began.
+    # Two bytes that count how often the code was started.
     code_warmup: int | None = None
     thread_next: int = 8
     thread_interp: int = 16
@@ -71,18 +71,17 @@ class Layout(NamedTuple):
 
     @property
     def thread_size(self) -> int:
-        """Bytes of a PyThreadState that hold all fields above."""
+        """The bytes of a PyThreadState that contain all fields above."""
         last = (self.thread_id, self.native_thread_id or 0, self.thread_frame, self.thread_next, self.thread_interp)
         return max(last) + 8
 
     @property
     def is_shim_from(self) -> int | None:
-        """Frames with this owner or a higher one are C calls of the interpreter, not Python code (3.12+)."""
+        """Frames with this owner or a higher number are C calls of the interpreter, not Python code (3.12+)."""
         return None if self.frame_owner is None or self.version < (3, 12) else 3
 
 
-# The runtime has the GIL before that pointer, with two pthread_mutex_t: of 40 bytes, of 48 in glibc on arm64
-# (sysdeps/aarch64/nptl/bits/pthreadtypes-arch.h). Measured with 3.11 on arm64.
+# The GIL is before that pointer: two pthread_mutex_t of 40 bytes, in glibc on arm64 of 48 (measured: 3.11).
 _MUTEXES = 16 if platform.machine() == "aarch64" else 0
 
 
@@ -215,7 +214,7 @@ def _declared(version: tuple[int, int], read: dict[str, dict[str, int]]) -> Layo
         interp_next=interpreter["next"],
         interp_threads=interpreter["threads_head"],
         interp_gil=interpreter["ceval_gil"],
-        # Both are given from the interpreter's start, for the GIL that lies in it.
+        # Both offsets count from the interpreter's begin, and the GIL lies in the interpreter.
         gil_holder=_inside("gil_holder", interpreter["gil_holder"] - interpreter["gil"]),
         gil_locked=_inside("gil_locked", interpreter["gil_locked"] - interpreter["gil"]),
         thread_next=thread["next"],

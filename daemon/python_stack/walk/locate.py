@@ -1,6 +1,6 @@
-"""Locates the CPython runtime of a process by its mappings and the symbols of the file that holds it.
+"""Locates the CPython runtime of a process by its mappings and the symbols of the file that contains it.
 
-Finds the release of a CPython without ``Py_Version`` (up to 3.10, or stripped) in ``sys.hexversion``.
+If a CPython has no ``Py_Version`` (up to 3.10, or stripped), its release is read from ``sys.hexversion``.
 
 Offsets: ``PyDictObject`` and ``PyDictKeysObject`` of ``Objects/dict-common.h`` (up to 3.10) and
 ``Include/internal/pycore_dict.h`` (3.11, 3.12), ``PyLongObject`` of ``Include/longintrepr.h`` (3.12:
@@ -15,7 +15,7 @@ from collections.abc import Mapping as Dict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from probing.api.errors import InternalError, NotPython, UnsupportedTarget, UsageError
+from probing.api.errors import NotPython, UnsupportedTarget, UsageError
 from probing.daemon.processes.loaded_file import Read
 from probing.daemon.processes.procfs import Mapping, clean_text
 from probing.daemon.python_stack.walk.layouts import TABLE
@@ -43,14 +43,14 @@ _LONG_SIZE, _LONG_DIGIT = 16, 24
 
 def release_of(hexversion: int) -> str:
     """Returns the release as text, such as "3.11.7" or "3.13.0b2", from PY_VERSION_HEX (``Include/patchlevel.h``)."""
-    # Major, minor and micro, then the level (a to f) and the serial.
+    # The digits are major, minor and micro, then the level (a to f) and the serial number.
     text = f"{hexversion >> 24 & 0xFF}.{hexversion >> 16 & 0xFF}.{hexversion >> 8 & 0xFF}"
     level = {0xA: "a", 0xB: "b", 0xC: "rc"}.get(hexversion >> 4 & 0xF)
     return f"{text}{level}{hexversion & 0xF}" if level else text
 
 
 def sys_hexversion(read: Read, runtime: int, version: tuple[int, int]) -> int | None:
-    """Returns ``sys.hexversion`` of the CPython whose ``_PyRuntime`` is at ``runtime``; None if not found yet."""
+    """Returns ``sys.hexversion`` of the CPython whose ``_PyRuntime`` is at ``runtime``; None if it is not set yet."""
     if version not in _SYSDICT:
         return None
     interpreter = _word(read, runtime + TABLE[version].interpreters_head)
@@ -62,7 +62,7 @@ def sys_hexversion(read: Read, runtime: int, version: tuple[int, int]) -> int | 
     for (_, value), text in zip(entries, names, strict=True):
         if text is not None and text[start:] == _NAME + b"\0":
             number = read([(value, _LONG_DIGIT + 4)])[0]
-            # PY_VERSION_HEX of 3.x has less than 30 bits, so it is one digit. 3.12 keeps the sign in three low bits.
+            # PY_VERSION_HEX of 3.x has less than 30 bits: one digit. 3.12 keeps the sign in the lowest bits.
             size, digit = struct.unpack_from("<qI", number or bytes(_LONG_DIGIT + 4), _LONG_SIZE)
             one = 1 if version < (3, 12) else 1 << 3
             return digit if size == one and (digit >> 24, digit >> 16 & 0xFF) == version else None
@@ -85,7 +85,9 @@ def _entries(read: Read, keys: int) -> list[tuple[int, int]]:
 
 
 def _compact_entries(read: Read, keys: int) -> list[tuple[int, int]]:
-    """Like ``_entries``, from 3.11 on: sizes are logarithms, and no hashes are kept for names."""
+    """Returns the same as ``_entries`` for 3.11 and later, where sizes are logarithms, and tables of names contain no
+    hashes.
+    """
     head = read([(keys, _COMPACT_KEYS_HEAD)])[0]
     if head is None:
         return []
@@ -102,7 +104,7 @@ def _word(read: Read, address: int) -> int:
     return int.from_bytes(data or b"", "little")
 
 
-# Exported since the version beside them, so they tell older versions apart; 3.11+ has Py_Version.
+# Functions and the version since which each is exported: they tell older versions apart; 3.11+ has Py_Version.
 _SINCE = {"PyCode_NewWithPosOnlyArgs": (3, 8), "PyFrame_GetCode": (3, 9), "Py_NewRef": (3, 10)}
 SYMBOLS = ("_PyRuntime", "Py_Version", *_SINCE)
 MAX_CANDIDATES = 3
@@ -112,7 +114,7 @@ _PAGE = 4096
 
 
 class RuntimeInfo(NamedTuple):
-    """The CPython of one process. ``version`` is (3, minor), ``python`` as precise as it is known ("3.11.7", "3.10").
+    """The CPython of one process. ``version`` is (3, minor), ``python`` is as precise as possible ("3.11.7", "3.10").
 
     ``runtime`` and ``version_at`` are addresses in the process (``version_at`` 0: there is no Py_Version);
     ``hexversion`` is the value there.
@@ -130,7 +132,7 @@ class RuntimeInfo(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: Dict[str, Any]) -> RuntimeInfo:
-        """Returns the value of ``to_dict`` as RuntimeInfo. Raises UsageError for anything else."""
+        """Returns the RuntimeInfo from which ``to_dict`` made ``data``. Raises UsageError for anything else."""
         try:
             major, minor = data["version"]
             numbers = (int(data["runtime"]), int(data["version_at"]), int(data["hexversion"]))
@@ -140,23 +142,18 @@ class RuntimeInfo(NamedTuple):
 
 
 class RuntimeSymbols(NamedTuple):
-    """Addresses of SYMBOLS and of the first PT_LOAD, as the file has them; ``relocated``: it is loaded elsewhere."""
+    """The addresses of SYMBOLS and of the first PT_LOAD in the file. ``relocated``: the file is loaded at other
+    addresses.
+    """
 
     addresses: Dict[str, int]
     first_address: int
     relocated: bool
 
-    @classmethod
-    def from_parser(cls, answer: Dict[str, Any]) -> RuntimeSymbols:
-        """Returns the symbols in the answer of a parser. Raises InternalError for anything else."""
-        try:
-            addresses = {str(s["name"]): int(s["address"]) for s in answer["symbols"]}
-            return cls(addresses, int(answer["first_vaddr"]), bool(answer["relocated"]))
-        except (KeyError, TypeError, ValueError) as e:
-            raise InternalError("a parser's answer holds no symbols") from e
-
     def address(self, name: str, mapping: Mapping) -> int:
-        """Returns the address of ``name`` in a process that maps the file from ``mapping`` on; 0 without the symbol."""
+        """Returns the address of ``name`` in a process that maps the file from ``mapping`` on; 0 if the symbol is
+        missing.
+        """
         if name not in self.addresses:
             return 0
         bias = mapping.start - (self.first_address & -_PAGE) if self.relocated else 0
@@ -164,9 +161,9 @@ class RuntimeSymbols(NamedTuple):
 
 
 def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
-    """Returns the mappings at the begin of files that may hold the runtime, likeliest first, at most three.
+    """Returns the first mappings of files that may contain the runtime, likeliest first, at most three.
 
-    A libpython comes before the program: programs that link it only start it.
+    A libpython comes before the program, which only starts it.
     """
     begins: dict[tuple[tuple[int, int], int], Mapping] = {}
     for mapping in mappings:
@@ -182,7 +179,7 @@ def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
 def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = None) -> RuntimeInfo:
     """Returns the runtime in the file that ``mapping`` begins. ``hexversion``: the value of Py_Version, if any.
 
-    Raises NotPython when the file holds no runtime, UnsupportedTarget for an unknown version.
+    Raises NotPython when the file contains no runtime, UnsupportedTarget for an unknown version.
     """
     runtime, version_at = (symbols.address(name, mapping) for name in ("_PyRuntime", "Py_Version"))
     if not runtime:

@@ -1,8 +1,8 @@
 """Searches memory for the CPython runtime, for files that are deleted, without section headers, or stripped.
 
-It tries the loaded dynamic symbols first, and then the shape of the runtime. From 3.13 on the runtime begins with
-``xdebugpy``. Before that it holds two equal pointers (``interpreters.head`` and ``.main``) to an interpreter whose
-first thread points back at it, and whose ``sys.hexversion`` is the version that this shape belongs to.
+It tries the loaded dynamic symbols first, then it looks for memory that has the form of the runtime. From 3.13 on the
+runtime begins with ``xdebugpy``. Older runtimes contain two equal pointers (``interpreters.head`` and ``.main``) to an
+interpreter whose first thread points back at it, and whose ``sys.hexversion`` is a version with this form.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from probing.daemon.python_stack.walk.locate import (
 
 __all__ = ("find_runtime",)
 
-# CPython's own data are 1 to 3 MB; a program that contains it may have more.
+# The most bytes of data that are searched: CPython's data take 1 to 3 MB, a program that contains it may have more.
 _MAX_DATA = 8 << 20
 _PART = 1 << 16
 _MAX_COOKIES = 64
@@ -41,10 +41,11 @@ _LOWEST, _TOP = 1 << 16, 1 << 47
 
 
 def find_runtime(read: Read, mappings: Sequence[Mapping]) -> RuntimeInfo:
-    """Returns the runtime of the CPython among ``mappings``, found in memory alone, of which it reads at most 24 MiB.
+    """Returns the runtime of the CPython among ``mappings``. It is searched only in memory, of which at most 24 MiB are
+    read.
 
-    ``read`` returns the bytes of each (address, size), or None; any ProbingError that it raises passes through.
-    Raises NotPython when nothing looks like a CPython, UnsupportedTarget for a CPython that is not known.
+    ``read`` returns the bytes of each (address, size), or None; any ProbingError that it raises passes through. Raises
+    NotPython when nothing looks like a CPython, UnsupportedTarget for an unknown CPython.
     """
     reason: ProbingError | None = None
     for mapping in candidates(mappings):
@@ -65,7 +66,7 @@ def _in_file(read: Read, mapping: Mapping) -> RuntimeInfo:
     data = list(_written(read, loaded.segments))
     if found := _by_cookie(read, mapping, data):
         return found
-    # Every program has pairs of equal pointers: follow them only in a file with a name of CPython.
+    # Every program has pairs of equal pointers, so they are followed only in a file with a name of CPython.
     if named_python(mapping):
         if found := _by_shape(read, mapping, data):
             return found
@@ -84,7 +85,7 @@ def _by_symbols(read: Read, mapping: Mapping, symbols: RuntimeSymbols) -> Runtim
         return found._replace(python=release_of(hexversion)) if hexversion else found
     head = read([(version_at, 4)])[0]
     if head is None:
-        raise CorruptTarget("there is no CPython where the symbols in memory say")
+        raise CorruptTarget("there is no CPython at the addresses that the symbols in memory show")
     return locate(mapping, symbols, int.from_bytes(head, "little"))
 
 
@@ -105,7 +106,9 @@ def _written(read: Read, segments: Sequence[Segment]) -> Iterator[tuple[int, byt
 
 
 def _by_cookie(read: Read, mapping: Mapping, data: Sequence[tuple[int, bytes]]) -> RuntimeInfo | None:
-    """Returns the first runtime with a cookie. Raises UnsupportedTarget when all such runtimes are unknown."""
+    """Returns the first runtime that begins with the cookie. Raises UnsupportedTarget when all such runtimes are
+    unknown.
+    """
     refused: UnsupportedTarget | None = None
     for start, held in data:
         at = held.find(COOKIE)

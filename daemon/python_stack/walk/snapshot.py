@@ -1,4 +1,4 @@
-"""Memory of a target that was read for one walk: exact ranges, and whole pages around frames."""
+"""The memory of a target that was read for one walk: exact ranges, and whole pages around frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IMMORTAL_KEYS = 1 << 63
 class Snapshot:
     """Bytes of a target by address. ``load`` reads missing ranges in one batch; ``get`` never reads.
 
-    ``used`` are the ranges that ``get`` was called with, in order: reading them at once repeats the walk in one call.
+    ``used``: the ranges passed to ``get``, in order: reading them all repeats the walk in one call.
     """
 
     def __init__(self, memory: Memory, base: Snapshot | None = None) -> None:
@@ -32,7 +32,7 @@ class Snapshot:
             self.fill(zip(missing, self._memory.read_many(missing), strict=True))
 
     def fill(self, read: Iterable[tuple[Range, bytes | None]]) -> None:
-        """Add bytes that were already read; whole pages also serve the ranges inside them."""
+        """Adds bytes that were already read; whole pages also serve the ranges inside them."""
         for wanted, data in read:
             if wanted[1] == PAGE and wanted[0] % PAGE == 0:
                 self._pages[wanted[0]] = data
@@ -40,7 +40,7 @@ class Snapshot:
                 self._ranges[wanted] = data
 
     def load_pages(self, ranges: Iterable[Range]) -> None:
-        """Like ``load`` with the whole pages around the ranges: their neighbours are needed next."""
+        """Loads whole pages around the ranges, whose neighbours are needed next."""
         pages = {p: None for r in ranges if self._find(r) is None for p in _pages(r)}
         missing = [p for p in pages if p not in self._pages]
         if missing:
@@ -48,7 +48,7 @@ class Snapshot:
             self._pages.update(zip(missing, read, strict=True))
 
     def get(self, address: int, size: int) -> bytes | None:
-        """Returns the bytes at ``address``, or None when they could not be read."""
+        """Returns the bytes at ``address``, or None if they could not be read."""
         wanted = (address, size)
         self.used[wanted] = None
         return self._find(wanted)
@@ -76,17 +76,19 @@ class Snapshot:
 
 
 class BothWays(NamedTuple):
-    """The ranges of one call, and the indices of each snapshot in them: ``ways``, and ``last`` for the others."""
+    """The ranges of one call. The indices of each snapshot in them are in ``ways``, those of the other ranges in
+    ``last``.
+    """
 
     wanted: list[Range]
     ways: list[list[int]]
     last: range
 
     def snapshots(self, memory: Memory, read: Sequence[bytes | None]) -> tuple[list[Snapshot], Snapshot]:
-        """``read`` holds the bytes of each range of ``wanted``.
+        """Returns the earlier snapshots, and the last one. ``read``: the bytes of each range of ``wanted``.
 
-        Returns (earlier snapshots, last one): the last has the last way back and the others after it, each earlier one
-        all bytes read until then.
+        The last snapshot has the last way back and the other ranges after it; each earlier snapshot has all bytes read
+        until then.
         """
         before: list[Snapshot] = []
         for way in self.ways:
@@ -100,9 +102,9 @@ class BothWays(NamedTuple):
 
 
 def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) -> BothWays:
-    """Plan a call that reads each chain from its end to its begin and back again, and ``others`` before and after.
+    """Plans a call that reads each chain from its end to its begin and back again, and ``others`` before and after.
 
-    The number beside a chain: how many times it is read there and back.
+    The number of a chain says how many times it is read there and back.
     """
     wanted: list[Range] = list(others)
     ways: list[list[int]] = [list(range(len(wanted)))]
@@ -111,7 +113,7 @@ def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) ->
             if number == len(ways):
                 ways.append([])
             if number and number % 2 == 0:
-                # Else each pass would meet a loop of the same length at the same places.
+                # These reads delay each pass differently: otherwise all passes would meet a loop at the same places.
                 wanted += chain[:1] * (number // 2) ** 2
             ways[number] += range(len(wanted), len(wanted) + len(chain))
             wanted += chain if number % 2 else reversed(chain)
@@ -120,7 +122,8 @@ def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) ->
 
 
 def is_count(value: int) -> bool:
-    """Returns whether the first word of an object is a reference count: freed memory has a pointer there, or NULL.
+    """Returns whether ``value``, the first word of an object, is a reference count: in freed memory it is a pointer, or
+    NULL.
 
     CPython's allocator links its free blocks (Objects/obmalloc.c). A count uses 32 bits; from 3.14 on the top 16 bits
     of the word are flags (Include/refcount.h), and the keys of an empty dict have PY_SSIZE_T_MIN (pycore_dict.h).

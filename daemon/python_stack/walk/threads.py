@@ -1,4 +1,4 @@
-"""The threads of a process as the kernel lists them, and their match with Python threads."""
+"""Lists the threads of a process by the kernel, and matches them with Python threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _STATES = {"R": "running", "D": "blocked", "T": "stopped", "t": "stopped", "Z": 
 
 
 class KernelThread(NamedTuple):
-    """``tid`` in our PID namespace, ``own_tid`` in the process's; ``state`` as in ``python.backtrace``."""
+    """A thread. ``tid``: its id in our PID namespace; ``own_tid``: its id in the process's; ``state``: the same as in
+    ``python.backtrace``.
+    """
 
     tid: int
     own_tid: int
@@ -27,12 +29,12 @@ class KernelThread(NamedTuple):
 
 
 def read_start_ns(pid: int) -> int:
-    """Start of process ``pid``, ns since boot in steps of a tick. Raises ProcessGone."""
+    """Returns the start of process ``pid``, ns since boot in steps of a tick. Raises ProcessGone."""
     return parse_stat(_read(pid, "stat")).start_ns
 
 
 def check_process(pid: int, start_ns: int) -> None:
-    """Raises ProcessGone when ``pid`` is another process by now; ``start_ns`` 0 accepts any."""
+    """Raises ProcessGone when ``pid`` is another process now; ``start_ns`` 0 accepts any process."""
     if start_ns not in (0, read_start_ns(pid)):
         raise ProcessGone(f"process {pid} exited, and its number belongs to another process")
 
@@ -52,7 +54,7 @@ def read_threads(pid: int) -> list[KernelThread]:
             stat = parse_stat(_read(pid, f"task/{tid}/stat"))
             own = _own_tids(_read(pid, f"task/{tid}/status"))[-1] if namespaced else tid
         except (CorruptTarget, ProcessGone):
-            continue  # it ended after it was listed
+            continue  # the thread ended after it was listed
         found.append(KernelThread(tid, own, clean_text(stat.comm, 64), _STATES.get(stat.state, "sleeping")))
     if not found:
         raise ProcessGone(f"process {pid} exited")
@@ -62,9 +64,9 @@ def read_threads(pid: int) -> list[KernelThread]:
 def match_threads(threads: Sequence[RawThread], kernel: Sequence[KernelThread]) -> list[int | None]:
     """Returns the tid of each Python thread, None for a thread that the kernel does not list.
 
-    ``native_thread_id`` (3.11+) can be stale after a fork, and older versions have none. The C library keeps the tid
-    in its own structure at pthread_self(), at an offset that differs: the offset that fits the kernel's threads best is
-    taken.
+    ``native_thread_id`` (3.11+) can be wrong after a fork, and older versions lack it. The C library keeps the tid in a
+    structure at pthread_self(), at an offset that depends on the library: the offset that matches most of the kernel's
+    threads is used.
     """
     tids = {k.own_tid: k.tid for k in kernel}
     candidates = [[t.pthread_tids[i] for t in threads] for i in range(len(threads[0].pthread_tids))] if threads else []

@@ -1,7 +1,7 @@
 """Walks the threads and frames of all interpreters of a CPython, in memory that may change and may be hostile.
 
-Every list is bounded and may be a ring. A pass records the links that it followed, so that ``held`` can prove later
-that nothing changed: a stack whose links are equal before and after was whole in between.
+Every list is limited, since it may be a ring. A pass records the links that it followed, so that ``held`` can prove
+later that nothing changed: if its links are equal before and after, a stack was whole in between.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from probing.daemon.python_stack.walk.snapshot import Snapshot, word
 
 __all__ = ("Limits", "Link", "RawFrame", "RawThread", "Walker", "held")
 
-# struct pthread.tid from pthread_self(): glibc x86-64 (nptl/descr.h), musl (src/internal/pthread_impl.h), glibc arm64.
+# The offset of struct pthread.tid from pthread_self(), in glibc (nptl/descr.h) and musl (pthread_impl.h).
 TID_OFFSETS = (720, 48, 208)
 # FRAME_OWNED_BY_GENERATOR (3.11+, Include/internal/pycore_frame.h).
 _GENERATOR = 1
 
-# A range, the offsets of the links in it, and the words that the walk saw there.
+# A range, the offsets of the links in it, and the words that the walk read there.
 Link = tuple[Range, tuple[int, ...], bytes]
 
 
 class Limits(NamedTuple):
-    """Bounds of a walk. A stack that is cut at a bound is not ``complete``.
+    """The limits of a walk. A stack that is cut at a limit is not ``complete``.
 
     Up to ``threads`` are listed; the frames of the oldest ``stacks`` are read, the main thread among them.
     """
@@ -42,7 +42,9 @@ class Limits(NamedTuple):
 
 @dataclass(slots=True)
 class RawFrame:
-    """``code`` and ``instr`` are as the frame holds them; ``entry`` begins a run of the C interpreter loop."""
+    """A frame. ``code`` and ``instr``: the values in the frame; ``entry``: it begins a run of the C
+    interpreter loop.
+    """
 
     address: int
     code: int
@@ -52,12 +54,13 @@ class RawFrame:
 
 @dataclass(slots=True)
 class RawThread:
-    """``thread_id`` is pthread_self(); ``native_id`` and ``pthread_tids`` may be its tid in its own namespace.
+    """A Python thread. ``thread_id``: pthread_self(); ``native_id`` and ``pthread_tids``: candidates for its tid in its
+    own namespace.
 
-    ``gil`` is None when it cannot be known. ``frames`` are innermost first. ``torn``: a frame that has called another
-    still runs itself, so the two are of different moments, or callers are missing, as the outermost frame is that of a
-    generator, or begins no run of the interpreter loop. CPython 3.11 and 3.12, as gcc compiles ``CALL``, make a frame
-    the current one before they link it to its caller: until then the link is that of an earlier frame in its place.
+    ``gil``: None if unknown. ``frames``: innermost first. ``torn``: frames are of different moments, since a frame that
+    has called another still runs; or callers are missing, since the outermost frame is a generator's, or begins no run
+    of the interpreter loop. CPython 3.11 and 3.12, as gcc compiles ``CALL``, make a frame the current one before they
+    link it to its caller: until then the frame has the link of an earlier frame in its place.
     """
 
     address: int
@@ -72,7 +75,7 @@ class RawThread:
 
 
 def held(links: Iterable[Link], later: Snapshot) -> bool:
-    """Returns whether all ``links`` are the same in ``later`` as in the walk."""
+    """Returns whether all ``links`` in ``later`` are the same as in the walk."""
     for wanted, offsets, data in links:
         now = later.get(*wanted)
         if now != data and (now is None or any(now[o : o + 8] != data[o : o + 8] for o in offsets)):
@@ -81,9 +84,9 @@ def held(links: Iterable[Link], later: Snapshot) -> bool:
 
 
 class Walker:
-    """One pass over a snapshot, which it fills. ``complete`` is False when threads may be missing.
+    """One walk over a snapshot, which it fills. ``complete`` is False when threads may be missing.
 
-    ``links`` join the lists. ``unread`` are threads beyond ``Limits.stacks``. ``deadline`` is on
+    ``links``: the links of the lists. ``unread``: threads beyond ``Limits.stacks``. ``deadline`` is on
     time.monotonic(): frames that are not read by then are missing from their stacks.
     """
 
@@ -116,7 +119,7 @@ class Walker:
         tops: list[int] = []
         for interpreter in self._interpreters(word(head, 0)):
             self._threads(interpreter, threads, tops)
-        # An interpreter has at least one thread all its life.
+        # An interpreter has at least one thread as long as it exists.
         self.complete = self.complete and bool(threads or not word(head, 0))
         # The newest thread is listed first.
         first = max(0, len(threads) - self._limits.stacks)
@@ -126,7 +129,9 @@ class Walker:
         return threads
 
     def may_run(self, before: Snapshot) -> Callable[[RawThread], bool]:
-        """The threads that held a GIL in ``before`` or in the walk, or may have: their frames may have changed."""
+        """Returns a test of threads: whether a thread held a GIL in ``before`` or in the walk, or may have, so that its
+        frames may have changed.
+        """
         holders = {_holder(s, gil, self._layout) for s in (before, self._snapshot) for gil in self._gils}
         return lambda thread: thread.gil is not False or thread.address in holders or None in holders
 
@@ -142,7 +147,7 @@ class Walker:
             self._load(self._snapshot.load, [(address + o, 8) for o in offsets])
             following = self._snapshot.get(address + layout.interp_next, 8)
             if following is None:
-                raise CorruptTarget("the list of interpreters leads nowhere")
+                raise CorruptTarget("the list of interpreters has an invalid address")
             self.links.append(((address + layout.interp_next, 8), (0,), following))
             found[address] = None
             address = word(following, 0)
@@ -179,7 +184,7 @@ class Walker:
             address = word(data, layout.thread_next)
 
     def _gil_holder(self, interpreter: int) -> int | None:
-        """Returns the address of the thread that holds the GIL, 0 for none, None when it cannot be known."""
+        """Returns the address of the thread that holds the GIL, 0 for none, None if unknown."""
         layout, snapshot = self._layout, self._snapshot
         if layout.interp_gil is None:
             return _holder(snapshot, self._gils[0], layout) if self._gils else None
@@ -236,13 +241,13 @@ class Walker:
             active = following
 
     def _frame(self, thread: RawThread, address: int, innermost: bool) -> int:
-        """Add the frame at ``address``; returns the address of the caller's frame, or 0."""
+        """Adds the frame at ``address``. Returns the address of the caller's frame, or 0."""
         layout, wanted = self._layout, (address, self._layout.frame_size)
         data = self._snapshot.get(*wanted)
         if data is None:
             thread.complete = False
             return 0
-        # A caller stays at its call while this frame exists; only the innermost frame moves on.
+        # A caller stays at its call while this frame exists; only the innermost frame advances.
         own = () if innermost else (layout.frame_instr,)
         thread.links.append((wanted, (layout.frame_previous, layout.frame_code, *own), data))
         owner = 0 if layout.frame_owner is None else data[layout.frame_owner]
@@ -274,7 +279,7 @@ class Walker:
         return top == 0 if size == 8 else top < 0
 
     def _is_entry(self, data: bytes) -> bool:
-        # Up to 3.10 each Python frame runs in a C interpreter loop of its own.
+        # Up to 3.10 each Python frame is run by a C interpreter loop of its own.
         if self._layout.frame_owner is None:
             return True
         return self._layout.frame_entry is not None and data[self._layout.frame_entry] != 0
@@ -286,7 +291,7 @@ class Walker:
 
 
 def _holder(snapshot: Snapshot, gil: Range, layout: Layout) -> int | None:
-    """Returns the holder of the GIL whose bytes are at ``gil``, 0 for none, None when it cannot be known."""
+    """Returns the holder of the GIL whose bytes are at ``gil``, 0 for none, None if unknown."""
     data = snapshot.get(*gil)
     if data is None:
         return None

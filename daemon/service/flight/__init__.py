@@ -1,1 +1,1 @@
-"""Answers Arrow Flight SQL, read-only, by the gate and the engine that answer Query."""
+"""Answers Arrow Flight SQL, read-only, through the gate and the engine that answer Query."""

@@ -1,4 +1,4 @@
-"""Makes the tables in which Flight SQL describes a server: its properties, its schemas and tables, and its types with
+"""Makes the tables by which Flight SQL describes a server: its properties, its schemas and tables, and its types with
 their properties.
 """
 
@@ -22,7 +22,7 @@ __all__ = (
 )
 
 _LISTS = pa.map_(pa.int32(), pa.list_(pa.int32()))
-# The members of the union of a value, in the order of the protocol.
+# The members of the protocol's union of values, in its order.
 _MEMBERS = (
     ("string_value", pa.string()),
     ("bool_value", pa.bool_()),
@@ -63,7 +63,7 @@ _INFO: tuple[tuple[int, int, Any], ...] = (
     (sql.SQL_SAVEPOINTS_SUPPORTED, _BOOL, False),
     (sql.SQL_NAMED_PARAMETERS_SUPPORTED, _BOOL, False),
 )
-# Name, code, size, unsigned; texts and times have no sign.
+# Name, code, size, and whether it is unsigned (None for texts and times).
 _COLUMN_TYPES: tuple[tuple[str, int, int, bool | None], ...] = (
     ("BIGINT", sql.XDBC_BIGINT, 19, False),
     ("UBIGINT", sql.XDBC_BIGINT, 20, True),
@@ -95,12 +95,12 @@ def sql_info(version: str, wanted: Collection[int]) -> pa.Table:
 
 
 def type_info(code: int | None) -> pa.Table:
-    """Returns the types of columns: all, or those with the ``code`` of XdbcDataType."""
+    """Returns the types of columns: all, or those with this ``code`` of XdbcDataType."""
     chosen = sorted((one for one in _COLUMN_TYPES if code in (None, one[1])), key=lambda one: (one[1], one[0]))
     return pa.Table.from_pylist([_type(*one) for one in chosen], schema=_TYPE_INFO)
 
 
-def _type(name: str, code: int, size: int, unsigned: bool | None) -> dict[str, Any]:
+def _type(name: str, code: int, size: int, unsigned: bool | None) -> dict[str, object]:
     text, time = code == sql.XDBC_VARCHAR, code == sql.XDBC_TIMESTAMP
     quote = "'" if text or time else None
     return {
@@ -192,7 +192,7 @@ _FOREIGN_KEYS = pa.schema(
     ]
 )
 TABLE, VIEW = "TABLE", "VIEW"
-# Arrow types by their names in probing.column_docs.
+# Arrow types by their name in probing.column_docs.
 _TYPES = {
     str(kind): kind
     for kind in (
@@ -214,7 +214,7 @@ class Catalog:
         self._version = version
 
     async def table(self, command: Message, query: _Query) -> pa.Table:
-        """Returns the answer to ``command``, one of CommandGet*. Raises what ``query`` raises."""
+        """Returns the answer to ``command``, one of CommandGet*. Raises the errors of ``query``."""
         if isinstance(command, sql.CommandGetSqlInfo):
             return sql_info(self._version, command.info)
         if isinstance(command, sql.CommandGetXdbcTypeInfo):
@@ -225,7 +225,7 @@ class Catalog:
             return await _schemas(command, query)
         if isinstance(command, sql.CommandGetTables):
             return await _tables(command, query)
-        # Tables have no keys, and no catalog is above their schemas.
+        # Tables have no keys, and schemas belong to no catalog.
         if isinstance(command, sql.CommandGetPrimaryKeys):
             return _PRIMARY_KEYS.empty_table()
         return (_CATALOGS if isinstance(command, sql.CommandGetCatalogs) else _FOREIGN_KEYS).empty_table()
@@ -257,7 +257,7 @@ async def _tables(command: sql.CommandGetTables, query: _Query) -> pa.Table:
 def _fields(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[pa.Field[Any]]]:
     fields: dict[tuple[str, str], list[pa.Field[Any]]] = {}
     for row in rows:
-        # The type of a column of a user's view is not known before it runs.
+        # The type of a column of a user's view is unknown before the view runs.
         kind = _TYPES.get(row["type"], pa.null())
         fields.setdefault((row["table_schema"], row["table_name"]), []).append(pa.field(row["column_name"], kind))
     return fields
@@ -270,7 +270,7 @@ def _select(table: str, command: sql.CommandGetDbSchemas | sql.CommandGetTables,
         made = made.where(_like("table_schema", command.db_schema_filter_pattern))
     if isinstance(command, sql.CommandGetTables) and command.HasField("table_name_filter_pattern"):
         made = made.where(_like("table_name", command.table_name_filter_pattern))
-    # An empty catalog asks for tables without a catalog, which all are; no table is in a named one.
+    # An empty catalog asks for tables without a catalog, which includes all tables; any other catalog has none.
     return made.where(exp.false()) if command.catalog else made
 
 

@@ -1,7 +1,7 @@
-"""Reads messages of clients of Flight SQL: commands in descriptors, tickets and actions.
+"""Reads the messages of Flight SQL clients: commands in descriptors, tickets and actions.
 
-Nothing is kept between calls. A ticket and the handle of a prepared statement are the statement itself, which the gate
-checks each time.
+Nothing is kept between calls: a ticket, and the handle of a prepared statement, contain the statement itself, which the
+gate checks each time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from probing.federation.sql.reading import MAX_TEXT
 
 __all__ = ("READ_ONLY", "command_of", "packed", "statement_of", "unpacked")
 
-# Bytes of the longest query in UTF-8 and of the message around it.
+# The bytes of the longest query in UTF-8, and of the message that contains it.
 MAX_COMMAND = 4 * MAX_TEXT + 4096
 READ_ONLY = "this is read-only: Flight SQL answers SELECTs alone"
 _NO_TRANSACTIONS = "there are no transactions: connect with autocommit"
@@ -51,20 +51,20 @@ _M = TypeVar("_M", bound=Message)
 def command_of(source: flight.FlightDescriptor | flight.Ticket) -> Message:
     """Returns the command in a descriptor or ticket.
 
-    Raises QueryRejected for a command that writes, UsageError for one that is not known or malformed.
+    Raises QueryRejected for a command that writes, UsageError for a command that is unknown or malformed.
     """
     if isinstance(source, flight.Ticket):
         data = source.ticket
     elif source.type == flight.FlightDescriptor.CMD:
         data = source.cmd
     else:
-        raise UsageError("a path names no rows here", hint="send a command of Flight SQL: a SELECT")
+        raise UsageError("this node gives no rows by path", hint="send a command of Flight SQL: a SELECT")
     found = _any(data)
     name = found.TypeName()
     if name in _WRITES:
         raise QueryRejected(READ_ONLY)
     if name not in _COMMANDS:
-        raise UsageError(f"{name[:80]!r} is no command that is answered here", hint="send a SELECT")
+        raise UsageError(f"{name[:80]!r} is not a command that this node answers", hint="send a SELECT")
     return _parsed(found, _COMMANDS[name])
 
 
@@ -72,7 +72,7 @@ def unpacked(data: bytes, kind: type[_M]) -> _M:
     """Returns the message of ``kind`` in ``data``, the body of an action. Raises UsageError."""
     found = _any(data)
     if found.TypeName() != kind.DESCRIPTOR.full_name:
-        raise UsageError(f"the action wants a {kind.DESCRIPTOR.name}")
+        raise UsageError(f"the action needs a {kind.DESCRIPTOR.name}")
     return _parsed(found, kind)
 
 
@@ -100,7 +100,9 @@ def _text(handle: bytes) -> str:
     try:
         return handle.decode()
     except UnicodeDecodeError:
-        raise UsageError("the ticket is malformed", hint="use a ticket or handle as this node gave it") from None
+        raise UsageError(
+            "the ticket is malformed", hint="use a ticket or handle unchanged, as this node sent it"
+        ) from None
 
 
 def _any(data: bytes) -> Any:

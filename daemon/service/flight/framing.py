@@ -1,7 +1,7 @@
 """Cuts Arrow IPC streams into messages of Flight.
 
 A message of an IPC stream is a header (a flatbuffer) and a body; Flight sends both as fields of a FlightData. Rows are
-decoded only where a batch is too large for the usual bound of a gRPC message.
+decoded only if a batch is larger than the usual limit of a gRPC message.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ("MAX_BODY", "encapsulated", "messages_of", "table_messages")
 
 # gRPC refuses messages above 4 MiB unless a client asks for more.
 MAX_BODY = 2 << 20
-# Bytes of the largest batch that is read.
+# The bytes of the largest batch that is read.
 MAX_MESSAGE = 64 << 20
 
 
 def messages_of(items: Iterator[Item]) -> Iterator[tuple[pb.FlightData | End, int]]:
-    """Yields the FlightData of one IPC stream, whose pieces are among ``items``, and the End; each with its size.
+    """Yields the FlightData of the IPC stream in ``items``, and the End, each with its size.
 
-    Raises what ``items`` raises, and pyarrow's errors for pieces that are no such stream. A batch with a single row
+    Raises the errors of ``items``, and pyarrow's errors for pieces that are no IPC stream. A batch with a single row
     may be larger than MAX_BODY.
     """
     stream = _Stream(items)
@@ -37,7 +37,7 @@ def messages_of(items: Iterator[Item]) -> Iterator[tuple[pb.FlightData | End, in
             if message.type == "schema":
                 schema = pa.ipc.read_schema(message)
             elif message.type == "dictionary":
-                # A batch with its codes cannot be read alone.
+                # A batch with new dictionary codes cannot be read without them.
                 schema = None
             for part in _small(message, schema):
                 yield _data(part)
@@ -60,7 +60,7 @@ def encapsulated(schema: pa.Schema) -> bytes:
 
 
 class _File(io.BufferedReader):
-    """Refuses messages that are too large for this process: their size comes from a worker."""
+    """A file that refuses messages that are too large for this process, as their size comes from a worker."""
 
     def read(self, length: int | None = -1) -> bytes:
         if length is not None and length > MAX_MESSAGE:
@@ -70,7 +70,7 @@ class _File(io.BufferedReader):
 
 
 class _Stream(io.RawIOBase):
-    """The bytes among the items of an answer, as a file."""
+    """The bytes in the items of an answer, as a file."""
 
     def __init__(self, items: Iterable[Item]) -> None:
         self._items = iter(items)
@@ -92,7 +92,7 @@ class _Stream(io.RawIOBase):
         return size
 
     def rest(self) -> list[End]:
-        """Returns the ends, after all items have been taken."""
+        """Returns the ends, after all items have been read."""
         for item in self._items:
             self._take(item)
         return self._ends
@@ -111,7 +111,7 @@ def _data(message: pa.ipc.Message) -> tuple[pb.FlightData, int]:
 
 
 def _small(message: pa.ipc.Message, schema: pa.Schema | None) -> Iterator[pa.ipc.Message]:
-    """Yields ``message``, or parts of it where it is a batch above MAX_BODY and ``schema`` is enough to read it."""
+    """Yields ``message``; if it is a batch above MAX_BODY that ``schema`` is enough to read, yields parts of it."""
     size = message.body.size if message.body is not None else 0
     if message.type != "record batch" or size <= MAX_BODY or schema is None:
         yield message
@@ -122,5 +122,5 @@ def _small(message: pa.ipc.Message, schema: pa.Schema | None) -> Iterator[pa.ipc
         return
     rows = max(batch.num_rows * MAX_BODY // size, 1)
     for first in range(0, batch.num_rows, rows):
-        # Rows differ in size: a part may still be too large.
+        # Rows differ in size, so a part may still be too large.
         yield from _small(pa.ipc.read_message(batch.slice(first, rows).serialize()), schema)

@@ -8,7 +8,7 @@ import binascii
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -33,7 +33,7 @@ from probing.daemon.service.streams import Form
 
 __all__ = ("FlightService",)
 
-# Most bytes of rows that describe tables.
+# The most bytes of rows that describe tables.
 MAX_DESCRIPTION = 16 << 20
 # HTTP/2 peers commonly refuse more than 8 KiB of metadata.
 MAX_WARNINGS = 2000
@@ -45,25 +45,19 @@ _ACTIONS = {
 }
 
 
-class _Identify(Protocol):
-    def __call__(
-        self, context: Context, shown: Sequence[tuple[str, str | bytes]] | None = None
-    ) -> Awaitable[Caller]: ...
-
-
 _Query = Callable[[node.QueryRequest, Any, Caller, Form | None], Awaitable[None]]
 
 
 class FlightService(FlightServiceServicer):
-    """``query`` answers a Query of a caller, ``identify`` returns the caller of a call."""
+    """The Flight service. ``query`` answers a Query of a caller, ``identify`` returns the caller of a call."""
 
-    # Clients of Flight SQL show the text of a status, and read no error of ours.
+    # Clients of Flight SQL show the text of a status, and cannot read our form of an error.
     hints = True
 
     def __init__(
         self,
         query: _Query,
-        identify: _Identify,
+        identify: Callable[[Context, Sequence[tuple[str, str | bytes]] | None], Awaitable[Caller]],
         audit: Audit,
         version: str,
         limits: Limits | None = None,
@@ -77,13 +71,13 @@ class FlightService(FlightServiceServicer):
         self._limits = limits or Limits()
 
     async def identify(self, context: Context) -> Caller:
-        """Returns the caller of a call. A password of HTTP's basic authentication counts as a token."""
+        """Returns the caller of a call. A password in HTTP's basic authentication counts as a token."""
         return await self._identify(context, _bearer(context))
 
     @answering
     async def Handshake(self, requests: Any, context: Context, caller: Caller) -> None:  # noqa: N802
         del requests, caller
-        # What a client sends from now on: the token that it has just shown.
+        # The client is told to send the token that it has just shown in later calls.
         await context.send_initial_metadata(_bearer(context) or ())
 
     @answering
@@ -148,7 +142,7 @@ class FlightService(FlightServiceServicer):
             )
             await context.write(pb.Result(body=packed(made)))
         elif request.type not in _ACTIONS:
-            # Clients find out in this way which actions a server has.
+            # Clients send actions to learn which actions a server has.
             why = f"the action {request.type[:80]!r} is not answered here: {READ_ONLY}"
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
 
@@ -169,10 +163,10 @@ class FlightService(FlightServiceServicer):
             raise QueryRejected("the query is empty")
         bare = statement.rstrip().removesuffix(";")
         try:
-            # The bracket stands in a line of its own: the statement may end in a comment.
+            # The bracket has its own line, since the statement may end in a comment.
             return (await self._gathered(f"SELECT * FROM (\n{bare}\n) LIMIT 0", context, caller)).schema
         except QueryRejected:
-            # An error names places in the text that was run, so the caller's own text is run.
+            # The caller's own text is run, as an error names places in the text that was run.
             return (await self._gathered(statement, context, caller)).schema
 
     async def _gathered(self, text: str, context: Context, caller: Caller) -> pa.Table:
@@ -184,7 +178,7 @@ class FlightService(FlightServiceServicer):
 
 
 class _Gathering:
-    """Gathers the replies of Query in place of the caller."""
+    """Collects the replies of Query that would go to the caller."""
 
     def __init__(self, context: Context) -> None:
         self.time_remaining = context.time_remaining
@@ -198,7 +192,7 @@ class _Gathering:
 
 
 def _info(descriptor: pb.FlightDescriptor) -> pb.FlightInfo:
-    """Returns where the rows of a command are: on this connection, by a ticket that has the command."""
+    """Returns where the rows of a command are: on this connection, under a ticket that contains the command."""
     command = command_of(descriptor)
     statement = statement_of(command)
     if statement is not None:
@@ -218,13 +212,15 @@ def _message(context: Context, part: pb.FlightData | End) -> pb.FlightData | Non
 
 
 def _timeout_ms(context: Context) -> int:
-    """Returns the time that the caller gives a statement, ms; 0: the node's default."""
+    """Returns the time that the caller allows for a statement, ms; 0: the node's default."""
     left = context.time_remaining()
     return 0 if left is None else max(min(int(left * 1000), MAX_TIMEOUT_MS), 1)
 
 
 def _bearer(context: Context) -> tuple[tuple[str, str | bytes], ...] | None:
-    """Returns the bearer token of a call that shows a user and a token as basic authentication, as metadata."""
+    """Returns metadata with the bearer token of a call that shows a user and a token by basic authentication, else
+    None.
+    """
     metadata = tuple(context.invocation_metadata() or ())
     shown = next((value for key, value in metadata if key == "authorization"), "")
     if not isinstance(shown, str):
@@ -233,7 +229,7 @@ def _bearer(context: Context) -> tuple[tuple[str, str | bytes], ...] | None:
     if kind.lower() != "basic":
         return None
     try:
-        # Some clients leave the padding out.
+        # Some clients omit the padding.
         _, _, token = base64.b64decode(coded + "=" * (-len(coded) % 4), validate=True).decode("ascii").partition(":")
     except (binascii.Error, ValueError):
         token = ""

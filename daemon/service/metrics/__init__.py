@@ -1,1 +1,1 @@
-"""The page of /metrics for Prometheus, and the HTTP server that answers it."""
+"""The page /metrics for Prometheus, and the HTTP server that answers requests for it."""

@@ -1,10 +1,11 @@
-"""The HTTP server of /metrics and /healthz: one request a connection, each bounded in bytes and time.
+"""The HTTP server of /metrics and /healthz: one request for each connection, limited in bytes and time.
 
-The server runs in the event loop of the service; it waits for the caller alone, and a page is made elsewhere. /metrics
-wants the token as gRPC over TCP does; /healthz says one word from memory, wants no token, and always has a place: of
-too many connections the oldest one of the address or local user with the most ends. RFC 9112 has the syntax.
+The server runs in the event loop of the service. It waits only for callers; pages are made in another thread. /metrics
+needs the same token as gRPC over TCP. /healthz answers one word from memory, needs no token, and always gets a place:
+if there are too many connections, the oldest connection of the address or local user with the most is closed. RFC 9112
+has the syntax.
 
-/metrics and /healthz of the service: the reading of rows, the HTTP server and its port, as one part.
+``Metrics`` joins the reading of rows, the HTTP server and its port.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ __all__ = (
 )
 
 MAX_REQUEST = 8 << 10
-# Connections, and connections that wait for a page or read one: in all, and of one address or local user.
+# The most connections, and the most that wait for a page or read one: of all callers, and of one address or local user.
 MAX_CONNECTIONS, EACH = 64, 16
 MAX_PAGES, PAGES_EACH = 32, 8
-# Time to read a whole request, and to write a whole answer, s.
+# The time to read a whole request, and to write a whole answer, s.
 READ_S = 5.0
 WRITE_S = 10.0
-# Delay of the answer to a wrong token, s.
+# The delay of the answer to a wrong token, s.
 WRONG_TOKEN_S = 1.0
 _PAGE = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
@@ -102,7 +103,7 @@ class HttpServer:
             crowd, oldest = lost
             oldest.abort()
             self._audit.refused(Caller("http", crowd), "HTTP", "too many connections at once")
-        # Without a write buffer nothing is left to be sent once a connection has ended for us.
+        # Without a write buffer nothing is left to be sent when the connection ends here.
         transport.set_write_buffer_limits(0)
         try:
             with ExitStack() as held:
@@ -138,7 +139,7 @@ class HttpServer:
         await asyncio.wait_for(writer.drain(), WRITE_S)
         if writer.can_write_eof():
             writer.write_eof()
-        # What the caller sent beside the request would otherwise reset the connection before it has read the answer.
+        # Unread bytes of the caller would otherwise reset the connection before the caller has read the answer.
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(reader.read(MAX_REQUEST), 1.0)
 
@@ -151,7 +152,7 @@ class HttpServer:
         certificate: Certificate | None,
         held: ExitStack,
     ) -> _Answer:
-        """``held``: what is given back when the answer is sent."""
+        """Returns the answer to a request. ``held``: what is released when the answer was sent."""
         if not method:
             return _Answer(400, b"this is no HTTP request\n")
         if method not in ("GET", "HEAD"):
@@ -192,7 +193,9 @@ class HttpServer:
 
 
 def _parsed(head: bytes) -> tuple[str, str, dict[str, str]]:
-    """Returns method, path without its query, and headers by lower-case name; an empty method if it is no request."""
+    """Returns method, path without its query, and headers by lower-case name; an empty method if ``head`` is no
+    request.
+    """
     first, *rest = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[0].isalpha():
@@ -202,10 +205,10 @@ def _parsed(head: bytes) -> tuple[str, str, dict[str, str]]:
 
 
 class Metrics:
-    """Answers on ``address`` (HOST:PORT). Belongs to one event loop.
+    """Answers /metrics and /healthz on ``address`` (HOST:PORT). Belongs to one event loop.
 
-    ``status`` returns the collector's status within so many seconds, or raises PeerError; ``calls`` the calls under
-    way, by kind, ``hooks`` the hooks of findings, by outcome.
+    ``status(seconds)`` returns the collector's status within this time, or raises PeerError; ``calls`` the calls in
+    progress, by kind; ``hooks`` the hooks of findings, by outcome.
     """
 
     def __init__(
@@ -227,7 +230,7 @@ class Metrics:
         self._port = TcpPort("http", address, self._http.serve, listeners)
 
     async def start(self) -> None:
-        """Listens; a port that is taken is tried again."""
+        """Starts to listen; a port that is taken is tried again."""
         await self._port.start()
 
     def stop(self) -> None:
@@ -236,7 +239,7 @@ class Metrics:
         self._scraper.close()
 
     def sources(self) -> list[pb.Source]:
-        """Returns the state of the port for Status, if it is degraded."""
+        """Returns the state of the port for Status if it is degraded."""
         return self._port.sources()
 
     @property

@@ -1,6 +1,6 @@
 """Makes the families of /metrics from the readings of a scrape, and writes them in Prometheus' text format 0.0.4.
 
-Prometheus' library is imported where it is used: a daemon without a page does without it in memory.
+Prometheus' library is imported where it is used, so that a daemon without a page does not have it in memory.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from probing.api.tables.schema import Row
 from probing.api.text import escape
 from probing.daemon.service.metrics.parts import MOST_SERIES, PARTS, Part
 
@@ -20,11 +21,11 @@ __all__ = (
     "page_text",
 )
 
-# Texts of jobs may be long; two texts that are equal after the cut share a series, with the larger value.
+# The most characters of a label; texts that are equal after the cut share a series, with the larger value.
 MAX_LABEL = 128
 MAX_SOURCES = 256
 _STATES = ("running", "paused", "degraded", "starting", "lost")
-# "other": a state that this version does not know.
+# "other" stands for states that this version does not have.
 _SOURCE_STATES = ("running", "degraded", "paused", "stopped", "other")
 _SINGLE = (
     ("processes", "probingd_processes", "Processes that are watched.", 1.0),
@@ -34,7 +35,7 @@ _SINGLE = (
     ("drain_age_ms", "probingd_drain_age_seconds", "Time since the rings were last drained.", 1e-3),
     ("waiting_rows", "probingd_waiting_rows", "Rows that wait to be written to the log.", 1.0),
 )
-# Keys of the status that become metrics of one value.
+# Keys of the status that become metrics with one value.
 _NUMBERS = tuple(key for key, *_ in _SINGLE)
 _Row = Mapping[str, Any]
 _Key = tuple[str, ...]
@@ -43,8 +44,8 @@ _Key = tuple[str, ...]
 @dataclass(frozen=True)
 class Readings:
     """The readings of one scrape. ``failed``: why a part has no rows. ``status``: the collector's; its state is
-    ``lost`` if the collector does not answer. ``seconds``: how long the scrape took. ``refused``: connections and
-    calls, by reason. ``calls``: calls under way, by kind. ``hooks``: hooks of findings, by outcome."""
+    ``lost`` if the collector does not answer. ``seconds``: how long the scrape took. ``refused``: refused connections
+    and calls, by reason. ``calls``: calls in progress, by kind. ``hooks``: hooks of findings, by outcome."""
 
     version: str
     node: str
@@ -61,7 +62,7 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """The series of one name: values by the values of ``labels``. A counter's name ends in ``_total`` on the page."""
+    """The series of one name: numbers by the values of ``labels``. A counter's name ends in ``_total`` on the page."""
 
     name: str
     doc: str
@@ -71,7 +72,9 @@ class _Family:
 
 
 def _families(readings: Readings) -> Iterator[_Family]:
-    """Yields each family of the page once. Parts that were not read are absent, and probingd_scrape_success says so."""
+    """Yields each family of the page once. Families of parts that were not read are missing, and
+    probingd_scrape_success says so.
+    """
     for part in PARTS:
         yield from _of_part(part, readings.rows.get(part.name, ())[:MOST_SERIES])
     who = {"version": readings.version, "node": readings.node}
@@ -161,7 +164,7 @@ def _single(name: str, doc: str, value: float) -> _Family:
 
 
 def _label(value: object) -> str:
-    """Returns the value of a label: printable, of bounded length, and encodable."""
+    """Returns the value of a label: printable, limited in length, and encodable."""
     return "" if value is None else escape(str(value), MAX_LABEL)
 
 
@@ -177,7 +180,7 @@ class RequestTimes:
         import prometheus_client
         from prometheus_client import CollectorRegistry, Histogram
 
-        # prometheus_client has no types.
+        # This attribute of prometheus_client has no type.
         without_times: Any = prometheus_client.disable_created_metrics
         without_times()
         self.registry = CollectorRegistry()
@@ -213,7 +216,7 @@ def page_text(readings: Readings, times: RequestTimes) -> bytes:
 
 
 def metric_names() -> frozenset[str]:
-    """Returns the names of all samples that a page can have, without labels."""
+    """Returns the names of all samples that a page may have, without labels."""
     times = RequestTimes()
     times.call("Query", 0.0, "ok")
     losses = [{"source": "x", "stage": "ring"}]
@@ -245,5 +248,5 @@ def _metric(family: _Family) -> Any:
     return made
 
 
-def _example(part: Part) -> dict[str, Any]:
+def _example(part: Part) -> Row:
     return {**dict.fromkeys(part.labels.values(), "x"), **{metric.column: 1 for metric in part.metrics}}

@@ -1,8 +1,8 @@
-"""The parts of the page that come from rows: one statement each, and the metric that each of its columns becomes.
+"""The parts of the page that come from rows: each has a statement, and a metric for each of its columns.
 
-Each part is bounded: a statement returns at most MOST_SERIES rows, whatever the jobs do, and no label holds values of
-which a job makes many: communicators, sequence numbers, pids. Names and units follow the rules that ``promtool check
-metrics`` tests. The label of the job is ``training_job``, since Prometheus itself uses ``job`` for its targets.
+Each part is limited: a statement returns at most MOST_SERIES rows, whatever the jobs do, and no label has values of
+which a job has many, such as communicators, sequence numbers and pids. Names and units follow the rules that ``promtool
+check metrics`` tests. The label of the job is ``training_job``, since Prometheus itself uses ``job`` for its targets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 __all__ = ("MOST_SERIES", "PARTS", "Metric", "Part")
 
-# Rows of one part. More ranks than this on one node are not shown; probingd_scrape_truncated says so.
+# The most rows of one part. If a node has more ranks, the others are not shown, and probingd_scrape_truncated says so.
 MOST_SERIES = 1024
 _S = 1e-9
 _MHZ = 1e6
@@ -21,7 +21,7 @@ _PCT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """``column`` of the statement times ``scale`` is the value."""
+    """A metric. Its value is ``column`` of the statement times ``scale``."""
 
     name: str
     doc: str
@@ -31,7 +31,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``labels``: the column that each label is taken from. ``sql`` ends with neither ORDER BY nor LIMIT."""
+    """A part of the page. ``labels``: the column of each label. ``sql`` has no ORDER BY and no LIMIT at its end."""
 
     name: str
     sql: str
@@ -41,7 +41,7 @@ class Part:
 
     @property
     def statement(self) -> str:
-        """The SQL, with one row more than may be shown."""
+        """The SQL, which returns one row more than may be shown."""
         return f"{self.sql} ORDER BY {self.order} LIMIT {MOST_SERIES + 1}"
 
 

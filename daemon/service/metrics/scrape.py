@@ -1,8 +1,8 @@
-"""Reads the rows of a page, in a thread of its own and by one request, and keeps the page for a second; and the state
-of the daemon, which is answered from memory.
+"""Reads the rows of a page by one request in a thread, and keeps the page for a second; answers the state of the daemon
+from memory.
 
-However many callers scrape, one reads: the others get the same page. A page never holds up another call: it has a
-thread, a deadline and one slot of the queries, and parts that it does not get in time are absent.
+However many callers scrape, rows are read once, and all callers get the same page. A page never delays another call: it
+has its thread, a deadline and one slot of the queries. Parts that are not read in time are missing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from probing.api.errors import ProbingError
+from probing.api.tables.schema import Row
 from probing.daemon.query.answer import Item, StatementEnd
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
@@ -26,12 +27,12 @@ from probing.daemon.service.metrics.parts import PARTS
 __all__ = ("BAD", "Scraper")
 
 KEPT_S = 1.0
-# Below the 10 s after which Prometheus gives up.
+# The time for the query, s: below the 10 s after which Prometheus gives up.
 QUERY_S = 5.0
 STATUS_S = 1.0
-# A state is answered from memory for this long, s: longer than probes of Kubernetes lie apart by default.
+# How long a state is answered from memory, s: longer than the usual time between two probes of Kubernetes.
 REMEMBERED_S = 15.0
-# The collector's time to say its state, s: nobody waits for all of it.
+# The time for the collector to answer its state, s; callers do not wait for all of it.
 STATE_S = 5.0
 MAX_BYTES = 16 << 20
 # States in which /healthz answers 503.
@@ -46,8 +47,8 @@ class _Kept:
 
 
 class Scraper:
-    """``status`` returns the collector's status within so many seconds, ``refused`` the refusals so far, by
-    reason, ``calls`` the calls under way, by kind, ``hooks`` hooks by outcome. Belongs to one event loop."""
+    """Makes the page. ``status(seconds)`` returns the collector's status within this time, ``refused`` the refusals so
+    far, by reason, ``calls`` the calls in progress, by kind, ``hooks`` hooks by outcome. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -70,13 +71,13 @@ class Scraper:
         self._refused = refused
         self._calls = calls
         self._hooks = hooks
-        # A thread for the page, and one for the state.
+        # One thread for the page, and one for the state.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="metrics")
         self._kept: dict[str, _Kept] = {}
         self._making: dict[str, asyncio.Task[bytes]] = {}
 
     def close(self) -> None:
-        """Closes the thread pool without waiting for threads that still run."""
+        """Closes the thread pool, without waiting for running threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def page(self) -> bytes:
@@ -87,8 +88,8 @@ class Scraper:
         return await asyncio.shield(self._task("page", self._page))
 
     async def health(self) -> str:
-        """Returns the state of the daemon in a word, ``lost`` if the collector does not answer. A good state that was
-        read lately is answered from memory, and read again behind the answer: no load of others delays the answer."""
+        """Returns the state of the daemon as a word, ``lost`` if the collector does not answer. A good state that was
+        read lately is answered from memory, and then read again: so load from other calls does not delay the answer."""
         kept = self._kept.get("health")
         if kept is None or self._now() - kept.made >= KEPT_S:
             reading = self._task("health", self._state)
@@ -138,8 +139,8 @@ class Scraper:
         except ProbingError as e:
             return {"state": "lost", "reason": e.message}
 
-    def _read_rows(self) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
-        rows: dict[str, list[dict[str, Any]]] = {}
+    def _read_rows(self) -> tuple[dict[str, list[Row]], dict[str, str]]:
+        rows: dict[str, list[Row]] = {}
         failed: dict[str, str] = {}
         pieces: list[bytes] = []
         try:

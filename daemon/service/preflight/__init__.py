@@ -1,1 +1,1 @@
-"""The facts of this node before a job: tables, the network, versions of an interpreter."""
+"""The facts of this node before a job: from tables, about the network, and the versions of an interpreter."""

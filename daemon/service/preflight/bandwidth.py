@@ -1,8 +1,8 @@
-"""Measures the bandwidth of one gRPC connection to a peer's daemon, and takes the bytes that peers send to measure it.
-Measuring and taking are off by default.
+"""Measures the bandwidth of one gRPC connection to a peer's daemon, and receives the bytes that peers send to measure
+it. Both are off by default.
 
-The way between two services is measured, which tells a link of 1 Gb/s from a link of 10 Gb/s. At higher rates the
-services are the bound. One measurement runs at a time, and has a cap of bytes and of time.
+The path between two services is measured. This distinguishes a link of 1 Gb/s from a link of 10 Gb/s; at higher rates
+the services are the limit. One measurement runs at a time, limited in bytes and time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from probing.diagnosis.preflight.facts import Transfer
 __all__ = ("Bandwidth",)
 
 CHUNK = 512 << 10
-# Time for one peer, and between the ends of two measurements, s.
+# The time for one peer, and the pause after a measurement, s.
 PEER_S = 3.0
 PAUSE_S = 2.0
 _OFF = "cluster.bandwidth_test_bytes is not set"
@@ -31,7 +31,7 @@ _BUSY = "another measurement runs here"
 
 
 class Bandwidth:
-    """``most``: bytes of one transfer, 0 for none. Belongs to one event loop."""
+    """Sends and receives bytes. ``most``: bytes of one transfer, 0 for none. Belongs to one event loop."""
 
     def __init__(self, most: int, outgoing: Outgoing | None = None) -> None:
         self._most = most
@@ -54,7 +54,9 @@ class Bandwidth:
             self._ended = time.monotonic()
 
     async def take(self, requests: AsyncIterator[Any]) -> int:
-        """Returns the number of bytes received. Raises PrivilegeError, Overloaded, and QueryError above the cap."""
+        """Receives the bytes of a peer. Returns their number. Raises PrivilegeError, Overloaded, and QueryError above
+        the limit.
+        """
         if not self._most:
             raise PrivilegeError(_OFF, hint="set it in the configuration of this node")
         if self._taking:
@@ -65,7 +67,7 @@ class Bandwidth:
             async for request in requests:
                 taken += len(request.data)
                 if taken > self._most or time.monotonic() > limit:
-                    raise QueryError("more bytes, or for longer, than a measurement may take")
+                    raise QueryError("the measurement sent too many bytes, or took too long")
             return taken
         finally:
             self._taking = False
@@ -78,7 +80,7 @@ class Bandwidth:
         except ProbingError as e:
             return Transfer(peer, why=e.message)
         begun, sent = time.perf_counter_ns(), 0
-        # The rest of the time is for the answer; a slow link sends less.
+        # The rest of the time is for the answer; a slow link sends fewer bytes.
         until = time.monotonic() + 0.6 * seconds
         chunk = pb.SinkRequest(data=bytes(CHUNK))
 

@@ -1,4 +1,4 @@
-"""Gathers the facts of this node for one request: each part by itself, and no part later than the deadline."""
+"""Gathers the facts of this node for one request: each part separately, and none later than the deadline."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from probing.api.errors import ProbingError, TargetTimeout, UsageError
 from probing.api.tables import TABLES
 from probing.api.text import sql_text
-from probing.daemon.diagnose.gather.tables import Queries, Row, query_rows
+from probing.daemon.diagnose.gather.tables import Row, query_rows
 from probing.daemon.ipc import ChannelTimeout, connect
+from probing.daemon.query.engine import Engine
 from probing.daemon.service.preflight import network
 from probing.daemon.service.preflight.bandwidth import Bandwidth
 from probing.diagnosis.preflight.facts import (
@@ -82,7 +83,7 @@ _VARIABLES = "SELECT pid, start_ns, name, value FROM process.envs WHERE job = {j
 
 
 class _Found:
-    """The rows of the statements, as facts."""
+    """The rows of the statements as facts."""
 
     def __init__(self, rows: Mapping[str, Sequence[Row]], problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -108,8 +109,10 @@ class _Found:
         )
 
 
-def _read_tables(queries: Queries, job: str, deadline: float) -> _Found:
-    """Returns the facts of tables. A table not read by ``deadline`` (time.monotonic()) is a problem in the facts."""
+def _read_tables(queries: Engine, job: str, deadline: float) -> _Found:
+    """Returns the facts from tables. A table that was not read by ``deadline`` (time.monotonic()) is a problem in the
+    facts.
+    """
     wanted = {name: sql for name, (tables, sql) in _STATEMENTS.items() if TABLES.keys() >= set(tables)}
     if job:
         wanted |= {"ranks": _RANKS.format(job=sql_text(job)), "variables": _VARIABLES.format(job=sql_text(job))}
@@ -125,7 +128,7 @@ def _problems(wanted: Mapping[str, str], rows: Mapping[str, Sequence[Row]], text
 
 
 def _made(kind: type[_T], row: Mapping[str, Any]) -> _T:
-    """Returns the dataclass ``kind`` with the values of the columns that have the names of its fields."""
+    """Returns the dataclass ``kind`` with the values of the columns that are called like its fields."""
     values = {field.name: row.get(field.name) for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()})
 
@@ -135,7 +138,7 @@ NAMES = ("python", "torch", "cuda", "nccl")
 MAX_PATH = 4096
 MAX_VALUE = 100
 
-# Time before the deadline at which a part that is not gathered counts as missing, s.
+# A part that is not gathered this long before the deadline counts as missing, s.
 MARGIN_S = 0.3
 MAX_FILE = 4096
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -144,7 +147,7 @@ _DRIVER = Path("/sys/module/nvidia/version")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The parts that a request asks for. ``refused``: problems that name the parts that the caller may not ask for."""
+    """The parts that a request asks for. ``refused``: problems about parts for which the caller has no scope."""
 
     python: str = ""
     master: tuple[str, int] | None = None
@@ -156,10 +159,12 @@ class Asked:
 
 
 class Preflight:
-    """Belongs to one event loop. Blocking parts run in threads of their own, so that they hold up no other call."""
+    """Gathers facts. Belongs to one event loop. Blocking parts run in separate threads, so that they delay no other
+    call.
+    """
 
     def __init__(
-        self, node: str, queries: Queries, interpreters: Interpreters, bandwidth: Bandwidth | None = None
+        self, node: str, queries: Engine, interpreters: Interpreters, bandwidth: Bandwidth | None = None
     ) -> None:
         self._node = node
         self._queries = queries
@@ -168,11 +173,11 @@ class Preflight:
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="preflight")
 
     def close(self) -> None:
-        """Closes the thread pool without waiting for threads that still run."""
+        """Closes the thread pool, without waiting for running threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def facts(self, asked: Asked, timeout: float) -> NodeFacts:
-        """Returns the facts; a part that fails or is late is a problem in the facts."""
+        """Returns the facts; a part that fails or is late becomes a problem in the facts."""
         limit = time.monotonic() + timeout - MARGIN_S
         if asked.bandwidth:
             return await self._transfers(asked, limit - time.monotonic())
@@ -220,7 +225,7 @@ class Preflight:
         )
 
     async def _transfers(self, asked: Asked, seconds: float) -> NodeFacts:
-        """Returns the facts of bandwidth alone: no other part is gathered, so that the node is quiet."""
+        """Returns only the facts of bandwidth: no other part is gathered, so that the node is quiet."""
         try:
             transfers = await self.bandwidth.transfers(asked.peers, seconds)
         except ProbingError as e:
@@ -246,8 +251,8 @@ def _text(path: Path) -> str:
 
 
 class Interpreters:
-    """Has confined processes (``daemon/confined/interpreter.py``) run interpreters. A connection to the socket ``path``
-    starts one process, for one request."""
+    """Runs interpreters in confined processes (``daemon/confined/interpreter.py``). Each connection to the socket
+    ``path`` starts a process for one request."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -255,7 +260,7 @@ class Interpreters:
     def versions(self, python: str, timeout: float) -> list[Version]:
         """Returns the versions that the interpreter at the path ``python`` prints. Raises TargetError, UsageError."""
         if not python.startswith("/") or len(python) > MAX_PATH or "\0" in python:
-            raise UsageError(f"{python[:80]!r} is no path of an interpreter")
+            raise UsageError(f"{python[:80]!r} is not the path of an interpreter")
         begun = time.monotonic()
         try:
             with connect(self._path, min(CONNECT_S, timeout)) as channel:

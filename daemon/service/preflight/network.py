@@ -1,7 +1,7 @@
 """Reads facts of the network: interfaces, the master's address and port, round trips to daemons.
 
-Names are resolved in threads, as a resolver may take long; a round trip is the time of a TCP connection, which the
-kernel of the other node completes by itself. Formats: proc(5) for /proc/net/tcp, sysfs-class-net of the kernel.
+Names are resolved in threads, as a resolver may take long. A round trip is the time of a TCP connection, which the
+other node's kernel completes by itself. Formats: proc(5) for /proc/net/tcp, sysfs-class-net of the kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_INTERFACES = 1024
 MAX_SOCKETS_BYTES = 32 << 20
 MAX_ADDRESSES = 16
 TRIES = 5
-# Attempts to connect under way at once.
+# The most attempts to connect at the same time.
 AT_ONCE = 32
 CONNECT_S = 2.0
 _LISTEN = "0A"
@@ -44,7 +44,7 @@ def _state(path: Path) -> str | None:
 
 
 def master(address: str, port: int) -> Master:
-    """Resolves MASTER_ADDR, and reads the state of the port if the address is this node's. Raises OSError."""
+    """Returns the resolved MASTER_ADDR, and the state of the port if the address is this node's. Raises OSError."""
     found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     addresses = tuple(dict.fromkeys(str(one[4][0]) for one in found))[:MAX_ADDRESSES]
     local = any(_is_local(one[0], one[4]) for one in found[:MAX_ADDRESSES])
@@ -52,7 +52,7 @@ def master(address: str, port: int) -> Master:
 
 
 def _is_local(family: int, address: tuple[object, ...]) -> bool:
-    """Returns whether a socket can be bound to the address, so that it is an address of this host."""
+    """Returns whether the address is one of this host: then a socket can be bound to it."""
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         try:
             sock.bind((address[0], 0, *address[2:]))
@@ -62,9 +62,12 @@ def _is_local(family: int, address: tuple[object, ...]) -> bool:
 
 
 def port_state(port: int, paths: Sequence[Path] = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))) -> str:
-    """Returns listening; taken if a connection has the port, so that nobody can listen on it; else free."""
+    """Returns ``listening``; ``taken`` if a connection uses the port, so that no process can listen on it; else
+    ``free``.
+    """
+    # psutil would keep a row of each connection, however many there are, and look at the descriptors of all processes.
     states = {state for path in paths for state in _states(path, port)}
-    # Servers set SO_REUSEADDR, which lets them listen beside connections that only wait for their end.
+    # Servers set SO_REUSEADDR, by which they can listen in spite of connections that only wait for their end.
     return "listening" if _LISTEN in states else "taken" if states - {_TIME_WAIT} else "free"
 
 
@@ -114,7 +117,7 @@ async def _round_trip(address: str, seconds: float) -> Reached:
     except asyncio.TimeoutError:
         why = f"no answer within {seconds:.1f} s"
     except OSError as e:
-        # asyncio words its own errors; a resolver's errors have negative numbers.
+        # asyncio has its own texts for errors; a resolver's errors have negative numbers.
         why = os.strerror(e.errno) if e.errno is not None and e.errno > 0 else e.strerror or str(e)
     return Reached(address, best, "" if best is not None else why)
 

@@ -1,4 +1,4 @@
-"""Checks a request for facts before a job: its bounds, and what the caller may ask for."""
+"""Checks a request for facts before a job: its limits, and what the caller may ask for."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _audit = logging.getLogger("probing.audit")
 
 
 def asked_of(request: pb.PreflightRequest, caller: Caller, known: Container[str]) -> Asked:
-    """Returns the parts that the request asks for. Raises UsageError for values that are too long or no address.
+    """Returns the parts that the request asks for. Raises UsageError for values that are too long or are no addresses.
 
-    To start a process needs the scope admin, to connect to addresses that are not ``known`` the scope probe: without
-    its scope a part is refused, and the facts say so.
+    Starting a process needs the scope admin; connecting to addresses that are not ``known`` needs the scope probe. A
+    part without its scope is refused, and the facts say so.
     """
     if len(request.peers) > MAX_PEERS:
         raise UsageError(f"more than {MAX_PEERS} peers", hint="ask about fewer nodes at once")
     for peer in request.peers:
         match = _ADDRESS.fullmatch(peer)
         if match is None or not 0 < int(match[2]) < 65536:
-            raise UsageError(f"{peer[:80]!r} is no HOST:PORT")
+            raise UsageError(f"{peer[:80]!r} is not HOST:PORT")
     if len(request.job) > MAX_JOB or len(request.master_addr) > MAX_NAME or not 0 <= request.master_port < 65536:
         raise UsageError("the job or the master of the request is too long")
     refused = _refusal(caller, Scope.ADMIN) if request.python else ""
     if request.python:
         asked = f"preflight python={request.python[:200]!r} asked by {caller}"
         _audit.warning("%s: %s", asked, f"refused: {refused}" if refused else "started")
-    # Bytes are sent to known peers alone, also for callers with the scope.
+    # Bytes are sent only to known peers, whatever the caller's scope is.
     bound = request.bandwidth or _refusal(caller, Scope.PROBE)
     strange = [peer for peer in request.peers if peer not in known] if bound else []
     why = "not measured: the node connects only to nodes that it knows"

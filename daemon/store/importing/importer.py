@@ -1,4 +1,6 @@
-"""Imports rows of other state directories and of Parquet files into this one, no row twice: ``probingd import``."""
+"""``probingd import``: imports rows of other state directories and of Parquet files into this one, without importing a
+row twice.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ __all__ = (
 def _is_imported(unit: Unit, name: str, span: Span, older: Sequence[Entry]) -> bool:
     """Returns whether the rows of table ``name`` in ``unit`` were imported from other files.
 
-    Between two copies of a state directory log parts are sealed and segments merged, so the same rows come in other
-    files. Raises FormatError when only some of the rows may have been imported.
+    When a state directory is copied twice, log parts may be sealed and segments merged in between, so the same rows
+    come in other files. Raises FormatError when only some of the rows may have been imported.
     """
     if unit.parts is None or not unit.node:
         return False
@@ -62,10 +64,12 @@ def _is_imported(unit: Unit, name: str, span: Span, older: Sequence[Entry]) -> b
     )
     if inside and sum(old.rows for _, old in known) == span.rows:
         return True
-    raise FormatError(f"some of its rows were imported before from other files of {unit.node}: none is taken again")
+    raise FormatError(
+        f"some of its rows were imported earlier from other files of {unit.node}: no row is imported again"
+    )
 
 
-# Rows of one record. An interrupted import goes on at a multiple of it, so it must never change.
+# The rows of one record. An interrupted import goes on at a multiple of this number, so it must never change.
 PIECE_ROWS = 1 << 16
 MAX_PIECE_BYTES = 1 << 27
 _READ_BYTES = 1 << 20
@@ -74,7 +78,9 @@ _DAY_NS = 86_400_000_000_000
 
 @dataclass(slots=True)
 class Imported:
-    """``files`` with new rows, ``rows`` imported by table; ``already`` counts files whose rows were all there."""
+    """The result of an import. ``files``: the number of files with new rows; ``rows``: the number of imported rows, by
+    table; ``already``: the number of files whose rows were all imported before.
+    """
 
     files: int = 0
     already: int = 0
@@ -94,7 +100,7 @@ def import_sources(
     """Imports each file of ``sources`` once, whatever its name. After a kill the next call imports the rest.
 
     ``table`` is the table of Parquet files that do not name theirs. ``progress`` is called with the bytes done and the
-    bytes in all. Damaged files are among ``problems``. Raises StateLocked while a daemon uses the directory or a
+    bytes in all. Damaged files are listed in ``problems``. Raises StateLocked while a daemon uses the directory or a
     source, StoreFull, StoreError and UsageError.
     """
     if not target.root.is_dir():
@@ -106,7 +112,7 @@ def import_sources(
         groups = []
         for source in sources:
             if source.is_dir() and source.samefile(target.root):
-                raise UsageError(f"{source} is the directory to import into", hint="name another one")
+                raise UsageError(f"{source} is the directory to import into", hint="name another directory")
             stack.enter_context(kept_unused(source))
             groups.append(find_units(source, decoder, done.problems))
         with acting_as(target.root):
@@ -177,7 +183,7 @@ class _Import:
 
     def _take_good(self, unit: Unit, fd: int, sha: str, older: Sequence[Entry]) -> None:
         if unit.void_from is not None:
-            # Which records count depends on the part after this one: before another part the same bytes are other rows.
+            # Which records count depends on the next part: before another part the same bytes stand for other rows.
             sha = f"{sha}<{unit.void_from}"
         known = self._journal.find(sha)
         if known is not None and known.done:
@@ -193,7 +199,7 @@ class _Import:
             self._done.already += 1
 
     def _spans(self, unit: Unit, fd: int) -> dict[str, Span]:
-        """Returns the span by table. Decodes the whole file first: no row of a damaged file is imported."""
+        """Returns the span of rows by table. Decodes the whole file first: no row of a damaged file is imported."""
         if unit.log:
             log = self._decoder.log(fd, unit.void_from)
             for problem in log.problems:
@@ -215,20 +221,20 @@ class _Import:
         self._done.problems.append(ImportProblem(str(unit.path), problem))
 
     def _name(self, unit: Unit, named: str) -> str:
-        """Returns the table of a Parquet file: from its metadata, else from its path, else from the caller."""
+        """Returns the table of a Parquet file: by its metadata, else by its path, else as the caller named it."""
         tables = self._target.tables
         around = (unit.path.stem, *(parent.name for parent in list(unit.path.parents)[:3]))
         name = named or next((name for name in around if name in tables), self._table)
         if not name:
-            raise FormatError("it does not say which table it holds: name it with --table")
+            raise FormatError("it does not say of which table it has rows: name it with --table")
         if name not in tables:
             raise FormatError(f"no table {name[:80]!r} is known here")
         return name
 
     def _check_times(self, spans: Mapping[str, Span]) -> None:
-        """Raises FormatError for times whose rows retention would drop at once, or never."""
+        """Raises FormatError for times at which retention would drop the rows at once, or never."""
         if max(span.ts_max for span in spans.values()) > self._now_ns + _DAY_NS:
-            raise FormatError("it has rows of more than a day from now")
+            raise FormatError("it has rows with times more than a day from now")
         if all(span.ts_max < self._now_ns - int(self._kept_s(name) * 1e9) for name, span in spans.items()):
             days = max(map(self._kept_s, spans)) / 86_400
             rows = sum(span.rows for span in spans.values())
@@ -243,7 +249,7 @@ class _Import:
         with acting_as(self._target.root):
             entry = self._journal.begin(sha, unit.node, unit.parts, wanted)
         if unit.log and not entry.pieces:
-            # All tables of a log part go into one record.
+            # All tables of a log part are imported in one record.
             pieces = self._decoder.log_rows(fd, unit.void_from)
             self._append(entry, {name: self._fit(name, rows) for name, rows in pieces if name in wanted})
         elif not unit.log:

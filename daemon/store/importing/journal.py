@@ -1,20 +1,23 @@
 """The journal of imported files: ``imports.jsonl`` in the state directory, to which lines are only appended.
 
-A file has a line before its first rows. Each record of its rows has the position of a ring ``import``: the file's
-number, and the number of its pieces in the log. So rows and progress are one record. A second line follows when all
-rows of the file are synced.
+A file gets a line before its first rows. Each record of its rows has the position of a ring ``import``: the file's
+number, and the number of its pieces in the log. So rows and progress are in one record. The file gets a second line
+when all its rows are synced.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from probing.api.errors import FormatError, StoreError
+from probing.api.typed import typed_json
 from probing.daemon.store.files import FILE_MODE, read_file
 from probing.daemon.store.format import Positions
 
@@ -26,7 +29,7 @@ MAX_BYTES = 1 << 28
 
 
 class Span(NamedTuple):
-    """Rows of one table in one file, with their first and last ``ts``, UTC ns."""
+    """The rows of one table in one file, with their first and last ``ts``, UTC ns."""
 
     rows: int
     ts_min: int
@@ -37,7 +40,7 @@ class Span(NamedTuple):
 class Entry:
     """An imported file; ``pieces``: the number of its pieces in the log.
 
-    ``sha`` is its SHA-256, ``parts`` are the log parts of ``node`` that its rows are from, if known.
+    ``sha``: its SHA-256. ``parts``: the log parts of ``node`` from which its rows are, if known.
     """
 
     number: int
@@ -49,11 +52,27 @@ class Entry:
     done: bool = False
 
 
+class _Line(msgspec.Struct):
+    """A line of the file: an entry, or with its ``number`` alone what has become of it."""
+
+    number: int
+    sha: str = ""
+    node: str = ""
+    parts: tuple[int, int] | None = None
+    tables: dict[str, Span] = {}
+    pieces: int | None = None
+    done: bool = False
+
+
 class Journal:
-    """Not safe for two threads. Raises StoreError when it cannot be written, FormatError when it is damaged."""
+    """The journal. Not safe for two threads. Raises StoreError when it cannot be written, FormatError when it is
+    damaged.
+    """
 
     def __init__(self, root: Path, positions: Positions) -> None:
-        """Opens the journal. ``positions``: the store's ring positions, with the progress of the newest file."""
+        """Opens the journal. ``positions``: the store's ring positions, which include the progress of the
+        newest file.
+        """
         self._path = root / JOURNAL
         self._entries: dict[str, Entry] = {}
         self._newest = 0
@@ -67,7 +86,7 @@ class Journal:
         except OSError as e:
             raise self._unwritable(e) from e
         for entry in self._entries.values():
-            # The next file takes over the position, so the progress of this file goes to the journal.
+            # The next file uses the same ring, so the progress of this file goes to the journal.
             if entry.number == reached.get("map_id") and not entry.done:
                 entry.pieces = int(reached["position"])
                 self._write({"number": entry.number, "pieces": entry.pieces})
@@ -81,24 +100,24 @@ class Journal:
         return self._entries.get(sha)
 
     def begin(self, sha: str, node: str, parts: tuple[int, int] | None, tables: dict[str, Span]) -> Entry:
-        """Enters a file whose rows come next. An interrupted file gets a new number and keeps its pieces."""
+        """Adds the entry of a file whose rows come next. An interrupted file gets a new number and keeps its pieces."""
         older = self._entries.get(sha)
         self._newest += 1
         entry = Entry(self._newest, sha, node, parts, tables, older.pieces if older else 0)
-        line: dict[str, Any] = {"number": entry.number, "sha": sha, "node": node, "tables": tables}
+        line = {"number": entry.number, "sha": sha, "node": node, "tables": tables}
         self._write({**line, "parts": parts, "pieces": entry.pieces})
         self._entries[sha] = entry
         return entry
 
     def finish(self, entry: Entry) -> None:
-        """Marks a file as done. To be called only after its rows were synced to disk."""
+        """Marks a file as done. Call it only after all its rows were synced to disk."""
         self._write({"number": entry.number, "done": True})
         entry.done = True
 
     def close(self) -> None:
         os.close(self._fd)
 
-    def _write(self, fields: dict[str, Any]) -> None:
+    def _write(self, fields: Mapping[str, object]) -> None:
         data = json.dumps(fields, separators=(",", ":"), sort_keys=True).encode() + b"\n"
         try:
             while data:
@@ -111,7 +130,9 @@ class Journal:
         return StoreError(f"{self._path} cannot be written: {e.strerror or e}", hint="look at the disk and its rights")
 
     def _load(self) -> int:
-        """Returns the number of bytes of whole lines. A last line without an end was never finished, and is ignored."""
+        """Reads the journal. Returns the number of bytes in whole lines. A last line without an end was never finished,
+        and is ignored.
+        """
         try:
             data = read_file(self._path, MAX_BYTES)
         except FileNotFoundError:
@@ -120,27 +141,19 @@ class Journal:
             raise StoreError(f"{self._path} cannot be read: {e.strerror or e}") from e
         whole = data.rfind(b"\n") + 1
         try:
-            self._apply(json.loads(line) for line in data[:whole].splitlines())
-        except (ValueError, KeyError, TypeError) as e:
+            self._apply(typed_json(_Line, line) for line in data[:whole].splitlines())
+        except (ValueError, KeyError) as e:
             hint = "it keeps rows from being imported twice: without it import only what was never imported"
             raise FormatError(f"{self._path} is damaged", hint=hint) from e
         return whole
 
-    def _apply(self, lines: Iterable[dict[str, Any]]) -> None:
+    def _apply(self, lines: Iterable[_Line]) -> None:
         by_number: dict[int, Entry] = {}
-        for fields in lines:
-            number = int(fields["number"])
-            if "sha" in fields:
-                tables = {str(name): _span(span) for name, span in fields["tables"].items()}
-                parts = (int(fields["parts"][0]), int(fields["parts"][1])) if fields["parts"] else None
-                by_number[number] = Entry(number, str(fields["sha"]), str(fields["node"]), parts, tables)
-                self._entries[by_number[number].sha] = by_number[number]
-                self._newest = max(self._newest, number)
-            entry = by_number[number]
-            entry.pieces = int(fields.get("pieces", entry.pieces))
-            entry.done = entry.done or bool(fields.get("done"))
-
-
-def _span(span: list[Any]) -> Span:
-    rows, first, last = span
-    return Span(int(rows), int(first), int(last))
+        for line in lines:
+            if line.sha:
+                entry = Entry(line.number, line.sha, line.node, line.parts, line.tables)
+                by_number[line.number] = self._entries[line.sha] = entry
+                self._newest = max(self._newest, line.number)
+            entry = by_number[line.number]
+            entry.pieces = entry.pieces if line.pieces is None else line.pieces
+            entry.done = entry.done or line.done

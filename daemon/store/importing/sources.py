@@ -1,4 +1,4 @@
-"""Finds the files to import, which a state directory's manifest and log name, or plain Parquet files, and converts
+"""Lists the files to import, which a state directory's manifest and log name, or plain Parquet files; and converts
 their rows to the physical schema.
 """
 
@@ -35,7 +35,7 @@ _FILES = SystemFiles()
 
 @dataclass(frozen=True, slots=True)
 class ImportProblem:
-    """The reason why ``path`` was not imported, or only in part."""
+    """The reason why ``path`` was not imported, or only partly."""
 
     path: str
     what: str
@@ -48,8 +48,8 @@ class ImportProblem:
 class Unit:
     """A file to import: a log part if ``log``, else a Parquet file.
 
-    ``parts`` are the log parts of ``node`` that its rows are from, ``segment`` is its entry in the manifest. Records of
-    a log part from the sequence number ``void_from`` on are void.
+    ``parts``: the log parts of ``node`` from which its rows are. ``segment``: its entry in the manifest. Records of a
+    log part from the sequence number ``void_from`` on are void.
     """
 
     path: Path
@@ -131,7 +131,7 @@ def _log_parts(
     return reversed(units)
 
 
-# The shown columns from which stored ones can be computed, by table.
+# The shown columns from which stored columns can be computed, by table.
 _NEEDED = {"comm.ops": ("t_launch", "t_start", "t_done_lo", "t_done_hi", "timing_source")}
 _ALWAYS = ("node", "ts")
 
@@ -140,11 +140,11 @@ def check_columns(table: Table, names: Sequence[str]) -> None:
     """Raises FormatError when a file with these columns cannot have rows of ``table``."""
     given = set(names)
     if table.live:
-        raise FormatError(f"{table.name} is made when it is asked for, and never stored")
+        raise FormatError(f"{table.name} is made for each query and never stored")
     if len(given) != len(names):
-        raise FormatError("two of its columns have one name")
+        raise FormatError("two of its columns have the same name")
     if missing := [name for name in _ALWAYS if name in table.physical.names and name not in given]:
-        raise FormatError(f"it has no column {missing[0]}: whose rows they are cannot be known")
+        raise FormatError(f"it has no column {missing[0]}: the process of its rows is unknown")
     if unknown := sorted(given - set(table.physical.names) - set(table.logical.names)):
         raise FormatError(f"{table.name} has no column {unknown[0][:80]}")
     if not _is_shown(table, given):
@@ -153,9 +153,9 @@ def check_columns(table: Table, names: Sequence[str]) -> None:
     if hidden & given:
         raise FormatError("it mixes columns of the stored form with columns of the shown form")
     if hidden and table.name not in _NEEDED:
-        raise FormatError(f"{table.name} as it is shown lacks what is stored: {', '.join(sorted(hidden))}")
+        raise FormatError(f"{table.name} in the shown form lacks stored columns: {', '.join(sorted(hidden))}")
     if lacking := [name for name in _NEEDED.get(table.name, ()) if name not in given]:
-        raise FormatError(f"it has no column {lacking[0]}, from which a stored one is made")
+        raise FormatError(f"it has no column {lacking[0]}, from which a stored column is computed")
 
 
 def physical_rows(table: Table, rows: pa.Table) -> pa.Table:
@@ -171,12 +171,12 @@ def physical_rows(table: Table, rows: pa.Table) -> pa.Table:
 def _is_shown(table: Table, names: set[str]) -> bool:
     computed = {column.name for column in table.columns if column.sql is not None}
     hidden = set(table.physical.names) - set(table.logical.names)
-    # Without computed columns a file is in the shown form, too, if it has none of the hidden columns of its table.
+    # A file without computed columns is in the shown form, too, if it has none of the hidden columns of its table.
     return bool(computed & names) or (bool(hidden) and not hidden & names)
 
 
 def _stored_times(rows: pa.Table) -> pa.Table:
-    """Returns ``rows`` of comm.ops with the stored times: ns after the call."""
+    """Returns ``rows`` of comm.ops with the stored form of times: ns after the call."""
     import pyarrow.compute as pc
 
     subtract: Callable[..., Any] = pc.subtract_checked

@@ -1,4 +1,4 @@
-"""Opens the state directory that rows are imported into, and acts as its owner."""
+"""Opens the state directory into which rows are imported, and acts as its owner."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_target(target: Target) -> Iterator[Store]:
 
 
 def append_losses(store: Store, node: str, now_ns: int) -> None:
-    """Appends the losses that the store found to probing.losses, as the daemon does."""
+    """Appends the losses that the store reports to probing.losses, as the daemon does."""
     losses = [*store.recovery_losses, *store.take_losses()]
     rows = [
         {

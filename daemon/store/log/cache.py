@@ -21,14 +21,14 @@ from probing.daemon.store.log.records import Record, scan, unpack_header
 
 __all__ = ("LogCache",)
 
-# Bytes of decoded rows, for all parts together: about one log part of the usual size.
+# The most bytes of decoded rows, for all parts together: about one log part of the usual size.
 MAX_BYTES = 24 << 20
-# More pieces of a table than this are joined; each piece costs DuckDB a batch.
+# If a table has more pieces than this, they are joined; each piece costs DuckDB a batch.
 MAX_PIECES = 16
 
 
 class LogCache:
-    """Reads log parts like ``read_part`` and caches up to ``max_bytes`` of decoded rows (LRU)."""
+    """Reads log parts as ``read_part`` does, and caches up to ``max_bytes`` of decoded rows (LRU)."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -40,11 +40,13 @@ class LogCache:
         return sum(part.size for part in self._parts.values())
 
     def read(self, path: str, length: int, tables: Collection[str], known: Mapping[str, Table] = TABLES) -> LogRows:
-        """Returns the rows of ``tables`` in the first ``length`` bytes of the part. Raises like ``read_part``."""
+        """Returns the rows of ``tables`` in the first ``length`` bytes of the part. Raises the errors of
+        ``read_part``.
+        """
         key = (path, Path(path).stat().st_ino)
         part = self._parts.pop(key, None) or _Part(path)
         if part.is_ahead(length, tables):
-            # An older snapshot has fewer rows than the cache.
+            # For an older snapshot the cache has more rows than needed.
             self._parts[key] = part
             return read_part(path, length, tables, known)
         try:
@@ -73,7 +75,7 @@ class _Part:
     def read(self, length: int, tables: Iterable[str], known: Mapping[str, Table]) -> LogRows:
         streams = {name: self._streams.setdefault(name, _TableRows()) for name in tables}
         problems: list[str] = []
-        # Tables that were last read to the same offset are decoded up to ``length`` together.
+        # Tables that were last read up to the same offset are decoded together up to ``length``.
         for end in sorted({stream.end for stream in streams.values()}):
             problems = self._advance({n: s for n, s in streams.items() if s.end == end}, end, length) or problems
         return log_rows(
@@ -81,7 +83,9 @@ class _Part:
         )
 
     def _advance(self, streams: Mapping[str, _TableRows], end: int, length: int) -> list[str]:
-        """Decodes ``streams`` from byte ``end`` to ``length``. Returns the problem of the bytes in between, if any."""
+        """Decodes ``streams`` from byte ``end`` to ``length``. Returns what is wrong with the bytes in between, if
+        anything.
+        """
         data = read_exactly(self._path, length - end, end)
         start = unpack_header(data)[1] if not end else 0
         records = list(_consecutive(scan(data, start), next(iter(streams.values())).sequence))
@@ -103,7 +107,7 @@ def _consecutive(records: Iterator[Record], before: int | None) -> Iterator[Reco
 
 
 class _TableRows:
-    """The decoded rows of one table in a part, up to byte ``end`` and to the record ``sequence``."""
+    """The decoded rows of one table in a part, up to byte ``end`` and to record ``sequence``."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -118,7 +122,7 @@ class _TableRows:
         return self._decoder.problem
 
     def rows(self) -> pa.Table | None:
-        """Returns the decoded rows; None when the part has no chunk of the table."""
+        """Returns the decoded rows; None if the part has no chunk of the table."""
         if self._pieces:
             return pa.concat_tables(self._pieces)
         return pa.table({}) if self._begun else None

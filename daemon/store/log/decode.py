@@ -1,4 +1,4 @@
-"""Decodes the rows of log parts: the one place where records become Arrow tables again.
+"""Decodes the rows of log parts: only here records become Arrow tables again.
 
 Queries (``cache``), sealing, recovery's checks and ``verify`` all decode through ``StreamDecoder``.
 """
@@ -36,7 +36,9 @@ _OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 class LogRows(NamedTuple):
-    """Rows by table in the tables' physical schemas; ``problems``: a line for each part that could not be decoded."""
+    """Rows by table, in the physical schemas of the tables. ``problems``: a line for each part that could not be
+    decoded.
+    """
 
     tables: dict[str, pa.Table]
     problems: tuple[str, ...] = ()
@@ -45,7 +47,7 @@ class LogRows(NamedTuple):
 class StreamDecoder:
     """Decodes the Arrow IPC stream of one table in one log part, chunk by chunk.
 
-    ``problem`` is the reason why the stream cannot be decoded further; empty while it can.
+    ``problem``: why the stream cannot be decoded further, or "".
     """
 
     def __init__(self) -> None:
@@ -59,7 +61,7 @@ class StreamDecoder:
         return None if self._reader is None else self._reader.schema
 
     def decode(self, chunks: Iterable[bytes | memoryview]) -> list[pa.RecordBatch]:
-        """Returns the batches of the next ``chunks``, validated in full, up to the first ``problem``."""
+        """Returns the batches of the next ``chunks``, fully validated, up to the first ``problem``."""
         self._feed.put(chunks)
         batches: list[pa.RecordBatch] = []
         try:
@@ -70,7 +72,7 @@ class StreamDecoder:
                     _ = reader.schema.names
                     self._reader = reader
                 batch = self._reader.read_next_batch()
-                # The check is full: an index beyond its dictionary would read from elsewhere in memory.
+                # The validation is full, since an index beyond its dictionary would read other memory.
                 batch.validate(full=True)
                 batches.append(batch)
         except StopIteration:
@@ -81,7 +83,7 @@ class StreamDecoder:
 
 
 class _Feed(io.RawIOBase):
-    """A growing file that Arrow's reader reads from."""
+    """A growing file for Arrow's reader."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +132,7 @@ def read_exactly(path: str | Path, length: int, offset: int = 0) -> bytes:
 def decode_part(
     data: bytes | memoryview, tables: Collection[str] | None = None, known: Mapping[str, Table] = TABLES
 ) -> LogRows:
-    """Returns the same as ``read_part``, for a part in memory."""
+    """Returns the same as ``read_part`` for a part in memory."""
     _, start = unpack_header(data)
     records = list(scan(data, start))
     end = records[-1].end if records else start
@@ -141,20 +143,22 @@ def decode_part(
 
 
 def bad_from(offset: int) -> str:
-    """Returns the problem of a part whose bytes from ``offset`` on are no records."""
+    """Returns the problem of a part whose bytes from ``offset`` on are not records."""
     return f"the log part is bad from byte {offset} on"
 
 
 def decode_records(
     records: Iterable[Record], tables: Collection[str] | None = None, known: Mapping[str, Table] = TABLES
 ) -> LogRows:
-    """Returns the rows of a part's ``records``. Tables not in ``known`` keep the schema they were written with."""
+    """Returns the rows of a part's ``records``. Tables that are not in ``known`` keep the schema with which they were
+    written.
+    """
     decoded = ((name, *decode_stream(chunks)) for name, chunks in chunks_by_table(records, tables).items())
     return log_rows(decoded, known)
 
 
 def decode_stream(chunks: Sequence[bytes | memoryview]) -> tuple[pa.Table, str]:
-    """Returns the rows of a whole stream, and the reason why the stream breaks off ("" when it does not)."""
+    """Returns the rows of a whole stream, and why the stream breaks off, or ""."""
     decoder = StreamDecoder()
     batches = decoder.decode(chunks)
     schema = decoder.schema
@@ -165,7 +169,7 @@ def decode_stream(chunks: Sequence[bytes | memoryview]) -> tuple[pa.Table, str]:
 def chunks_by_table(
     records: Iterable[Record], tables: Collection[str] | None = None
 ) -> dict[str, list[bytes | memoryview]]:
-    """Returns the chunks of ``records`` in order: of ``tables``, or of all."""
+    """Returns the chunks of ``records`` in order by table: of ``tables``, or of all."""
     found: dict[str, list[bytes | memoryview]] = {}
     for record in records:
         for chunk in record.chunks:
@@ -177,7 +181,9 @@ def chunks_by_table(
 def log_rows(
     decoded: Iterable[tuple[str, pa.Table, str]], known: Mapping[str, Table], problems: Iterable[str] = ()
 ) -> LogRows:
-    """Returns ``decoded`` (table, rows, problem) in the physical schemas of ``known``, behind earlier ``problems``."""
+    """Returns ``decoded`` (table, rows, problem) in the physical schemas of ``known``; its problems follow
+    ``problems``.
+    """
     tables: dict[str, pa.Table] = {}
     found = list(problems)
     for name, rows, problem in decoded:

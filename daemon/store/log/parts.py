@@ -1,4 +1,6 @@
-"""Log parts: files of the write-ahead log. Appends records to the newest part, and scans parts that a start finds."""
+"""Log parts, the files of the write-ahead log: appends records to the newest part, and scans the parts that exist at a
+start.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ __all__ = ("TORN", "WAL_DIR", "Part", "PartWriter", "ScannedPart", "part_number"
 
 WAL_DIR = "wal"
 TORN = "the last record was not written to its end"
-# Numbers up to MAX_PART: behind a larger number, which no store reaches, there might be no name for the next part.
+# Numbers up to MAX_PART. No store reaches a larger number, after which there might be no name for the next part.
 _NAME = re.compile(r"(0\d{11})\.wal", re.ASCII)
 
 
@@ -39,8 +41,8 @@ def part_number(name: str) -> int | None:
 class Part(NamedTuple):
     """A log part up to its last good record.
 
-    ``length`` is in bytes, ``raw_bytes`` the size of its batches before compression, ``rows`` counts by table,
-    ``next_sequence`` and ``positions`` hold behind its last record.
+    ``length``: its length in bytes. ``raw_bytes``: the size of its batches before compression. ``rows``: numbers by
+    table. ``next_sequence`` and ``positions``: after its last record.
     """
 
     number: int
@@ -53,10 +55,10 @@ class Part(NamedTuple):
 
 
 class PartWriter:
-    """Appends records to one part. Raises OSError; after an error the part must be given up.
+    """Appends records to one part. Raises OSError; after an error nothing may be appended to the part.
 
-    A failed record leaves Arrow's writers ahead of the file, so the part ends at its last good record and the next
-    part begins with fresh writers.
+    A failed record leaves Arrow's writers ahead of the file, so the part ends at its last good record and the next part
+    begins with fresh writers.
     """
 
     def __init__(self, files: Files, path: Path, header: PartHeader, tables: Mapping[str, Table] = TABLES) -> None:
@@ -86,7 +88,8 @@ class PartWriter:
     ) -> None:
         """Writes one record.
 
-        Raises OSError, InternalError for batches that do not fit, FormatError when they are too large.
+        Raises OSError, InternalError for batches that do not have the schemas, FormatError for batches that are too
+        large.
         """
         part = self.part
         chunks = self._streams.encode(batches)
@@ -94,7 +97,7 @@ class PartWriter:
         try:
             write_all(self._files, self.fd, record)
         except OSError:
-            # A whole record that stays in the file is void: the next part starts with its sequence number.
+            # If a whole record stays in the file, it is void: the next part starts with its sequence number.
             with contextlib.suppress(OSError):
                 self._files.truncate(self.fd, part.length)
             raise
@@ -111,10 +114,10 @@ class PartWriter:
 
 
 class ScannedPart(NamedTuple):
-    """A part as a start finds it, of ``size`` bytes.
+    """A part as it is at a start, of ``size`` bytes.
 
-    ``problem``: why bytes behind ``part.length`` were rejected; empty when there are none, or only voided records.
-    ``voided``: records superseded by the next part, which starts with their sequence numbers.
+    ``problem``: why bytes after ``part.length`` were rejected; empty if there are none, or only voided records.
+    ``voided``: the number of records that are void, since the next part starts with their sequence numbers.
     ``last_clock``: the clocks at the last good record.
     """
 

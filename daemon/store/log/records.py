@@ -41,20 +41,22 @@ __all__ = (
 PART_MAGIC = b"PRBNGLOG"
 MAX_HEADER = 1 << 20
 MAX_RECORD = 1 << 28
-# Small drains are mostly Arrow metadata, which is mostly zeros. Compressing large drains costs more than it gains.
+# Only small drains are compressed: they are mostly Arrow metadata, and that is mostly zeros.
 COMPRESS_BELOW = 1 << 16
 
-_HEADER = struct.Struct("<8sIII")  # magic, format version, length of the JSON, CRC32 of all of this
-_FRAME = struct.Struct("<IIQIII")  # stored length, CRC32 of all behind it, sequence, raw length, JSON length, codec
+# magic, format version, length of the JSON, CRC32 of these and the JSON
+_HEADER = struct.Struct("<8sIII")
+# stored length, CRC32 of all bytes after it, sequence, raw length, JSON length, codec
+_FRAME = struct.Struct("<IIQIII")
 _CRC_END = 8
 _PLAIN, _ZSTD = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """Records of older parts with sequence numbers from ``first_sequence`` on are void.
+    """The header of a part. Records of older parts with sequence numbers from ``first_sequence`` on are void.
 
-    ``positions`` hold at the start of the part, ``created_ns`` is UTC.
+    ``positions``: the positions of the rings at the start of the part. ``created_ns``: when it was created, UTC.
     """
 
     number: int
@@ -66,7 +68,7 @@ class PartHeader:
 
 
 class Chunk(NamedTuple):
-    """A piece of the Arrow IPC stream of one table. All chunks of the table in a part, in order, are the stream."""
+    """A piece of the Arrow IPC stream of one table. All chunks of the table in a part, in order, make up the stream."""
 
     table: str
     data: bytes | memoryview
@@ -74,7 +76,7 @@ class Chunk(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The rows of one drain. ``end``: offset behind the record in the part; ``clock``: one instant on three clocks."""
+    """The rows of one drain. ``end``: offset after the record in the part; ``clock``: one instant on three clocks."""
 
     sequence: int
     boot_id: str
@@ -133,7 +135,7 @@ def unpack_header(data: bytes | memoryview) -> tuple[PartHeader, int]:
 
 
 class ShortHeader(FormatError):
-    """The part ends within its header: its writer died before the first record, so no record is missing."""
+    """The part ends within its header: its writer was killed before the first record, so no record is missing."""
 
 
 def pack_record(sequence: int, boot_id: str, clock: ClockPair, positions: Positions, chunks: Sequence[Chunk]) -> bytes:
@@ -150,7 +152,9 @@ def pack_record(sequence: int, boot_id: str, clock: ClockPair, positions: Positi
     if len(meta) > MAX_HEADER:
         raise FormatError(f"the header of a record has {len(meta)} bytes, more than {MAX_HEADER}")
     if len(raw) > MAX_RECORD:
-        raise FormatError(f"a record of {len(raw)} bytes is larger than {MAX_RECORD}", hint="drain less at once")
+        raise FormatError(
+            f"a record of {len(raw)} bytes is larger than {MAX_RECORD}", hint="drain fewer records at once"
+        )
     stored, codec = raw, _PLAIN
     if len(raw) < COMPRESS_BELOW:
         stored, codec = pa.Codec("zstd", 1).compress(raw, asbytes=True), _ZSTD
@@ -159,9 +163,9 @@ def pack_record(sequence: int, boot_id: str, clock: ClockPair, positions: Positi
 
 
 def scan(data: bytes | memoryview, start: int) -> Iterator[Record]:
-    """Yields the records from offset ``start``, where one begins, to the first bad record or the end of ``data``.
+    """Yields the records from offset ``start``, the begin of a record, to the first bad record or the end of ``data``.
 
-    The good bytes end at the last record's ``end``.
+    The good bytes end at ``end`` of the last record.
     """
     view = memoryview(data)
     sequence: int | None = None
@@ -174,7 +178,7 @@ def scan(data: bytes | memoryview, start: int) -> Iterator[Record]:
 
 
 def cut_short(data: bytes | memoryview, start: int) -> bool:
-    """Returns whether the record at ``start`` would end behind ``data``: its writer died while it wrote."""
+    """Returns whether the record at ``start`` would end after ``data``: its writer was killed while it wrote."""
     if len(data) - start < _FRAME.size:
         return True
     stored_len: int = _FRAME.unpack_from(data, start)[0]

@@ -20,7 +20,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True, use_threads=False
 class StreamWriters:
     """The Arrow streams of one log part, one for each table.
 
-    The streams are ahead of the part once a record could not be written, so the part and its streams end then.
+    When a record could not be written, the streams are ahead of the part, so the part and its streams end.
     """
 
     def __init__(self, tables: Mapping[str, Table] = TABLES) -> None:
@@ -30,7 +30,7 @@ class StreamWriters:
     def encode(self, batches: Mapping[str, Sequence[pa.RecordBatch]]) -> list[Chunk]:
         """Returns the next chunk of each table with rows.
 
-        Raises InternalError for a table that is not stored, or a batch that does not fit its table.
+        Raises InternalError for a table that is not stored, or a batch that does not have its table's schema.
         """
         ready = {name: [b for b in group if b.num_rows] for name, group in batches.items()}
         schemas = {name: self._schema(name) for name, group in ready.items() if group}
@@ -43,14 +43,16 @@ class StreamWriters:
         return chunks
 
     def outdated(self, names: Iterable[str]) -> bool:
-        """Returns whether the schema of one of these tables has changed since its stream began: user tables grow."""
+        """Returns whether the schema of one of these tables has changed since its stream began, as users' tables can
+        grow.
+        """
         begun = ((self._streams[name].schema, self._schema(name)) for name in names if name in self._streams)
         return any(was is not now and was != now for was, now in begun)
 
     def _schema(self, name: str) -> pa.Schema:
         table = self._tables.get(name)
         if table is None or table.live:
-            raise InternalError(f"{name} is no stored table")
+            raise InternalError(f"{name} is not a stored table")
         return table.physical
 
 
@@ -59,7 +61,7 @@ class _Stream:
         self.schema = schema
         self._names = {i: _Names(f.type) for i, f in enumerate(schema) if isinstance(f.type, pa.DictionaryType)}
         self._out = Gathered()
-        # Arrow writes each buffer and its padding separately: the buffered stream saves most of the Python calls.
+        # Arrow writes each buffer and its padding separately: the buffered stream joins most of these calls.
         self._sink = pa.BufferedOutputStream(pa.PythonFile(self._out, mode="w"), 1 << 16)
         self._writer = pa.ipc.new_stream(self._sink, schema, options=_OPTIONS)
 
@@ -74,7 +76,7 @@ class _Stream:
 
 
 class _Names:
-    """The dictionary of one column in one stream. It only grows, so Arrow writes the new values alone (a delta)."""
+    """The dictionary of one column in one stream. It only grows, so Arrow writes only the new values (a delta)."""
 
     def __init__(self, kind: pa.DictionaryType[Any, Any, Any]) -> None:
         self._kind = kind
@@ -88,7 +90,7 @@ class _Names:
         return pa.DictionaryArray.from_arrays(indices, self._values, safe=False)
 
     def _moved(self, dictionary: pa.Array[Any]) -> pa.Array[Any] | None:
-        # None: the codes need no change. Sources keep a dictionary from drain to drain, so the last is remembered.
+        # None: the codes need no change. A source keeps its dictionary, so the last one is remembered.
         if self._seen is not None and self._seen[0].equals(dictionary):
             return self._seen[1]
         names = dictionary.to_pylist()
@@ -115,7 +117,8 @@ def _fit(name: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Returns ``table`` in ``schema``: columns that ``table`` lacks are NULL, columns that ``schema`` lacks left out.
+    """Returns ``table`` in ``schema``: columns that ``table`` lacks are NULL, columns that ``schema`` lacks are left
+    out.
 
     Raises pa.ArrowException when a column cannot be cast.
     """

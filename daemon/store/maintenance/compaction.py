@@ -1,7 +1,7 @@
 """Compaction: chooses small neighbouring segments and merges them, a little at each turn.
 
-Under load sealing makes a segment of each table every few seconds. Neighbours are merged once they are together many
-times the size of the largest one, so that each row is rewritten two or three times until its segment is full.
+Under load sealing makes a segment of each table every few seconds. Neighbours are merged once they together have many
+times the size of the largest. So each row is rewritten two or three times until its segment is full.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = (
     "choose",
 )
 
-# A merged segment has at least this many times the bytes and rows of its largest source, so that the rewrites of a row
-# are the logarithm of the segment's size. Rows count too, as the smallest files are mostly footer.
+# A merged segment has at least this many times the bytes and rows of its largest source, so that a row is rewritten
+# only as often as the logarithm of the segment's size. Rows count, too, as the smallest files are mostly footer.
 _GROWTH = 10
-# Rows of a merged segment, at most: about twenty seconds of work.
+# The most rows of a merged segment: about twenty seconds of work.
 _MAX_ROWS = 1 << 25
-# Sources of one merge, at most; the next merge takes more.
+# The most sources of one merge; the next merge gets the rest.
 _MAX_SOURCES = 64
-# The growth for a day that is over, whose last small segments are merged as well.
+# The value of _GROWTH for a day that is over, whose last small segments are merged as well.
 _COLD_GROWTH = 2
 _COLD_S = 3_600
 _DAY_S = 86_400
-# The share of a table's limits that one segment may hold: retention drops whole segments.
+# The share of a table's limits that one segment may have: retention drops whole segments.
 _SHARE = 8
 
 
@@ -57,7 +57,7 @@ def choose(
     folders: dict[str, list[Segment]] = {}
     for segment in segments:
         folders.setdefault(segment.path.rsplit("/", 1)[0], []).append(segment)
-    # Folders with the most segments first.
+    # The folders with the most segments come first.
     for found in sorted(folders.values(), key=len, reverse=True):
         own = limits.tables.get(found[0].table, TableLimits())
         most = _most_bytes(limits, own)
@@ -84,7 +84,9 @@ def _most_ns(limits: StoreLimits, own: TableLimits) -> int:
 def _stretches(
     segments: Iterable[Segment], most: int, first_part: int | None, unfit: Collection[str]
 ) -> Iterator[list[Segment]]:
-    """Yields runs of neighbours. Between runs are segments that stay as they are, mostly because they are full."""
+    """Yields sequences of neighbours to merge. They are separated by segments that stay as they are, mostly because
+    they are full.
+    """
     stretch: list[Segment] = []
     for segment in sorted(segments, key=lambda s: s.parts):
         in_log = first_part is not None and segment.parts[1] >= first_part
@@ -98,7 +100,7 @@ def _stretches(
 
 
 def _run(stretch: Sequence[Segment], most: int, span_ns: int, growth: int) -> list[Segment]:
-    """Returns the longest run from the first segment on that is worth a merge; empty when no run is."""
+    """Returns the longest sequence, from the first segment on, that is worth a merge; empty if none is."""
     best = size = rows = largest = longest = 0
     since, until = stretch[0].ts_min, stretch[0].ts_max
     for count, segment in enumerate(stretch, 1):
@@ -107,7 +109,7 @@ def _run(stretch: Sequence[Segment], most: int, span_ns: int, growth: int) -> li
         rows, longest = rows + segment.rows, max(longest, segment.rows)
         if size > most or rows > _MAX_ROWS or (count > 1 and until - since > span_ns):
             break
-        # Segments of up to a quarter of a full one may be merged into a full one at once.
+        # Segments of up to a quarter of a full segment may be merged into a full one at once.
         full = (size * 2 > most and largest * 4 <= most) or (rows * 2 > _MAX_ROWS and longest * 4 <= _MAX_ROWS)
         if count > 1 and (full or (size >= largest * growth and rows >= longest * growth)):
             best = count
@@ -125,13 +127,13 @@ def _is_over(path: str, now_ns: int) -> bool:
 class _Merge:
     """Merges ``sources``, segments of one table and date that are consecutive in ``parts``.
 
-    Each row group holds the rows of consecutive log parts in the table's order, so its statistics stay as narrow in
-    time as the statistics of the sources. After an error only ``abort`` may be called.
+    Each row group has the rows of consecutive log parts in the table's order, so its statistics are as narrow in time
+    as those of the sources. After an error only ``abort`` may be called.
     """
 
     def __init__(self, context: StoreContext, sources: Sequence[Segment]) -> None:
         self.sources = tuple(sources)
-        # Bytes of the new segment so far.
+        # The bytes of the new segment so far.
         self.written = 0
         self._context = context
         self._task: Task | None = None
@@ -143,7 +145,7 @@ class _Merge:
         return self.sources[0].parts[0], self.sources[-1].parts[1]
 
     def step(self) -> Segment | None:
-        """Merges one more row group. Returns the new segment, renamed and synced, after the last row group, else None.
+        """Merges one more row group. After the last row group returns the new segment, renamed and synced; else None.
 
         Raises FormatError when a source is damaged or the sources do not fit together, OSError, WorkerFailed.
         """
@@ -213,16 +215,16 @@ class _Merge:
         )
 
 
-# Time for one turn.
+# The time for one turn, ns.
 _TURN_NS = 500_000_000
-# Pause after a merge that failed.
+# The pause after a merge that failed, ns.
 _REST_NS = 60 * 1_000_000_000
-# Segments whose merge fails the worker this often in a row are checked, and stay as they are if they are good.
+# If a merge fails in the worker this often in a row, its segments are checked; good segments stay as they are.
 _MAX_FAILURES = 3
 
 
 class Compactor:
-    """``turn`` and ``stop`` are called by one thread at a time."""
+    """Merges segments. ``turn`` and ``stop`` are called by one thread at a time."""
 
     def __init__(self, context: StoreContext, editor: ManifestEditor, space: Space, quarantine: Quarantine) -> None:
         self._context = context
@@ -233,15 +235,15 @@ class Compactor:
         self._merge: _Merge | None = None
         # Paths of good segments that do not fit together.
         self._unfit: set[str] = set()
-        # Time until which no merge is tried, monotonic.
+        # The time until which no merge is tried, CLOCK_MONOTONIC ns.
         self._rest_until_ns = 0
-        # Merges in a row that ended or blocked the worker.
+        # Merges in a row that ended or blocked the worker process.
         self._failures = 0
 
     def turn(self) -> int:
         """Merges for half a second; returns the number of finished merges.
 
-        A merge that fails is in the state's ``problems`` and is tried again later; no row depends on it.
+        A failed merge is in the state's ``problems`` and is tried again later; it loses no row.
         """
         start = self._context.clock.pair().mono_ns
         finished = 0
@@ -278,7 +280,7 @@ class Compactor:
     def _has_merge(self) -> bool:
         merge = self._merge
         if merge is not None:
-            # Retention and damage remove segments at any time, and other writers use up space.
+            # Retention and damage remove segments at any time, and other writers use space.
             there = all(self._state.segment(s.path) is s for s in merge.sources)
             if there and self._space.room() >= _size(merge.sources) - merge.written:
                 return True
@@ -297,7 +299,7 @@ class Compactor:
         self._state.merging_bytes = merge.written
         if merged is None:
             return 0
-        # Without the sync a removed log part could come back with a power cut, and its rows would look unsealed.
+        # Without the sync, a removed log part could come back after a power cut, and its rows would look unsealed.
         self._context.files.fsync_dir(self._context.root / WAL_DIR)
         self._merge = None
         self._failures = 0

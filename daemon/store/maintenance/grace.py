@@ -1,7 +1,7 @@
-"""The time for which rows outlive a new, stricter limit, so that a wrong limit can be taken back.
+"""Delays new, stricter limits, so that a wrong limit can be taken back before it deletes rows.
 
 The time counts while the store is open, by the clock that runs since the boot, so no jump of the wall clock ends it.
-Waiting limits lie in ``limits.json``, and go on waiting after a restart.
+Waiting limits are in ``limits.json``, and continue to wait after a restart.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from probing.api.errors import FormatError
+from probing.api.typed import typed_json
 from probing.daemon.store.files import Files, write_all
 from probing.daemon.store.limits import StoreLimits, TableLimits
 
@@ -22,18 +23,18 @@ __all__ = ("LIMITS_FILE", "Deletion", "Grace")
 
 LIMITS_FILE = "limits"
 _MAX_FILE = 1 << 20
-# Interval at which the time left is written, s: a restart delays a limit by at most this time.
+# The interval at which the remaining time is written, s: a restart delays a limit by at most this time.
 _WRITE_S = 60.0
-# Interval of the tries to write the time left after a try that failed, s.
+# The pause before the remaining time is written again after a failure, s.
 _RETRY_S = 1.0
 _BYTES, _FREE, _AGE = "store.max_bytes", "store.keep_free_bytes", "store.max_age_days"
 _TABLE_BYTES, _TABLE_AGE = "store.table_max_bytes", "store.table_max_age_days"
-# Bounds by setting, and for tables SETTING:TABLE. A larger bound keeps more; a missing bound keeps all.
+# Limits by setting, or by SETTING:TABLE for tables. A larger value keeps more rows; a missing value keeps all.
 _Bounds = dict[str, float]
 
 
 class Deletion(NamedTuple):
-    """The rows that a limit deletes, and the seconds until then. ``size`` in bytes."""
+    """The rows that a limit deletes, and the seconds until then. ``size``: bytes."""
 
     segments: int = 0
     rows: int = 0
@@ -42,14 +43,21 @@ class Deletion(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """The bound ``kept``, which holds for ``left_s`` seconds more in place of a stricter bound."""
+    """The limit ``kept``, which applies for ``left_s`` seconds more in place of a stricter limit."""
 
     kept: float
     left_s: float
 
 
+class _Kept(TypedDict):
+    limits: dict[str, float]
+    waiting: dict[str, _Waiting]
+
+
 class Grace:
-    """Belongs to ``Space``, which calls it one thread at a time. ``problem``: why the file cannot be written."""
+    """The waiting limits. ``Space`` owns this object and calls it in one thread at a time. ``problem``: why the file
+    cannot be written.
+    """
 
     def __init__(self, files: Files, root: Path, boot_ns: int) -> None:
         self._files = files
@@ -62,9 +70,9 @@ class Grace:
         self.problem = ""
 
     def in_force(self, wanted: StoreLimits, boot_ns: int) -> StoreLimits:
-        """Returns the limits by which rows go now: ``wanted``, but the earlier limits where those are new and stricter.
+        """Returns the limits that apply now: ``wanted``, but the earlier value of each limit that is new and stricter.
 
-        ``boot_ns`` is CLOCK_BOOTTIME. The limits at the first call count as old, unless the file names others.
+        ``boot_ns`` is CLOCK_BOOTTIME. The limits of the first call count as old, unless the file has others.
         """
         passed_s, self._boot_ns = max(0, boot_ns - self._boot_ns) / 1e9, boot_ns
         if wanted.grace_s <= 0:
@@ -86,7 +94,7 @@ class Grace:
         return self.without((), wanted)
 
     def without(self, keys: Collection[str], wanted: StoreLimits) -> StoreLimits:
-        """Returns the limits in force, but the wanted limits for the settings ``keys``."""
+        """Returns the limits that apply now, but with the wanted values for the settings ``keys``."""
         kept = {name: w.kept for name, w in self._waiting.items() if name.partition(":")[0] not in keys}
         return _with_bounds(wanted, {**_bounds(wanted), **kept})
 
@@ -107,19 +115,18 @@ class Grace:
             waiting = self._waiting.pop(name, None)
             kept = waiting.kept if waiting else old
             if new < kept:
-                # A limit that is no stricter than the limit wanted before keeps the wait that has begun.
+                # If a limit is no stricter than the previously wanted limit, its wait, if it has begun, goes on.
                 self._waiting[name] = waiting if waiting and new >= old else _Waiting(kept, grace_s)
         return True
 
     def _read(self) -> None:
         try:
-            found = json.loads(self._files.read(self._path, _MAX_FILE))
-            self._wanted = {str(name): float(bound) for name, bound in found["limits"].items()}
-            self._waiting = {str(n): _Waiting(float(k), float(s)) for n, (k, s) in found["waiting"].items()}
+            found = typed_json(_Kept, self._files.read(self._path, _MAX_FILE))
+            self._wanted, self._waiting = found["limits"], found["waiting"]
         except FileNotFoundError:
             return
-        except (OSError, FormatError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            # The store always opens; then its limits count as old.
+        except (OSError, FormatError, ValueError):
+            # The store opens even with a damaged file; then its limits count as old.
             self._wanted, self._waiting = None, {}
 
     def _write(self) -> None:
@@ -153,7 +160,7 @@ def _bounds(limits: StoreLimits) -> _Bounds:
 
 
 def _with_bounds(limits: StoreLimits, bounds: Mapping[str, float]) -> StoreLimits:
-    tables: dict[str, Any] = {}
+    tables: dict[str, TableLimits] = {}
     for name, bound in bounds.items():
         key, colon, table = name.partition(":")
         if colon and math.isfinite(bound):

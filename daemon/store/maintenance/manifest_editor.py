@@ -1,4 +1,4 @@
-"""Edits the manifest of an open store, and keeps files and state in step with it."""
+"""Edits the manifest of an open store, and keeps files and state consistent with it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 
 
 class ManifestEditor:
-    """Safe to call from any thread. ``lock`` is held over an edit and the change of state that belongs to it.
+    """Edits the manifest. Safe for any thread. ``lock`` is held during an edit and the corresponding change of state.
 
-    A failed edit is in ``state.problems`` until one succeeds.
+    A failed edit is in ``state.problems`` until an edit succeeds.
     """
 
     def __init__(self, context: StoreContext, manifest: Manifest, aside: SetAside) -> None:
@@ -38,7 +38,7 @@ class ManifestEditor:
         self._gone: set[str] = set()
 
     def commit(self, edit: Edit) -> None:
-        """Writes ``edit`` with the drops that earlier failures left, and removes leftover files. Raises OSError."""
+        """Writes ``edit``, and drops that earlier failures left over; removes leftover files. Raises OSError."""
         with self.lock:
             self._manifest.commit(edit._replace(drop=(*edit.drop, *self._gone)))
             self._gone.clear()
@@ -48,7 +48,9 @@ class ManifestEditor:
             self._state.remove(leftovers)
 
     def try_commit(self, edit: Edit = Edit()) -> bool:  # noqa: B008
-        """Returns whether ``edit`` was written. Retention retries the drops that are pending after a failure."""
+        """Tries to write ``edit``, and returns whether that succeeded. After a failure retention tries the pending
+        drops again.
+        """
         try:
             self.commit(edit)
         except OSError as e:
@@ -57,7 +59,7 @@ class ManifestEditor:
         return True
 
     def add_leftovers(self, paths: Iterable[Path]) -> None:
-        """Has ``paths`` removed after the next edit, unless the manifest names them then."""
+        """Requests that ``paths`` are removed after the next edit, unless the manifest names them then."""
         with self.lock:
             self._leftovers.update(paths)
 
@@ -68,20 +70,20 @@ class ManifestEditor:
             self._forget(doomed)
 
     def drop_files_first(self, doomed: Sequence[Segment]) -> None:
-        """Drops segments on a full disk, where the manifest cannot be written before files are gone."""
+        """Drops segments on a full disk, where the manifest can be written only after files are gone."""
         self._gone.update(s.path for s in doomed)
         self._forget(doomed)
         self.try_commit()
 
     def replace(self, sources: Sequence[Segment], merged: Segment) -> bool:
-        """Puts ``merged`` in place of ``sources`` in one edit. Returns False when a source is gone meanwhile.
+        """Puts ``merged`` in place of ``sources`` in one edit. Returns False if a source is gone meanwhile.
 
-        Then, and also after an OSError, ``merged`` is removed once it is sure that the manifest does not name it.
+        Then, and after an OSError, ``merged`` is removed as soon as it is certain that the manifest does not name it.
         """
         with self.lock:
             self._leftovers.add(self._root / merged.path)
             there = all(self._state.segment(s.path) is s for s in sources)
-            # An earlier attempt had the same name, and its file may have been removed just now.
+            # An earlier attempt used the same name, so the file may have been removed just now.
             if not there or self._context.files.size(self._root / merged.path) != merged.size:
                 self.try_commit()
                 return False
@@ -94,7 +96,7 @@ class ManifestEditor:
         """Moves ``damaged`` to ``corrupt/`` and puts ``rest``, the segment of its good rows, in its place."""
         self._gone.add(damaged.path)
         if not self.try_commit(Edit((rest,)) if rest else Edit()) and rest:
-            # No manifest names the good rows, so the damaged segment stays and is found again.
+            # The manifest does not name the good rows, so the damaged segment stays and will be checked again.
             self._gone.discard(damaged.path)
             return
         self._state.set_aside(damaged, rest)
@@ -102,19 +104,19 @@ class ManifestEditor:
         self._state.add_losses(losses)
 
     def move_aside(self, path: Path) -> None:
-        """Moves a bad file to ``corrupt/``; does nothing when that fails."""
+        """Moves a bad file to ``corrupt/``, if that is possible."""
         with contextlib.suppress(OSError):
             self._aside.move(path)
             self._state.set_aside_bytes = self._aside.bytes
 
     def is_deleted(self) -> bool:
-        """Returns whether somebody deleted the state directory, or its log or manifest."""
+        """Returns whether the state directory, its log or its manifest was deleted."""
         names = self._context.files.listdir(self._root)
-        # On a full disk the first manifest may not be written yet.
+        # On a full disk the first manifest may not have been written yet.
         return WAL_DIR not in names or (MANIFEST not in names and "manifest" not in self._state.problems)
 
     def remake(self) -> None:
-        """Writes the manifest of a deleted directory anew. The rows of missing files are losses. Raises OSError."""
+        """Writes the manifest of a deleted directory again. The rows of missing files are losses. Raises OSError."""
         with self.lock:
             now = self._context.clock.pair().real_ns
             segments = [s for s in self._state.segments if self._is_missing(self._root / s.path)]

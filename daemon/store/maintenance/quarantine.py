@@ -31,7 +31,9 @@ __all__ = (
 
 @dataclass(slots=True)
 class _Salvaged:
-    """``segment`` has the rows that ``losses`` do not count, None if there are no such rows; ``written``: its file."""
+    """The result of salvaging. ``segment`` has the rows that are not in ``losses``, None if there are none;
+    ``written``: its file.
+    """
 
     segment: Segment | None = None
     losses: list[Loss] = field(default_factory=list)
@@ -39,9 +41,10 @@ class _Salvaged:
 
 
 def salvage(context: StoreContext, damaged: Segment, problem: str) -> _Salvaged:
-    """Salvages the readable rows of ``damaged``, which has this ``problem``. Rows that cannot be read are losses.
+    """Salvages the readable rows of ``damaged``, and returns the result. ``problem``: what is wrong with it. Rows that
+    cannot be read are losses.
 
-    Raises OSError and WorkerFailed when the segment is not the cause, so that another try may succeed.
+    Raises OSError and WorkerFailed if the segment is not the cause: another try may succeed.
     """
     salvaged = _Salvaged()
     try:
@@ -94,7 +97,7 @@ def _group_loss(damaged: Segment, lost: LostGroup) -> Loss:
     reason = f"row group {lost.group} is set aside: {lost.reason}"
     times = (damaged.ts_min, damaged.ts_max)
     if lost.ts_min is not None and lost.ts_max is not None:
-        # The damage may be in the footer.
+        # The damage may be in the footer, so its times are not trusted.
         times = (max(times[0], lost.ts_min), min(times[1], lost.ts_max))
     return _loss(damaged, reason, min(damaged.rows, max(0, lost.rows)), times)
 
@@ -105,12 +108,12 @@ def _loss(damaged: Segment, reason: str, rows: int, times: tuple[int, int] | Non
 
 
 _SCRUB_INTERVAL_NS = 24 * 3_600 * 1_000_000_000
-# Bytes of segments that each call of ``scrub`` checks on average.
+# The bytes of segments that each call of ``scrub`` checks on average.
 _SCRUB_BYTES = 16 << 20
 
 
 class Quarantine:
-    """Safe to call from any thread."""
+    """Checks segments and sets bad ones aside. Safe for any thread."""
 
     def __init__(self, context: StoreContext, editor: ManifestEditor) -> None:
         self._context = context
@@ -126,7 +129,7 @@ class Quarantine:
         return [f"{path}: {problem}" for path in paths if (problem := self.check(path, ""))]
 
     def scrub(self) -> None:
-        """Checks the next segment, when a check is due."""
+        """Checks the next segment, if a check is due."""
         with self._editor.lock:
             now = self._context.clock.pair().mono_ns
             if not self._unchecked and now - self._scrubbed_ns > _SCRUB_INTERVAL_NS:
@@ -140,12 +143,13 @@ class Quarantine:
         self.check(path, "")
 
     def check(self, path: str, suspicion: str) -> str:
-        """Sets the segment ``path`` aside if it is bad. Returns its problem; empty when it is good or gone.
+        """Checks the segment ``path``, and sets it aside if it is bad. Returns its problem; empty if it is good or
+        gone.
 
         ``suspicion`` is the reader's error that led to the check.
         """
         context, segment = self._context, self._state.segment(path)
-        # Without the lock: a segment can be large.
+        # The lock is not held, since a segment can be large.
         problem = check_segment(context.files, context.root, segment) if segment else ""
         if not problem or segment is None:
             return ""

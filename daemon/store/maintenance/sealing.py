@@ -1,4 +1,4 @@
-"""Seals closed log parts once enough have gathered: has a worker decode them, and writes the segments that it sends."""
+"""Seals closed log parts once there are enough: a worker decodes them, and the segments that it sends are written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAX_GROUP_PARTS = 64
 
 @dataclass(slots=True)
 class _Sealed:
-    """The result of sealing; ``written``: the files that may exist, also after an error."""
+    """The result of sealing. ``written``: the files that may exist, even after an error."""
 
     segments: list[Segment] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
@@ -41,7 +41,7 @@ class _Sealed:
 
 
 def _group_parts(parts: Sequence[Part]) -> list[list[Part]]:
-    """Returns groups of neighbours to seal together: small parts, which restarts leave, become one segment."""
+    """Returns groups of neighbours to seal together: the small parts that restarts leave become one segment."""
     groups: list[list[Part]] = []
     size = 0
     for part in parts:
@@ -56,8 +56,8 @@ def _group_parts(parts: Sequence[Part]) -> list[list[Part]]:
 def _seal_parts(context: StoreContext, parts: Sequence[Part], now_ns: int, sealed: _Sealed) -> None:
     """Writes the rows of ``parts`` as segments and adds them to ``sealed``.
 
-    The segments count once the manifest names them. Raises OSError, WorkerFailed, or FormatError when a segment cannot
-    be written correctly.
+    The segments are valid once the manifest names them. Raises OSError, WorkerFailed, or FormatError when a segment
+    cannot be written correctly.
     """
     there = []
     for part in parts:
@@ -87,7 +87,7 @@ def _seal_parts(context: StoreContext, parts: Sequence[Part], now_ns: int, seale
 
 
 class _Writing:
-    """Carries out the steps of a sealing task. Refuses segments of tables or parts that the task was not given."""
+    """Executes the steps of a sealing task. Refuses segments of tables or parts that were not given to the task."""
 
     def __init__(self, context: StoreContext, parts: Sequence[Part], now_ns: int, sealed: _Sealed) -> None:
         self._context = context
@@ -95,7 +95,7 @@ class _Writing:
         self._now_ns = now_ns
         self._sealed = sealed
         self._numbers = (parts[0].number, parts[-1].number)
-        # Number of rows by table that were decoded and are in no segment yet.
+        # The number of decoded rows, by table, that are in no segment yet.
         self._left: dict[str, int] = {}
         self._file: SegmentFile | None = None
         self._table = ""
@@ -121,7 +121,7 @@ class _Writing:
     def check(self) -> None:
         """Raises FormatError unless all decoded rows are in segments."""
         if self._file is not None or any(self._left.values()):
-            raise FormatError(f"log parts {self._numbers} gave other rows than were decoded")
+            raise FormatError(f"log parts {self._numbers} did not give the rows that were decoded")
 
     def close(self) -> None:
         """Removes an unfinished segment."""
@@ -130,9 +130,9 @@ class _Writing:
                 self._file.abort()
 
     def _decoded(self, step: PartDecoded) -> None:
-        if not 0 <= step.index < len(self._parts):
-            raise FormatError(f"a sealing task has no log part {step.index}")
-        part = self._parts[step.index]
+        if not 0 <= step.part < len(self._parts):
+            raise FormatError(f"a sealing task has no log part {step.part}")
+        part = self._parts[step.part]
         for name, count in step.rows.items():
             self._left[name] = self._left.get(name, 0) + count
         missing = {name: n - step.rows.get(name, 0) for name, n in part.rows.items() if n > step.rows.get(name, 0)}
@@ -141,9 +141,9 @@ class _Writing:
 
 
 def made_segment(table: str, path: str, parts: tuple[int, int], made: Made) -> Segment:
-    """Returns the manifest's entry of a finished segment. Raises FormatError when the task gave no times."""
+    """Returns the manifest's entry of a finished segment. Raises FormatError if the task sent no times."""
     if made.ts_min is None or made.ts_max is None:
-        raise FormatError(f"the segment {path} was made without its times")
+        raise FormatError(f"the segment {path} has no times")
     return Segment(table, path, made.size, made.crc, made.rows, made.ts_min, made.ts_max, parts, made.jobs)
 
 
@@ -153,12 +153,12 @@ def _losses(part: Part, rows: Mapping[str, int], reason: str, start: int, end: i
 
 
 _MAX_CLOSED_PARTS = 16
-# Merging waits while this many times part_bytes wait to be sealed.
+# While this many times part_bytes wait to be sealed, merging waits.
 _BEHIND_PARTS = 3
 
 
 class Sealer:
-    """Safe to call from any thread."""
+    """Seals log parts. Safe for any thread."""
 
     def __init__(self, context: StoreContext, editor: ManifestEditor, space: Space) -> None:
         self._context = context
@@ -173,7 +173,9 @@ class Sealer:
         return self._waiting_bytes() >= _BEHIND_PARTS * self._space.limits.part_bytes
 
     def seal(self, now: bool) -> int:
-        """Seals the closed parts, with ``now`` also a few; returns the number of sealed parts. Raises StoreError."""
+        """Seals closed parts if there are enough; with ``now`` even if there are few. Returns the number of sealed
+        parts. Raises StoreError.
+        """
         with self._sealing:
             parts = self._state.closed_parts
             enough = self._waiting_bytes() >= self._space.limits.part_bytes or len(parts) >= _MAX_CLOSED_PARTS
@@ -196,10 +198,10 @@ class Sealer:
     def _seal_group(self, group: list[Part]) -> None:
         sealed = _Sealed()
         try:
-            # Without the editor's lock, which appending may wait for: this can take long.
+            # The editor's lock, for which appending may wait, is not held: sealing can take long.
             _seal_parts(self._context, group, self._context.clock.pair().real_ns, sealed)
         except (pa.ArrowException, FormatError) as e:
-            # A part that cannot be sealed must not keep all later parts in the log.
+            # A part that cannot be sealed must not keep all later parts in the log: it is set aside.
             if len(group) == 1:
                 self._give_up(group[0], str(e))
                 return

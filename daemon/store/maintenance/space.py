@@ -1,6 +1,6 @@
 """Keeps the store within its limits of space and age, and decides whether there is space to append and to merge.
 
-Rows age by a clock of their own: they do not become old at once when the wall clock jumps ahead.
+The age of rows is measured by a special clock: rows do not become old at once when the wall clock jumps ahead.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = (
     "to_drop",
 )
 
-# The wall clock may run ahead of the kernel's clock by _JUMP_NS. A longer jump is not believed for _DOUBT_NS.
+# The wall clock may run ahead of the kernel's clock by _JUMP_NS. A longer jump is ignored for _DOUBT_NS.
 _JUMP_NS = 300 * 1_000_000_000
 _DOUBT_NS = 24 * 3_600 * 1_000_000_000
-# Longest time from one stored segment to the next that is no jump; a segment spans some hours at most.
+# A longer time than this from one stored segment to the next is a jump; a segment spans some hours at most.
 _GAP_NS = 24 * 3_600 * 1_000_000_000
 
 
 class _AgeClock:
-    """Starts from the times of the ``stored`` segments. Not safe for two threads."""
+    """The clock for the age of rows. It starts from the times of the ``stored`` segments. Not safe for two threads."""
 
     def __init__(self, stored: Iterable[Segment], pair: ClockPair) -> None:
         self._steady = min(_steady_time(stored) or pair.real_ns, pair.real_ns)
@@ -39,7 +39,9 @@ class _AgeClock:
         self._doubted_since: int | None = None
 
     def now(self, pair: ClockPair) -> int:
-        """Returns UTC ns. A jump ahead, also from the last stored row to now, counts after it has lasted for a day."""
+        """Returns UTC ns. A jump ahead, even one from the last stored row to now, counts only after it has lasted for a
+        day.
+        """
         self._steady += pair.boot_ns - self._boot
         self._boot = pair.boot_ns
         if pair.real_ns <= self._steady + _JUMP_NS:
@@ -58,7 +60,7 @@ class _AgeClock:
 def _steady_time(segments: Iterable[Segment]) -> int:
     """Returns the time when the last of ``segments`` was written, UTC ns, without jumps ahead that did not last.
 
-    0 when there are no segments.
+    0 if there are no segments.
     """
     steady = before = 0
     lasted: int | None = None
@@ -76,7 +78,7 @@ def _steady_time(segments: Iterable[Segment]) -> int:
     return steady
 
 
-# A time ahead of the clock by up to this much is not wrong.
+# A time ahead of the clock by up to this much counts as right, ns.
 _AHEAD_NS = 60 * 1_000_000_000
 
 
@@ -85,9 +87,9 @@ def to_drop(
 ) -> list[Segment]:
     """Returns the segments to drop, oldest first.
 
-    ``now_ns`` is UTC; a segment with later times has wrong times, and is as old as the log parts before it.
-    ``other_bytes``: bytes that the store uses besides segments; ``free_bytes``: free space of the file system with the
-    dropped files that snapshots still hold; ``need``: bytes that must fit in addition.
+    ``now_ns`` is UTC; if a segment has later times, these are wrong, and its age is that of the log parts before it.
+    ``other_bytes``: bytes that the store uses for other files than segments; ``free_bytes``: free space of the file
+    system, including dropped files that snapshots still hold; ``need``: bytes that must fit in addition.
     """
     left = sorted(_by_part(segments, now_ns), key=lambda found: (found[0], found[1].parts, found[1].path))
     dropped: list[Segment] = []
@@ -113,10 +115,10 @@ def to_drop(
 
 
 def _by_part(segments: Iterable[Segment], now_ns: int) -> Iterator[tuple[int, Segment]]:
-    """Yields the time when each segment was written, UTC ns (its last ``ts`` unless in the future), and the segment."""
+    """Yields each segment with the time when it was written, UTC ns: its last ``ts``, unless that is in the future."""
     in_order = sorted(segments, key=lambda s: s.parts)
     right = [s.ts_max <= now_ns + _AHEAD_NS for s in in_order]
-    # Segments before the first segment with right times were written before that segment.
+    # Segments before the first segment with right times were written before it.
     newest = next((s.ts_max for s, known in zip(in_order, right, strict=True) if known), now_ns)
     for segment, known in zip(in_order, right, strict=True):
         if known:
@@ -124,12 +126,12 @@ def _by_part(segments: Iterable[Segment], now_ns: int) -> Iterator[tuple[int, Se
         yield segment.ts_max if known else newest, segment
 
 
-# The share of max_bytes that corrupt/ may take: 1/20.
+# The share of max_bytes that corrupt/ may use: 1/20.
 _ASIDE_SHARE = 20
 
 
 class Space:
-    """Safe to call from any thread. Sets ``state.full`` while nothing may be appended."""
+    """Keeps the store within its limits. Safe for any thread. Sets ``state.full`` while nothing may be appended."""
 
     def __init__(self, context: StoreContext, limits: StoreLimits, editor: ManifestEditor, aside: SetAside) -> None:
         self._context = context
@@ -143,23 +145,23 @@ class Space:
 
     @property
     def limits(self) -> StoreLimits:
-        """The limits in force on this file system: stricter limits that were set hold after their grace."""
+        """The limits that apply now on this file system: new, stricter limits apply after their grace."""
         return self._limits
 
     def set_limits(self, limits: StoreLimits) -> None:
-        """Sets the limits from the next ``retain`` on; stricter limits delete nothing for ``limits.grace_s``."""
+        """Sets the limits for the next ``retain`` and later; stricter limits delete nothing for ``limits.grace_s``."""
         with self._editor.lock:
             self._configured = limits
             self._follow()
 
     def deletion(self, limits: StoreLimits) -> Deletion:
-        """Returns the rows that ``limits`` would delete now and the configured limits would not. Raises OSError."""
+        """Returns the rows that ``limits`` would delete now, but the configured limits would not. Raises OSError."""
         with self._editor.lock:
             set_now = self._doomed(self._on_disk(self._configured))
             return _deletion(self._doomed(self._on_disk(limits)), set_now, limits.grace_s)
 
     def waiting(self) -> dict[str, Deletion]:
-        """Returns the rows that stricter limits will delete, by their setting, as of now. Raises OSError."""
+        """Returns the rows that stricter limits will delete, by setting, as of now. Raises OSError."""
         with self._editor.lock:
             wanted = self._on_disk(self._configured)
             kept = self._doomed(self._limits)
@@ -169,11 +171,13 @@ class Space:
             }
 
     def retain(self) -> None:
-        """Drops segments beyond the limits of age and space, and checks for space to append. Raises StoreError."""
+        """Drops segments beyond the limits of age and space, and checks whether there is space to append. Raises
+        StoreError.
+        """
         state = self._state
         with self._editor.lock:
             try:
-                # Files that only snapshots hold count as free: else each turn would drop as many bytes again.
+                # Files that only snapshots hold count as free: otherwise each turn would drop as many bytes again.
                 free = self._free()[0] + state.held_bytes
                 self._follow()
                 now = self._age.now(self._context.clock.pair())
@@ -188,14 +192,14 @@ class Space:
             self._set_full(excess)
 
     def check(self) -> None:
-        """Checks for space to append, and drops nothing. Raises StoreError."""
+        """Checks whether there is space to append, and drops nothing. Raises StoreError."""
         try:
             self._set_full(self.excess())
         except OSError as e:
             raise store_error(e, self._context.root) from e
 
     def excess(self) -> str:
-        """Returns the limit that forbids to append, in words; empty when no limit does. Raises OSError."""
+        """Returns, in words, the limit that forbids appending; empty if no limit does. Raises OSError."""
         used, (free, _) = self._used(), self._free()
         if used > self._limits.max_bytes:
             return f"{used} bytes are used, max_bytes is {self._limits.max_bytes}"
@@ -210,9 +214,9 @@ class Space:
         return min(room, self._free()[0] - limits.keep_free_bytes - limits.part_bytes)
 
     def drop_oldest(self, need: int) -> bool:
-        """Drops the oldest segments, of ``need`` bytes. Returns False when there is no segment to drop.
+        """Drops the oldest segments, ``need`` bytes of them. Returns False if there is no segment to drop.
 
-        For a write that failed for lack of space: a quota or reserved blocks do not show in the free space.
+        Used when a write failed because there was no space: the free space does not show a quota or reserved blocks.
         """
         with self._editor.lock:
             limits = replace(self._limits, keep_free_bytes=0)
@@ -225,7 +229,7 @@ class Space:
         return self._context.files.space(self._context.root)
 
     def _follow(self) -> None:
-        """Updates the limits in force."""
+        """Updates the limits that apply now."""
         self._limits = self._grace.in_force(self._on_disk(self._configured), self._context.clock.pair().boot_ns)
         self._state.problems.pop("limits", None)
         if self._grace.problem:
@@ -250,7 +254,7 @@ class Space:
         return on_file_system(limits, size)
 
     def _set_full(self, excess: str) -> None:
-        # Logged by the drain, which also sees a full disk that leaves free space for root.
+        # The drain logs this, as it also sees a full disk that leaves free space for root.
         state = self._state
         state.problems.pop("full", None)
         state.full = bool(excess)

@@ -19,7 +19,7 @@ from probing.daemon.store.segments.files import is_date_dir, segment_parts
 
 __all__ = ("NODE_KEY", "OWN_NAMES", "Directory", "Recovered", "part_numbers", "segment_paths")
 
-# Files of the collector beside the store's, and their names while they are written.
+# Files of the collector in the same directory, and their names while they are written.
 _OTHERS = ("changes", "flight_dumps", "limits", "nccl_layouts", "user_tables")
 NODE_KEY = "node.key"
 """The file with the key of the node, which is root's (``supervisor.node_key``)."""
@@ -40,9 +40,9 @@ class Directory(NamedTuple):
 
 @dataclass(slots=True)
 class Recovered:
-    """``parts`` are not sealed yet, oldest first. ``torn`` counts last records that were cut short: they were never
-    acknowledged, so they are no losses. ``foreign`` names files that are not ours, which are left alone. ``degraded``:
-    the reason why the manifest cannot be written, or empty."""
+    """The result of recovery. ``parts``: log parts that are not sealed yet, oldest first. ``torn``: the number of last
+    records that were cut short; they were never acknowledged, so they are no losses. ``foreign``: files that are not
+    ours, which are left alone. ``degraded``: why the manifest cannot be written, or empty."""
 
     manifest: Manifest
     parts: list[Part] = field(default_factory=list)

@@ -1,5 +1,5 @@
-"""Recovers a state directory at the start, whatever is found in it: the manifest, its segments, and the log with its
-bad tails and gaps.
+"""Recovers a state directory at the start, whatever is in it: the manifest, its segments, and the log with its bad
+tails and gaps.
 
 Only a newer format makes a start fail. Bad files are set aside in ``corrupt/``, and their rows are losses.
 """
@@ -50,7 +50,7 @@ def _scan_log(directory: Directory, numbers: Sequence[int], found: Recovered) ->
                 directory.aside.move(path)
             continue
         while part.voided > 1:
-            # After a failure one record may be written again, never two: one of the two parts is of another log.
+            # After a failure at most one record is written twice, so one of the two parts is from another log.
             stranger = scanned.pop(0) if part.header.node == directory.node else part
             _send_away(directory, stranger, found)
             if stranger is part:
@@ -65,9 +65,10 @@ def _scan_log(directory: Directory, numbers: Sequence[int], found: Recovered) ->
 
 
 def _take_parts(found: Recovered, damaged: bool, scanned: Sequence[ScannedPart]) -> None:
-    """Adds ``scanned`` to ``found``, with the positions behind the parts, and records missing before a part as losses.
+    """Adds ``scanned`` to ``found``, with the positions after the parts; records that are missing before a part are
+    losses.
 
-    ``damaged``: the manifest cannot say which record comes first.
+    ``damaged``: the manifest does not tell which record comes first.
     """
     state = found.manifest.state
     expected = None if damaged or not state.sealed_to else state.next_sequence
@@ -97,7 +98,7 @@ def _send_away(directory: Directory, part: ScannedPart, found: Recovered) -> Non
 
 def _cut_tail(directory: Directory, part: ScannedPart, found: Recovered) -> None:
     path, length = part.part.path, part.part.length
-    # The copy is made first: after a crash in between the next start finds the same bad tail.
+    # The copy is made first: after a crash in between, the next start sees the same bad tail.
     with contextlib.suppress(OSError):
         if part.problem:
             directory.aside.copy(path, directory.files.read(path, offset=length))
@@ -112,7 +113,7 @@ def _cut_tail(directory: Directory, part: ScannedPart, found: Recovered) -> None
 
 
 def _same_boot(directory: Directory, found: Recovered) -> bool:
-    # Since another boot the power may have gone, and with it records that were acknowledged and not synced.
+    # Since another boot the power may have failed, and acknowledged records that were not synced may be lost.
     return found.manifest.state.boot_id in ("", directory.clock.boot_id)
 
 
@@ -120,7 +121,7 @@ def _rebuild(directory: Directory, found: Recovered, on_disk: Collection[str], p
     """Adds segments from the files ``on_disk`` to a damaged or missing manifest. ``parts``: log parts on disk."""
     state = found.manifest.state
     adopted = _adopt(directory, state, on_disk, parts)
-    # A daemon that is killed while it writes leaves a last line without an end: then nothing is lost.
+    # A daemon that is killed while it writes leaves a last line without an end: this loses nothing.
     if not (state.bad_lines or not state.found or adopted):
         return
     now = directory.clock.pair().real_ns
@@ -163,19 +164,19 @@ def _adopt(directory: Directory, state: LoadedManifest, on_disk: Collection[str]
     there = [s for s in state.segments.values() if s.path in on_disk]
     gone = dict(_superseded(state.segments.values(), there))
     state.apply(Edit(drop=tuple(gone)))
-    # A merged segment whose sources the manifest named adds no rows.
+    # A merged segment adds no rows if the manifest named its sources.
     nothing_new = {other for path, other in gone.items() if path in known}
     return sum(s.path not in gone and s.path not in nothing_new for s in adopted)
 
 
 def _sealed_to(segment: Segment, parts: Collection[int]) -> int:
-    # Parts are sealed in order, and removed once the manifest names their segments; only then are these merged.
+    # A part is removed when the manifest names its segments, and these are merged only after that.
     first, last = segment.parts
     return last if first not in parts or last not in parts else first - 1
 
 
 def _superseded(segments: Iterable[Segment], there: Iterable[Segment]) -> Iterator[tuple[str, str]]:
-    """Yields the path of each segment that was merged into another segment, and the path of the other segment."""
+    """Yields the path of each segment that was merged into another segment, and the path of that segment."""
     folders: dict[str, list[Segment]] = {}
     for segment in there:
         folders.setdefault(segment.path.rsplit("/", 1)[0], []).append(segment)
@@ -201,7 +202,7 @@ _MAX_FOREIGN = 100
 
 
 def recover(files: Files, root: Path, node: str, clock: Clock, aside: SetAside) -> Recovered:
-    """Brings manifest, segments and log into agreement, and writes the manifest anew.
+    """Makes manifest, segments and log consistent, and writes a new manifest.
 
     Raises NewerFormat, or OSError when the directory itself cannot be read.
     """
@@ -229,7 +230,7 @@ def recover(files: Files, root: Path, node: str, clock: Clock, aside: SetAside) 
 
 
 def _clear(directory: Directory, path: Path) -> None:
-    # A folder cannot be unlinked, and would keep the name occupied for ever.
+    # A folder cannot be unlinked; it would occupy the name forever.
     with contextlib.suppress(OSError):
         try:
             directory.files.unlink(path)
@@ -238,7 +239,7 @@ def _clear(directory: Directory, path: Path) -> None:
 
 
 def _sweep(directory: Directory, found: Recovered, numbers: Sequence[int], on_disk: Sequence[str]) -> None:
-    """Removes log parts that are sealed and segments that the manifest does not name."""
+    """Removes sealed log parts, and segments that the manifest does not name."""
     state = found.manifest.state
     with contextlib.suppress(OSError):
         for number in sorted(numbers):

@@ -15,7 +15,7 @@ _MAX_CORRUPT = 32
 
 
 class SetAside:
-    """Moves bad files to ``corrupt/`` for inspection. Keeps the newest 32, as far as ``limit`` allows."""
+    """Moves bad files to ``corrupt/`` for inspection. Keeps the newest 32, if ``limit`` allows."""
 
     def __init__(self, files: Files, root: Path, clock: Clock) -> None:
         self._files = files
@@ -25,7 +25,7 @@ class SetAside:
         self._most_bytes: int | None = None
 
     def limit(self, most_bytes: int) -> None:
-        """Keeps files of at most ``most_bytes`` together from now on. Raises OSError."""
+        """Limits the files to ``most_bytes`` together from now on. Raises OSError."""
         self._most_bytes = most_bytes
         self._prune()
 
@@ -59,7 +59,7 @@ class SetAside:
         for kept, name in enumerate(reversed(self._files.listdir(self._root / CORRUPT_DIR)), 1):
             size += self._size(name)
             if kept > _MAX_CORRUPT or (self._most_bytes is not None and size > self._most_bytes):
-                # A folder cannot be unlinked and stays; the files are pruned all the same.
+                # A folder cannot be unlinked and stays; the files are still pruned.
                 with contextlib.suppress(OSError):
                     self._files.unlink(self._root / CORRUPT_DIR / name)
 

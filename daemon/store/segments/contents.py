@@ -1,4 +1,4 @@
-"""Finds the date, the times and the jobs of rows for a segment."""
+"""Finds the date, the times and the jobs of rows for the entry of a segment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from probing.daemon.store.segments.encoding import column_numbers, sort_rows
 __all__ = ("all_jobs", "jobs_of", "split_by_date", "times_of")
 
 _DAY_NS = 86_400_000_000_000
-# Times come from our clocks, but a wrong clock must not make a folder for every row.
+# The most dates of one segment: a wrong clock must not make a folder for every row.
 _MAX_DATES = 8
 _MAX_JOBS = 32
 _MAX_JOBS_LENGTH = 4096
@@ -34,26 +34,26 @@ def split_by_date(rows: pa.Table, sort_by: tuple[str, ...]) -> Iterator[tuple[st
 
 
 def times_of(rows: pa.Table) -> np.ndarray[Any, Any]:
-    """Returns the values of ``ts`` in UTC ns; zeros for rows without the column."""
+    """Returns the values of ``ts`` in UTC ns; zeros if ``rows`` lack the column."""
     if "ts" not in rows.column_names or not pa.types.is_timestamp(rows.schema.field("ts").type):
         return np.zeros(rows.num_rows, np.int64)
     return np.array(column_numbers(rows.column("ts").cast(pa.timestamp("ns"))), np.int64)
 
 
 def jobs_of(rows: pa.Table) -> tuple[str, ...] | None:
-    """Returns the jobs of ``rows`` as ``Segment.jobs`` has them."""
+    """Returns the jobs of ``rows`` in the form of ``Segment.jobs``."""
     if "job" not in rows.column_names:
         return None
     column = rows.column("job").unique()
     if column.null_count or len(column) > _MAX_JOBS:
         return None
-    # The column ``job`` of a user's table can have numbers, and the name of a job can be of any length.
+    # In a user's table the column ``job`` can have numbers, and the name of a job can have any length.
     jobs = sorted(job for job in column.to_pylist() if isinstance(job, str))
     return tuple(jobs) if len(jobs) == len(column) and sum(map(len, jobs)) <= _MAX_JOBS_LENGTH else None
 
 
 def all_jobs(segments: Sequence[Segment]) -> tuple[str, ...] | None:
-    """Returns the jobs of all ``segments`` together, as ``Segment.jobs`` has them."""
+    """Returns the jobs of all ``segments`` together, in the form of ``Segment.jobs``."""
     known = [s.jobs for s in segments if s.jobs is not None]
     jobs = sorted({job for found in known for job in found})
     few = len(jobs) <= _MAX_JOBS and sum(map(len, jobs)) <= _MAX_JOBS_LENGTH

@@ -1,4 +1,4 @@
-"""Encodes rows as a segment: their order, the encoding of each column, and which columns have statistics."""
+"""Encodes rows as a segment: chooses their order, the encoding of each column, and which columns have statistics."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from probing.daemon.arrow import Gathered
 
 __all__ = ("GROUPS", "META", "ROW_GROUP", "SegmentEncoder", "column_numbers", "sort_rows")
 
-# Keys of the file's metadata: the name of the table, and CRC32 of each row group's bytes.
+# Keys of the file's metadata: the name of the table, and the CRC32 of each row group's bytes.
 META = "probingd.segment"
 GROUPS = "probingd.groups"
 ROW_GROUP = 1 << 17
-# Columns whose statistics prune. The statistics of all other columns would be most of a small file's footer.
+# Columns whose statistics help pruning. The statistics of all other columns would be most of a small file's footer.
 _NARROWED_BY = frozenset(("ts", "job", "pid", "rank", "comm", "seq", "step", "stack_id"))
-# Places whose rows the encodings are tried on: rows are sorted, and one place may have rows of one process only.
+# Encodings are tried on rows from this many places: rows are sorted, and one place may have rows of one process only.
 _TRIED_PLACES = 4
 _TRIED_ROWS = 4096
 _TRIED_BYTES = 1 << 19
-# A column that a dictionary encodes in less than this many bytes a row keeps it.
+# If a dictionary encodes a column in less than this many bytes a row, the column keeps it.
 _SMALL = 0.02
-# Comparing dictionary codes is faster than comparing values: another encoding must be this much shorter.
+# Other encodings must be this much shorter, because dictionary codes are compared faster than values.
 _GAIN = 0.97
 _RIVALS: Mapping[str, tuple[str, ...]] = {
     "INT32": ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT", "PLAIN"),
@@ -37,7 +37,7 @@ _RIVALS: Mapping[str, tuple[str, ...]] = {
 
 
 def sort_rows(rows: pa.Table, sort_by: Sequence[str]) -> pa.Table:
-    """Returns ``rows`` in the order of the columns ``sort_by``, as far as ``rows`` has them; a stable sort."""
+    """Returns ``rows`` sorted by the columns ``sort_by`` that they have; the sort is stable."""
     keys = [_sort_key(rows.column(name)) for name in reversed(sort_by) if name in rows.column_names]
     order: np.ndarray[Any, Any] = np.lexsort(keys) if keys else np.arange(rows.num_rows)
     return rows.take(pa.array(order, pa.int64()))
@@ -46,7 +46,7 @@ def sort_rows(rows: pa.Table, sort_by: Sequence[str]) -> pa.Table:
 class SegmentEncoder:
     """Encodes a segment of ``table``, one row group at a time. The first rows decide the encoding of the columns.
 
-    ``size`` and ``crc`` (CRC32) are of all bytes returned so far.
+    ``size`` and ``crc`` (CRC32): of all bytes returned so far.
     """
 
     def __init__(self, table: str) -> None:
@@ -87,7 +87,7 @@ class SegmentEncoder:
 
 
 def _writer(sink: Any, schema: pa.Schema, codes: Any, encodings: dict[str, str], statistics: Any) -> Any:
-    # Imported late: pyarrow.parquet costs memory and start-up time, also in a daemon that seals nothing.
+    # Imported late: pyarrow.parquet costs memory and start-up time even in a daemon that seals nothing.
     import pyarrow.parquet as pq
 
     return pq.ParquetWriter(
@@ -104,7 +104,7 @@ def _writer(sink: Any, schema: pa.Schema, codes: Any, encodings: dict[str, str],
     )
 
 
-# Returns the paths of leaf columns with a dictionary, and the encodings of the other ones.
+# Returns the paths of the leaf columns with a dictionary, and the encodings of the other leaf columns.
 def _layout(rows: pa.Table) -> tuple[list[str], dict[str, str]]:
     sample = _sample(rows)
     coded = _tried(sample, True, {})
@@ -120,7 +120,7 @@ def _layout(rows: pa.Table) -> tuple[list[str], dict[str, str]]:
         for path, (_, size) in _tried(rest, False, encodings).items():
             if path in encodings and size < best[path][0] * (1.0 if best[path][1] else _GAIN):
                 best[path] = (size, encodings[path])
-    # A column that is NULL in the first rows of a merged segment may have times later, the worst case for a dictionary.
+    # A column that begins with NULL may have times later, the worst case for a dictionary.
     unseen = {name for name in sample.column_names if sample.column(name).null_count == sample.num_rows}
     best |= {path: (0, "BYTE_STREAM_SPLIT") for path in unseen if path in coded and coded[path][0] == "INT64"}
     codes = [path for path, (_, encoding) in best.items() if not encoding and coded[path][0] != "BOOLEAN"]
@@ -160,7 +160,7 @@ def _sort_key(column: pa.ChunkedArray[Any]) -> np.ndarray[Any, Any]:
 
 
 def column_numbers(column: Any, null: int = 0) -> np.ndarray[Any, Any]:
-    """Returns the values of a column of integers, floats, booleans or times, ``null`` in place of NULL."""
+    """Returns the values of a column of integers, floats, booleans or times, with ``null`` for NULL."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
     if column.null_count:

@@ -1,6 +1,7 @@
-"""Files of segments: TABLE/date=DATE/FIRST-LAST.parquet, FIRST and LAST the numbers of the log parts of its rows.
+"""Files of segments: TABLE/date=DATE/FIRST-LAST.parquet, where FIRST and LAST are the numbers of the log parts of their
+rows.
 
-A file is complete and synced, or not there.
+A file is either complete and synced, or does not exist.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def segment_path(table: str, date: str, parts: tuple[int, int]) -> str:
 
 
 def salvaged_path(path: str) -> str:
-    """Returns the path for the good rows of the segment ``path``: with ``-s1`` behind its parts, then ``-s2``.
+    """Returns the path for the good rows of the segment ``path``: with ``-s1`` after its parts, then ``-s2``.
 
     Raises FormatError after ``-s99``.
     """
@@ -49,12 +50,12 @@ def segment_parts(name: str) -> tuple[int, int] | None:
 
 
 def is_date_dir(name: str) -> bool:
-    """Returns whether a folder of this name has the segments of one date."""
+    """Returns whether a folder of this name contains the segments of one date."""
     return _DATE_DIR.fullmatch(name) is not None
 
 
 class SegmentFile:
-    """A segment while it is written, under a temporary name until ``finish``. ``path`` is relative to ``root``.
+    """A segment while it is written. It has a temporary name until ``finish``. ``path`` is relative to ``root``.
 
     Calls raise OSError; after an error only ``abort`` may be called.
     """
@@ -86,7 +87,7 @@ class SegmentFile:
         self._files.fsync(self._fd)
         self._close()
         if not (size, crc) == (self.size, self._crc) == checksum(self._files, self._aside):
-            raise FormatError(f"the segment {self.path} reads back differently than it was written")
+            raise FormatError(f"the segment {self.path} differs from what was written when it is read back")
         written.add(self._target)
         self._files.rename(self._aside, self._target)
         for folder in (self._target.parent, self._target.parent.parent, self._root):

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 __all__ = ("open_parquet",)
 
-# The encodings of pages from which Arrow can read text columns as dictionaries.
+# Encodings of pages from which Arrow can read text columns as dictionaries.
 _CODED = frozenset(("BIT_PACKED", "PLAIN", "PLAIN_DICTIONARY", "RLE", "RLE_DICTIONARY"))
 
 
@@ -17,9 +17,9 @@ def open_parquet(source: Any, coded: Collection[str] | None = ()) -> Any:
     """Returns a ParquetFile over ``source`` that checks page checksums.
 
     Text columns ``coded`` (None: all) are read as dictionaries if all their pages allow it. Raises pa.ArrowException,
-    or OSError without errno, when ``source`` is no Parquet file.
+    or OSError without errno, when ``source`` is not a Parquet file.
     """
-    # Imported late: pyarrow.parquet costs memory and start-up time, also in a daemon that seals nothing.
+    # Imported late: pyarrow.parquet costs memory and start-up time even in a daemon that seals nothing.
     import pyarrow.parquet as pq
 
     try:

@@ -22,7 +22,7 @@ _BATCH_ROWS = 1 << 13
 
 
 def read_segment(files: Files, root: Path, segment: Segment, columns: list[str] | None = None) -> pa.Table:
-    """Returns the rows of a segment whose file agrees with the manifest. Raises FormatError or OSError."""
+    """Returns the rows of a segment, whose file must agree with the manifest. Raises FormatError or OSError."""
     if problem := check_segment(files, root, segment):
         raise FormatError(f"the segment {segment.path} is damaged: {problem}")
     try:
@@ -36,7 +36,7 @@ def read_segment(files: Files, root: Path, segment: Segment, columns: list[str] 
 
 
 def check_segment(files: Files, root: Path, segment: Segment) -> str:
-    """Returns why the segment cannot be used; empty when size and checksum agree with the manifest."""
+    """Returns why the segment cannot be used; empty if size and checksum agree with the manifest."""
     try:
         size, crc = checksum(files, root / segment.path)
     except FileNotFoundError:
@@ -50,7 +50,7 @@ def check_segment(files: Files, root: Path, segment: Segment) -> str:
 
 
 def describe_segment(files: Files, root: Path, path: str) -> Segment:
-    """Returns the entry of a segment made from its file alone, for a lost manifest; all its pages are checked.
+    """Returns the entry of a segment, made only from its file, for a lost manifest; all its pages are checked.
 
     Raises OSError, or FormatError when it is not a good segment of ours.
     """
@@ -61,8 +61,8 @@ def describe_segment(files: Files, root: Path, path: str) -> Segment:
     try:
         with open_segment(files, root / path, size) as file:
             if parts is None or (file.metadata.metadata or {}).get(META.encode()) != table.encode():
-                raise FormatError(f"{path} is no segment of probingd")
-            # Reads all columns, so that every page is checked, and few rows at once, for memory.
+                raise FormatError(f"{path} is not a segment of probingd")
+            # All columns are read, so that every page is checked, and few rows at once, to save memory.
             batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
             found += (_describe(table, path, pa.Table.from_batches([batch]), parts) for batch in batches)
     except (pa.ArrowException, OSError) as e:
@@ -76,7 +76,9 @@ def describe_segment(files: Files, root: Path, path: str) -> Segment:
 
 
 def open_segment(files: Files, path: Path, size: int, coded: Collection[str] = ()) -> Any:
-    """Opens a file with ``open_parquet``, to be read piece by piece. OSErrors with errno are of the file system."""
+    """Opens a file with ``open_parquet`` for reading piece by piece. An OSError with errno comes from the file
+    system.
+    """
     return open_parquet(pa.PythonFile(FileReader(files, path, size), mode="r"), coded)
 
 

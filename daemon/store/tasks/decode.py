@@ -1,6 +1,6 @@
-"""The tasks that decode a file which somebody else may have written: a segment, or a part of the log.
+"""The tasks that decode a file which others may have written: a segment, or a part of the log.
 
-Each reads one open file, checks all that it reads, and raises FormatError or an error of Arrow for a damaged file.
+Each task reads one open file, checks all that it reads, and raises FormatError or an error of Arrow for a damaged file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from probing.api.errors import FormatError
+from probing.daemon.ipc import Header
 from probing.daemon.store.log.decode import decode_records
 from probing.daemon.store.log.records import PartHeader, Record, cut_short, scan, unpack_header
 from probing.daemon.store.segments.parquet import open_parquet
@@ -26,10 +27,10 @@ _MARKS = (b"probingd.segment", b"probingd.table")
 
 
 def _segment(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]:
-    """Reads all of a Parquet file and checks its pages.
+    """Reads a whole Parquet file, checks its pages, and yields its contents.
 
-    Contents: ``table`` (from its metadata, or ""), ``columns``, ``rows``, ``ts_min``, ``ts_max``, ``jobs`` (at most 32,
-    else None).
+    The contents have ``table`` (from its metadata, or ""), ``columns``, ``rows``, ``ts_min``, ``ts_max``, ``jobs`` (at
+    most 32, else None).
     """
     del fields
     parquet = open_parquet(sources[0], None)
@@ -60,7 +61,7 @@ def _segment_rows(sources: Sequence[Source], fields: Mapping[str, Any]) -> Itera
 
 
 def _log_header(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]:
-    """Contents: ``number``, ``node`` and ``first_sequence`` of a log part."""
+    """Yields the contents of a log part's header: ``number``, ``node`` and ``first_sequence``."""
     del fields
     header, _ = unpack_header(_log_bytes(sources[0]))
     yield Contents({"number": header.number, "node": header.node[:256], "first_sequence": header.first_sequence})
@@ -68,9 +69,9 @@ def _log_header(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterato
 
 def _log(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]:
     """Decodes a log part up to its first bad record, or to the sequence number ``void_from``; yields its rows by table
-    if ``send`` is true.
+    if ``send`` is true, and then its contents.
 
-    Contents: ``rows`` by table, ``next_sequence``, ``ts`` ([first, last] by table), ``problems``.
+    Contents: ``rows`` by table, ``next_sequence``, ``times`` ([first, last] by table), ``problems``.
     """
     data, void_from = _log_bytes(sources[0]), fields["void_from"]
     header, start = unpack_header(data)
@@ -89,7 +90,7 @@ def _log(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]
         counts[name], spans[name] = rows.num_rows, list(times.span)
         if fields["send"] and rows.num_rows:
             yield Rows(name, _stream(rows))
-    yield Contents({"rows": counts, "ts": spans, "next_sequence": sequence, "problems": problems})
+    yield Contents({"rows": counts, "times": spans, "next_sequence": sequence, "problems": problems})
 
 
 DECODING: dict[str, Callable[[Sequence[Source], Mapping[str, Any]], Iterator[Step]]] = {
@@ -100,14 +101,14 @@ DECODING: dict[str, Callable[[Sequence[Source], Mapping[str, Any]], Iterator[Ste
 }
 
 
-def _footer(parquet: Any) -> dict[str, Any]:
+def _footer(parquet: Any) -> Header:
     meta = parquet.metadata.metadata or {}
     table = next((meta[mark].decode() for mark in _MARKS if mark in meta), "")
     return {"table": table[:256], "columns": parquet.schema_arrow.names, "rows": parquet.metadata.num_rows}
 
 
 class _Times:
-    """The first and the last ``ts`` of batches, UTC ns; 0 without a ``ts``, as in the manifest."""
+    """The first and the last ``ts`` of batches, UTC ns; 0 for rows without ``ts``, as in the manifest."""
 
     def __init__(self) -> None:
         self._first: int | None = None
@@ -144,7 +145,7 @@ def _log_bytes(file: Source) -> bytes:
 
 
 def _good_records(data: bytes, header: PartHeader, start: int, void_from: int | None) -> tuple[list[Record], int]:
-    """Returns the records below ``void_from``, and the offset behind the last of them."""
+    """Returns the records below ``void_from``, and the offset after the last of them."""
     records: list[Record] = []
     for record in scan(data, start):
         if record.sequence != header.first_sequence + len(records):

@@ -1,4 +1,4 @@
-"""The merging task: neighbouring segments of one table become one."""
+"""The merging task makes one segment of neighbouring segments of a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from probing.daemon.store.tasks.segment_output import PIECE_BYTES, Source, data_
 
 __all__ = ("merge",)
 
-# Bytes of rows, before compression, that are sorted and encoded together. The peak of memory is about six times this.
+# The bytes of rows that are sorted and encoded together; the peak of memory is about six times this.
 _CHUNK_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 13
 _CODES = pa.dictionary(pa.int32(), pa.string())
@@ -51,9 +51,9 @@ def _checksum(source: Source) -> tuple[int, int]:
 
 
 def _merged_rows(sources: Sequence[Source], sort_by: tuple[str, ...], coded: Collection[str]) -> Iterator[pa.Table]:
-    """Yields row groups of one schema with the rows of ``sources`` in order, each sorted by itself.
+    """Yields row groups of one schema with the rows of ``sources`` in order; each group is sorted.
 
-    Text columns ``coded`` are dictionaries in memory. Neither the memory nor the time for one group grows with the
+    Text columns ``coded`` are dictionaries in memory. Memory and time for a group do not grow with the number of
     sources.
     """
     schemas = []
@@ -77,12 +77,12 @@ def _merged_rows(sources: Sequence[Source], sort_by: tuple[str, ...], coded: Col
 
 def _opened(source: Source, coded: Collection[str]) -> Any:
     source.seek(0)
-    # Wrapped: the ParquetFile closes its file, but the source is read again.
+    # The file is wrapped, since the ParquetFile closes its file, but the source is read again.
     return open_parquet(pa.PythonFile(_Unclosed(source), mode="r"), coded)
 
 
 class _Unclosed(io.RawIOBase):
-    """A file that closing leaves open."""
+    """A file that stays open when it is closed."""
 
     def __init__(self, file: Source) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def _sorted(pending: list[pa.Table], sort_by: tuple[str, ...]) -> pa.Table:
     keys = rows.select([name for name in sort_by if name in rows.column_names])
     keys = keys.append_column("", pa.array(np.arange(rows.num_rows)))
     order = sort_rows(keys, sort_by).column(keys.num_columns - 1)
-    # Columns are converted one by one, so that only one column exists twice at a time.
+    # Columns are converted one by one, so that only one column is in memory twice at a time.
     schema, columns = rows.schema, list(rows.columns)
     del rows, keys
     for i in range(len(columns)):

@@ -1,12 +1,13 @@
-"""The steps that a task yields, and how they cross to the process that runs it: a JSON header and a payload."""
+"""The steps that a task yields, and their form as messages between processes: a JSON header and a payload."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from probing.api.errors import FormatError
+from probing.api.typed import typed
+from probing.daemon.ipc import Header
 
 __all__ = (
     "Contents",
@@ -23,18 +24,17 @@ __all__ = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PartDecoded:
-    """The log part ``index`` of a sealing task was decoded: ``rows`` by table, ``problem`` if some rows were not."""
+class PartDecoded(NamedTuple):
+    """The log part number ``part`` of a sealing task was decoded. ``problem``: why some rows were not, or empty."""
 
-    index: int
+    part: int
     rows: Mapping[str, int]
     created_ns: int
     problem: str
 
 
 class SegmentBegun(NamedTuple):
-    """The next data are of a segment of ``table`` and ``date`` ("2026-11-21")."""
+    """The next data belong to a segment of ``table`` and ``date`` ("2026-11-21")."""
 
     table: str
     date: str
@@ -47,7 +47,7 @@ class Data(NamedTuple):
 
 
 class Made(NamedTuple):
-    """The segment is complete. ``ts_min`` and ``ts_max`` (UTC ns) and ``jobs`` are None if the caller knows them."""
+    """The segment is complete. ``ts_min`` and ``ts_max`` (UTC ns) and ``jobs`` are None if the caller has them."""
 
     size: int
     crc: int
@@ -58,7 +58,9 @@ class Made(NamedTuple):
 
 
 class LostGroup(NamedTuple):
-    """A row group that cannot be read, with its rows and times by the footer; the times are None if it has no times."""
+    """A row group that cannot be read, with its rows and times from the footer; the times are None if the footer has
+    none.
+    """
 
     group: int
     rows: int
@@ -75,7 +77,7 @@ class Rows(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """The contents of a decoded file; ``tasks.decode`` has the fields by task."""
+    """The contents of a decoded file; ``tasks.decode`` describes the fields of each task."""
 
     fields: Mapping[str, Any]
 
@@ -87,55 +89,40 @@ class Turn(NamedTuple):
 Step = PartDecoded | SegmentBegun | Data | Made | LostGroup | Rows | Contents | Turn
 
 
-def pack_step(step: Step) -> tuple[dict[str, Any], bytes | memoryview]:
-    """Returns the header and the payload of the message of ``step``."""
+_KINDS: dict[str, type[Step]] = {
+    "part": PartDecoded,
+    "segment": SegmentBegun,
+    "data": Data,
+    "made": Made,
+    "lost": LostGroup,
+    "rows": Rows,
+    "contents": Contents,
+    "turn": Turn,
+}
+_WORDS = {kind: word for word, kind in _KINDS.items()}
+
+
+def pack_step(step: Step) -> tuple[Header, bytes | memoryview]:
+    """Returns the message of ``step``: header and payload."""
+    word = _WORDS[type(step)]
     match step:
         case Data(data):
-            return {"data": True}, data
-        case PartDecoded(index, rows, created_ns, problem):
-            return {"part": index, "rows": dict(rows), "created_ns": created_ns, "problem": problem}, b""
-        case SegmentBegun(table, date):
-            return {"segment": table, "date": date}, b""
-        case Made(size, crc, rows, first, last, jobs):
-            times = {"ts_min": first, "ts_max": last, "jobs": None if jobs is None else list(jobs)}
-            return {"made": {"size": size, "crc": crc, "rows": rows, **times}}, b""
-        case LostGroup(group, rows, first, last, reason):
-            return {"lost": {"group": group, "rows": rows, "ts_min": first, "ts_max": last, "why": reason}}, b""
+            return {word: []}, data
         case Rows(table, stream):
-            return {"rows": table}, stream
-        case Contents(fields):
-            return {"contents": dict(fields)}, b""
-        case Turn():
-            return {"turn": True}, b""
+            return {word: [table]}, stream
+    return {word: step}, b""
 
 
-def unpack_step(header: Mapping[str, Any], payload: bytes) -> Step:
-    """Returns the step of a message. Raises FormatError for anything that ``pack_step`` does not make."""
+def unpack_step(header: Header, payload: bytes) -> Step:
+    """Returns the step of a message. Raises FormatError for a message that ``pack_step`` does not make."""
     try:
-        if "data" in header:
+        ((word, fields),) = header.items()
+        kind = _KINDS[word]
+        if kind is Data:
             return Data(payload)
-        if "turn" in header:
-            return Turn()
-        if "part" in header:
-            rows = {str(name): int(count) for name, count in header["rows"].items()}
-            return PartDecoded(int(header["part"]), rows, int(header["created_ns"]), str(header["problem"]))
-        if "segment" in header:
-            return SegmentBegun(str(header["segment"]), str(header["date"]))
-        if "rows" in header:
-            return Rows(str(header["rows"]), payload)
-        if "contents" in header:
-            return Contents(dict(header["contents"]))
-        if "made" in header:
-            made = header["made"]
-            jobs = None if made["jobs"] is None else tuple(map(str, made["jobs"]))
-            first, last = _number(made["ts_min"]), _number(made["ts_max"])
-            return Made(int(made["size"]), int(made["crc"]), int(made["rows"]), first, last, jobs)
-        lost = header["lost"]
-        first, last = _number(lost["ts_min"]), _number(lost["ts_max"])
-        return LostGroup(int(lost["group"]), int(lost["rows"]), first, last, str(lost["why"]))
-    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        if kind is Rows:
+            (table,) = typed(list[str], fields)
+            return Rows(table, payload)
+        return typed(kind, fields)
+    except (KeyError, ValueError) as e:
         raise FormatError(f"a task answered {sorted(header)[:5]}") from e
-
-
-def _number(value: Any) -> int | None:
-    return None if value is None else int(value)

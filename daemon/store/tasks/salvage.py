@@ -1,4 +1,4 @@
-"""The salvaging task: the readable row groups of a damaged segment become a segment of their own."""
+"""The salvaging task makes a segment of the readable row groups of a damaged segment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def salvage(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[St
     except (pa.ArrowException, OSError) as e:
         raise FormatError(f"its footer cannot be read: {_line(e)}") from e
     if marks.get(META.encode()) != table.encode() or file.metadata.num_rows != fields["rows"]:
-        raise FormatError("its footer is that of another segment")
+        raise FormatError("its footer belongs to another segment")
     # Older segments have no checksums of row groups.
     crcs = marks.get(GROUPS.encode(), b"").split()
     encoder, found = SegmentEncoder(table), list[RowSpan]()
@@ -41,7 +41,7 @@ def salvage(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[St
             rows = _group_rows(file, group)
             span = span_of(rows)
             if not fields["ts_min"] <= span.ts_min <= span.ts_max <= fields["ts_max"]:
-                raise FormatError("its rows are of other times than the segment's")
+                raise FormatError("its rows have other times than the segment")
         except (pa.ArrowException, OSError, FormatError, ValueError, IndexError) as e:
             yield _lost(file.metadata, group, _line(e))
         else:
@@ -56,7 +56,7 @@ def _group_rows(file: Any, group: int) -> pa.Table:
     rows: pa.Table = file.read_row_group(group, use_threads=False)
     rows.validate(full=True)
     if not rows.num_rows or rows.num_rows != file.metadata.row_group(group).num_rows:
-        raise FormatError("it has other rows than its footer says")
+        raise FormatError("its rows differ from those in its footer")
     return rows
 
 

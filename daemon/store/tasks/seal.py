@@ -1,4 +1,4 @@
-"""The sealing task: the rows of log parts become one segment for each table and date."""
+"""The sealing task makes one segment of the rows of log parts for each table and date."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ("pack_tables", "seal")
 
 
 def seal(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]:
-    """Seals the log parts ``sources``. Fields: ``lengths`` of the parts in bytes, ``tables`` from ``pack_tables``."""
+    """Seals the log parts ``sources``. Fields: ``lengths``, of the parts in bytes; ``tables``, from ``pack_tables``."""
     known = _unpack_tables(fields["tables"])
     pieces: dict[str, list[pa.Table]] = {}
     for index, source in enumerate(sources):
@@ -37,7 +37,7 @@ def seal(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]
 
 
 def pack_tables(tables: Mapping[str, Table]) -> dict[str, dict[str, object]]:
-    """Returns the order of rows and the schema of each of ``tables``, JSON-able."""
+    """Returns the order of rows and the schema of each of ``tables``, as JSON values."""
     return {
         name: {"sort_by": list(table.sort_by), "schema": table.physical.serialize().to_pybytes().hex()}
         for name, table in tables.items()

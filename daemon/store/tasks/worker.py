@@ -1,4 +1,4 @@
-"""Runs the tasks of the store that need no rights: in a process without rights, and here while there is none.
+"""Runs the tasks of the store that need no rights, in a process without rights; if there is none, in this process.
 
 A task reads open files and yields steps (``messages``). Its fields come from JSON.
 """
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from probing.api.errors import InternalError, ProbingError, StoreError
-from probing.daemon.ipc import MAX_FDS, Channel, ChannelClosed, ChannelTimeout, Message
+from probing.daemon.ipc import MAX_FDS, Channel, ChannelClosed, ChannelTimeout, Header, Message
 from probing.daemon.pool import Policy, Pool, Process
 from probing.daemon.store.files import FileReader, Files, open_file
 from probing.daemon.store.tasks.merge import merge
@@ -35,21 +35,21 @@ TASKS: dict[str, Callable[[Sequence[Source], Mapping[str, Any]], Iterator[Step]]
     "salvage": salvage,
     "seal": seal,
 }
-# Time for one step of a task, and for the start of the process, on a busy machine, s.
+# The time for one step of a task, and for the start of the process, on a busy machine, s.
 TIMEOUT_S = 120.0
 START_TIMEOUT_S = 20.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
-# The process ends soon when it is idle, and after 64 runs of work, to give back its memory.
+# The process ends soon after it becomes idle, and after 64 runs of work, to return its memory.
 MAINTENANCE = Policy("maintenance process", kept=0, idle_s=5.0, uses=64, fails_fast=True)
-# A kind of task that ended the process this many times in a row runs once in this process, whatever memory it takes.
+# After a kind of task ended the process this many times in a row, it runs once in this process.
 MAX_FAILURES = 8
 _log = logging.getLogger(__name__)
-# Path and size in bytes.
+# The path of a file and its size in bytes.
 File = tuple[Path, int]
 
 
 class WorkerFailed(StoreError):
-    """The maintenance process ended or hung. ``resting``: it failed a moment ago, and was not started again yet."""
+    """The maintenance process ended or hung. ``resting``: it failed just before, and has not been started again yet."""
 
     default_hint = "it is tried again by itself; the collector's log has each attempt"
 
@@ -59,12 +59,12 @@ class WorkerFailed(StoreError):
 
 
 class Task(Protocol):
-    """A task under way; ``done`` after its last step. After an error only ``close`` may be called."""
+    """A running task. ``done``: its last step was read. After an error only ``close`` may be called."""
 
     done: bool
 
     def turn(self) -> Iterator[Step]:
-        """Yields the steps up to the next turn; all of them must be read.
+        """Yields the steps up to the next turn, all of which must be read.
 
         Raises FormatError, OSError, pa.ArrowException, or WorkerFailed.
         """
@@ -73,15 +73,15 @@ class Task(Protocol):
 
 
 class Worker(Protocol):
-    """Runs tasks. Safe to call from any thread. ``problem``: why tasks do not run as intended; empty while they do."""
+    """Runs tasks. Safe for any thread. ``problem``: why tasks do not run as intended, or ""."""
 
     problem: str
 
     def start(self, what: str, files: Sequence[File], **fields: Any) -> Task:
-        """Begins the task ``what`` of TASKS over ``files``. Raises OSError, WorkerFailed."""
+        """Starts the task ``what`` of TASKS with ``files``. Raises OSError, WorkerFailed."""
 
     def rest(self) -> None:
-        """Gives back memory that has not been used for a while; called each second."""
+        """Returns memory that was not used for a while; called each second."""
 
     def close(self) -> None: ...
 
@@ -120,9 +120,9 @@ class _LocalTask:
 
 
 class RemoteWorker:
-    """Runs tasks in a process behind the socket ``path``, which starts one at each connection and ends it when idle.
+    """Runs tasks in a process: each connection to the socket ``path`` starts a process, which ends when it is idle.
 
-    Tasks run here, which costs this process memory, when no process can be started or a kind of task fails too often.
+    If no process can be started, or a kind of task fails too often, tasks run here, which costs this process memory.
     """
 
     def __init__(self, path: Path, files: Files, policy: Policy = MAINTENANCE) -> None:
@@ -130,7 +130,7 @@ class RemoteWorker:
         self._local = LocalWorker(files)
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
-        # The process while it has open tasks; the kind of each open task; failures in a row of the process, by kind.
+        # The process while it has open tasks; the kind of each open task; the process's failures in a row, by kind.
         self._process: Process | None = None
         self._open: dict[int, str] = {}
         self._failures: Counter[str] = Counter()
@@ -164,8 +164,8 @@ class RemoteWorker:
             self._give_up()
         self._pool.close()
 
-    def ask(self, number: int, header: dict[str, Any]) -> Iterator[Message]:
-        """Yields the answers to one request about a task; the process is given up unless all answers are read."""
+    def ask(self, number: int, header: Header) -> Iterator[Message]:
+        """Yields the answers to one request about a task. Unless all answers are read, the process is given up."""
         with self._lock:
             process, finished, what = self._process, False, self._open.get(number)
             if process is None or what is None:
@@ -180,7 +180,7 @@ class RemoteWorker:
                 if "end" in answer.header:
                     self._end(number)
             except InternalError as e:
-                # ChannelClosed and ChannelTimeout are InternalErrors, as are errors that the process sends of itself.
+                # ChannelClosed and ChannelTimeout are InternalErrors, like errors that the process itself sends.
                 finished = True
                 raise self._failed(e, what) from e
             except ProbingError:
@@ -192,7 +192,7 @@ class RemoteWorker:
                     self._give_up()
 
     def drop(self, number: int) -> None:
-        """Ends a task in the process before its last step."""
+        """Ends a task before its last step, in the process."""
         with self._lock:
             if number in self._open and self._process is not None:
                 with contextlib.suppress(InternalError):
@@ -200,7 +200,7 @@ class RemoteWorker:
                 self._end(number)
 
     def _end(self, number: int) -> None:
-        """Ends a task here; after the last open task the process is idle."""
+        """Removes a task from the open tasks; without open tasks the process is idle."""
         self._open.pop(number, None)
         if not self._open and self._process is not None:
             self._pool.release(self._process)
@@ -233,7 +233,7 @@ class RemoteWorker:
         self.problem, self._startable = "", True
 
     def _ready(self) -> Process | None:
-        """Returns the process, started if need be; None when it cannot be started."""
+        """Returns the process, started if need be; None if it cannot be started."""
         if self._process is None:
             if time.monotonic() < self._until:
                 if self._startable:
@@ -248,7 +248,7 @@ class RemoteWorker:
         return self._process
 
 
-def _begin(channel: Channel, number: int, what: str, paths: Sequence[Path], fields: dict[str, Any]) -> None:
+def _begin(channel: Channel, number: int, what: str, paths: Sequence[Path], fields: Mapping[str, Any]) -> None:
     with contextlib.ExitStack() as undo:
         fds = []
         for path in paths:

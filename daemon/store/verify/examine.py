@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from probing.api.errors import FormatError, StoreError
 from probing.daemon.store.decoder import Decoder
@@ -35,9 +34,9 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """A problem of the file ``path`` in the state directory. ``then``: what a start does about it.
+    """A problem of the file ``path`` in the state directory. ``then``: what the next start does about it.
 
-    ``wrong`` is False for files that a crash leaves behind and a start tidies up, and for files that are not ours.
+    ``wrong``: False for files that a crash leaves behind and a start removes, and for files that are not ours.
     """
 
     path: str
@@ -51,7 +50,9 @@ class _Problem:
 
 @dataclass(slots=True)
 class Findings:
-    """``daemon_pid``: the pid of the daemon that has the directory locked, or "". Rows are of manifest and log."""
+    """The result. ``daemon_pid``: the pid of the daemon that has locked the directory, or "". Rows are those of
+    manifest and log.
+    """
 
     state_dir: str
     format_version: int = FORMAT_VERSION
@@ -70,7 +71,7 @@ class Findings:
 
     @property
     def summary(self) -> str:
-        """The findings as one line for people."""
+        """Returns the findings as one line to print."""
         count = sum(problem.wrong for problem in self.problems)
         verdict = f"{count} things are wrong" if count > 1 else "one thing is wrong" if count else "nothing is wrong"
         used = f", while probingd (pid {self.daemon_pid}) uses it" if self.daemon_pid else ""
@@ -80,15 +81,15 @@ class Findings:
             f" in {self.bytes} bytes, {self.log_parts} log parts with {self.log_rows} rows{aside}{used}"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the findings, JSON-able."""
+    def to_dict(self) -> dict[str, object]:
+        """Returns the findings as JSON values."""
         return {**asdict(self), "wrong": self.wrong}
 
 
 def _stray_files(root: Path, manifest: LoadedManifest, running: bool) -> Iterator[_Problem]:
-    """Yields problems of files that nothing names, that others may write to, or that the daemon cannot use.
+    """Yields problems of files that nothing names, that others may write, or that the daemon cannot use.
 
-    ``running``: a daemon uses the directory, so files that it has for a moment are no problem.
+    ``running``: a daemon uses the directory, so its temporary files are no problem.
     """
     owner = root.lstat().st_uid
     for path in _walk(root):
@@ -126,7 +127,7 @@ def _wrong_rights(state: os.stat_result, owner: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of file that nothing names. ``transient``: a running daemon has such files for a moment."""
+    """A kind of file that nothing names. ``transient``: a running daemon has such files for a short time."""
 
     what: str
     then: str
@@ -136,7 +137,7 @@ class _Kind:
 _UNFINISHED = _Kind("it was not finished", "removes it")
 _SEALED = _Kind("its rows are in segments", "removes it")
 _UNNAMED = _Kind("the manifest does not name it", "removes it, as its rows are elsewhere")
-_FOREIGN = _Kind("it is no file of probingd", "leaves it alone", transient=False)
+_FOREIGN = _Kind("it is not a file of probingd", "leaves it alone", transient=False)
 
 
 def _leftover(name: str, manifest: LoadedManifest) -> _Kind | None:
@@ -159,9 +160,9 @@ _SALVAGE = "sets it aside when it comes to check it, keeps its good row groups a
 
 
 def verify_directory(path: str | Path) -> list[str]:
-    """Returns the problems of the state directory ``path``, one line each, by checksums alone.
+    """Returns the problems of the state directory ``path``, one line each, as checksums show them.
 
-    Decodes nothing. Raises what ``examine`` raises.
+    Decodes no file. Raises the errors of ``examine``.
     """
     return [str(problem) for problem in examine(path, None).problems if problem.wrong]
 
@@ -169,13 +170,13 @@ def verify_directory(path: str | Path) -> list[str]:
 def examine(path: str | Path, decoder: Decoder | None) -> Findings:
     """Examines the state directory ``path`` without changing it. With a ``decoder`` every page of every file is read.
 
-    A running daemon may seal, merge and drop meanwhile: files that are gone, and that the manifest no longer names, are
-    no problem. Raises StoreError when there is no state directory, FormatError for a newer format, and PermissionError
-    if this process may not read a file: that is no damage.
+    A running daemon may seal, merge and drop meanwhile: a missing file is no problem if the manifest no longer names
+    it. Raises StoreError if there is no state directory, FormatError for a newer format, and PermissionError if this
+    process may not read a file, since that is no damage.
     """
     root = Path(path)
     if not root.is_dir():
-        raise StoreError(f"there is no state directory {root}", hint="name the one that the daemon uses: --state-dir")
+        raise StoreError(f"there is no state directory {root}", hint="name the daemon's directory: --state-dir")
     return _Examination(root, decoder).run()
 
 
@@ -204,7 +205,7 @@ class _Examination:
         try:
             found = load_manifest(_FILES, self._root)
             if found.unreadable:
-                # ``unreadable`` does not tell a lack of rights: opening the file raises PermissionError then.
+                # ``unreadable`` does not show a lack of rights: opening the file raises PermissionError then.
                 os.close(open_file(self._root / MANIFEST))
             return found
         except PermissionError:
@@ -227,7 +228,7 @@ class _Examination:
             self._problem(segment.path, what, then)
 
     def _decoded(self, segment: Segment) -> str:
-        """Returns how the file differs from its entry in the manifest; empty when it does not."""
+        """Returns how the file differs from its entry in the manifest, or ""."""
         assert self._decoder is not None
         try:
             fd = open_file(self._root / segment.path)
@@ -281,7 +282,9 @@ class _Examination:
             expected = max(expected or 0, behind)
 
     def _part(self, number: int, void_from: int | None) -> tuple[int, int] | None:
-        """Returns a part's sequence numbers of its first record and behind its last; None when it cannot be read."""
+        """Returns the sequence number of a part's first record, and the number after its last; None if the part cannot
+        be read.
+        """
         path = part_path(self._root, number)
         name = f"{WAL_DIR}/{path.name}"
         try:
@@ -291,10 +294,10 @@ class _Examination:
         except PermissionError:
             raise
         except (FormatError, OSError) as e:
-            # A daemon that is killed while it begins its newest part leaves a part shorter than a header.
+            # A daemon that is killed while it begins its newest part leaves a part that is shorter than a header.
             newest_begun = void_from is None and isinstance(e, ShortHeader)
             if newest_begun and self._found.daemon_pid:
-                # The daemon lives, and is beginning the part.
+                # The daemon runs, and is just beginning the part.
                 return None
             then = "removes it" if newest_begun else "moves it to corrupt/ and names the loss"
             if self._manifest().sealed_to < number:
@@ -307,7 +310,9 @@ class _Examination:
         return first, behind
 
     def _scan(self, path: Path, void_from: int | None) -> tuple[int, int, int, str]:
-        """Returns the sequence numbers of ``_part``, the number of rows, and the problem of the bytes behind."""
+        """Returns the sequence numbers as ``_part`` does, the number of rows, and what is wrong with the bytes after
+        the last good record.
+        """
         if self._decoder is None:
             part = scan_part(_FILES, path, void_from)
             problem = "" if part.problem == TORN else part.problem

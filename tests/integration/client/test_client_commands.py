@@ -319,12 +319,12 @@ def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl:
         (("nonsense",), 2, "nonsense"),
         (("ps", "--nonsense"), 2, "--nonsense"),
         (("query", "SELECT $rank"), 2, "no value for $rank"),
-        (("query", "SELECT $rank", "--param", "rank"), 2, "no name=value"),
+        (("query", "SELECT $rank", "--param", "rank"), 2, "not name=value"),
         (("query", ""), 2, "there is no SQL"),
-        (("stacks", "abc"), 2, "abc is no pid"),
+        (("stacks", "abc"), 2, "abc is not a pid"),
         (("ps", "-f", "xml"), 2, "unknown format xml"),
-        (("ps", "--timeout", "soon"), 2, "soon is no length of time"),
-        (("ps", "-t", "nowhere"), 2, "no address"),
+        (("ps", "--timeout", "soon"), 2, "soon is not a length of time"),
+        (("ps", "-t", "nowhere"), 2, "not an address"),
         (("ps", "-t", "unix:/nonexistent/socket"), 1, "there is no such socket"),
         (("ps", "-t", "127.0.0.1:1"), 1, "connection refused"),
         (("ps", "--nodes", "/nonexistent/nodes"), 2, "No such file"),
@@ -356,8 +356,8 @@ def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl:
         (("diagnose", "abcd"), 1, "there is no finding abcd on this node"),
         (("ps", "--since", "1h"), 2, "--since and --until belong to --ended"),
         (("logs", "--since", "5m", "--until", "10m"), 2, "--until 10m is not after --since 5m"),
-        (("nccl", "--since", "25:00"), 2, "25:00 is no time"),
-        (("ps", "--tz", "Mars/Base"), 2, "mars/base is no time zone"),
+        (("nccl", "--since", "25:00"), 2, "25:00 is not a time"),
+        (("ps", "--tz", "Mars/Base"), 2, "mars/base is not a time zone"),
     ],
 )
 def test_every_error_is_one_line_and_a_hint(
@@ -442,9 +442,9 @@ def test_a_node_that_hangs_is_named(pair: tuple[FakeNode, FakeNode], ctl: Run) -
     ("garbage", "says"),
     [
         ([], "the answer broke off"),
-        ([pb.QueryReply(arrow=b"\xff" * 100)], "no Arrow stream"),
-        ([pb.QueryReply(end=pb.QueryEnd(node="x"))], "no Arrow stream"),
-        ([pb.QueryReply(arrow=_BROKEN), pb.QueryReply(end=pb.QueryEnd())], "no Arrow stream"),
+        ([pb.QueryReply(arrow=b"\xff" * 100)], "not an Arrow stream"),
+        ([pb.QueryReply(end=pb.QueryEnd(node="x"))], "not an Arrow stream"),
+        ([pb.QueryReply(arrow=_BROKEN), pb.QueryReply(end=pb.QueryEnd())], "not an Arrow stream"),
     ],
 )
 def test_an_answer_that_is_none_is_an_error(
@@ -685,7 +685,7 @@ def test_a_port_of_another_service_is_named(ctl: Run, words: tuple[str, ...]) ->
         server.shutdown()
     assert (code, out) == (1, "")
     assert err == (
-        f"error: {address} is no probingd: it does not speak gRPC\n"
+        f"error: {address} is not probingd: it does not speak gRPC\n"
         "hint: another service listens there: -t takes the socket, or the port of `listen`, not that of `http`\n"
     )
 
@@ -765,4 +765,4 @@ def test_every_command_takes_instants_and_lengths(
         assert code == 0 or (words, code) == (("profile",), 1), err
         assert any(begin in sql for sql in pair[0].asked for begin in begins)
     code, _, err = ctl(*words, "--since", "soon")
-    assert (code, err.splitlines()[0]) == (2, "error: soon is no time")
+    assert (code, err.splitlines()[0]) == (2, "error: soon is not a time")

@@ -37,7 +37,7 @@ def test_one_node_that_would_delete_keeps_all_from_the_change(nodes: tuple[FakeN
     assert (code, out) == (2, "")
     message, hint = err.splitlines()
     assert "store.max_age_days = 1 would delete 12,345 rows (1.14 MiB in 3 segments) of beta" in message
-    assert hint.startswith("hint: confirm it with --yes: they go from 2033-05-18 03:33:20Z on")
+    assert hint.startswith("hint: confirm it with --yes: rows are deleted from 2033-05-18 03:33:20Z on")
     assert changed(*nodes) == []
     nodes[0].effect = DOOMED
     assert "would delete 24,690 rows (2.29 MiB in 6 segments) of 2 nodes" in ctl(*LOWER)[2]

@@ -164,7 +164,7 @@ def test_one_table_into_one_file(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_
     assert pq.read_metadata(target).num_rows == 400
     assert out.splitlines()[1].split() == ["comm.ops", "400", "1", *size(target.stat().st_size).split()]
     code, _, err = ctl("export", "--tables", "comm.ops", "-o", str(target), "-f", "csv")
-    assert (code, "ops.parquet is no name for csv" in err) == (2, True)
+    assert (code, "ops.parquet is not a name for csv" in err) == (2, True)
 
 
 def test_a_live_table_is_taken_as_it_is(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path) -> None:
@@ -211,10 +211,10 @@ def test_wrong_use(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     cases: tuple[tuple[tuple[str, ...], str], ...] = (
         ((), "no place to export to"),
-        (("-o", "out", "-f", "json"), "json is no format to export"),
-        (("-o", "out", "--tables", "x"), "no name of a table"),
+        (("-o", "out", "-f", "json"), "json is not a format to export"),
+        (("-o", "out", "--tables", "x"), "not a valid name of a table"),
         (("-o", "out", "--since", "5m", "--until", "10m"), "is not after"),
-        (("-o", "out", "--since", "2026-99-99"), "is no time"),
+        (("-o", "out", "--since", "2026-99-99"), "is not a time"),
         (("-o", "."), "is there already"),
         (("-o", "out", "--tables", "no.such"), "there is no table no.such"),
         (("-o", "/nonexistent/out"), "cannot write"),

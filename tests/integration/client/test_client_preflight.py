@@ -159,7 +159,7 @@ def test_hostile_facts_are_refused_and_escaped(ctl: Run, nodes: tuple[FakeNode, 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--python", "python3"), "--python python3 is no path"),
+        (("--python", "python3"), "--python python3 is not a path"),
         (("--env-file", "/no/such/file"), "cannot read --env-file"),
         (("--env-file", "/dev/null/x"), "cannot read --env-file"),
     ],

@@ -604,7 +604,7 @@ def test_a_link_is_written_through(pair: tuple[FakeNode, FakeNode], ctl: Run, tm
         (("config", "--persist"), 2, "belong to a change"),
         (("config", "--reset"), 2, "needs a key"),
         (("config", "sampling.hz=5", "--reset"), 2, "takes no value"),
-        (("config", "sampling.hz=5", "--pid", "x"), 2, "x is no pid"),
+        (("config", "sampling.hz=5", "--pid", "x"), 2, "x is not a pid"),
         (("config", "sampling.hz=5", "--job", "nobody", "--all-nodes"), 1, "no job nobody"),
         (("profile", "-F", "png"), 2, "unknown output format"),
         (("profile", "-F", "svg", "-f", "json"), 2, "contradict"),

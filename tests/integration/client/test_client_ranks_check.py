@@ -105,7 +105,7 @@ def test_a_list_of_workers_needs_no_daemon(ctl: Run, tmp_path: Path) -> None:
         (("--workers", "a-0"), "--workers and --master belong together"),
         (("--master", "a"), "--workers and --master"),
         (("--workers", "a-0,a-0", "--master", "a"), "a-0 occurs twice"),
-        (("--workers", "/nowhere/workers", "--master", "a"), "/nowhere/workers is no worker"),
+        (("--workers", "/nowhere/workers", "--master", "a"), "/nowhere/workers is not a worker"),
     ],
 )
 def test_a_wrong_list_of_workers(ctl: Run, words: tuple[str, ...], problem: str) -> None:

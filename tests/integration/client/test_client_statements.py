@@ -115,7 +115,7 @@ FAILED = [pb.QueryReply(statement=pb.StatementEnd(name="a", error=pb.Error(kind=
         (rows(2) + end("a", 2), PeerError, "broke off"),
         (rows(2) + end("b", 2) + LAST, PeerError, "another statement"),
         (rows(2) + end("a", 3) + rows(1) + end("b", 1) + LAST, PeerError, "broke off"),
-        (end("a", 0) + rows(1) + end("b", 1) + LAST, PeerError, "no Arrow stream"),
+        (end("a", 0) + rows(1) + end("b", 1) + LAST, PeerError, "not an Arrow stream"),
         (rows(2) + end("a", 2) + rows(1) + end("b", 1), PeerError, "has no end"),
         (rows(2) + end("a", 2) + rows(1) + end("b", 1) + rows(1) + LAST, PeerError, "has no end"),
         (rows(2) + rows(2) + end("a", 2) + rows(1) + end("b", 1) + LAST, PeerError, "more after its end"),

@@ -98,7 +98,7 @@ def test_a_range_without_rows_leaves_no_file(pair: tuple[FakeNode, FakeNode], ct
         (("-o", "x.pftrace"), "of one job"),
         (("--job", "j1", "-o", "x.svg"), "the suffix of no trace"),
         (("--job", "j1", "--since", "5m", "--until", "10m", "-o", "x.pftrace"), "is not after"),
-        (("--job", "j1", "--since", "yesterday", "-o", "x.pftrace"), "is no time"),
+        (("--job", "j1", "--since", "yesterday", "-o", "x.pftrace"), "is not a time"),
     ],
 )
 def test_wrong_options(words: tuple[str, ...], why: str, pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:

@@ -82,7 +82,14 @@ def test_what_is_made_of_a_repeated_value_is_made_once(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "make", [dwarf_files.compressed_zeros, dwarf_files.tables_in_tables, dwarf_files.types_in_a_circle]
+    "make",
+    [
+        dwarf_files.compressed_zeros,
+        dwarf_files.siblings_in_a_circle,
+        dwarf_files.structs_in_structs,
+        dwarf_files.tables_in_tables,
+        dwarf_files.types_in_a_circle,
+    ],
 )
 def test_hostile_debugging_information_gives_no_layout(
     make: Callable[[Path], Path], parser_pool: ParserPool, parser_listener: Listener, tmp_path: Path

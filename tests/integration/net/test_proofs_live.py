@@ -97,7 +97,7 @@ def test_a_node_whose_rank_is_connected_takes_part(
             for node in (own, other):
                 until(lambda node=node: "open" in node.states(), what="its sockets")  # type: ignore[misc]
             assert bool(list(own.source._sockets.refused)) != enters
-            proofs = Proofs("n1", Net(own, other), lambda: own.sights, grace_s=0.0)
+            proofs = Proofs("n1", Net(own, other), own.sights, grace_s=0.0)
             proofs.hold({KEY: True})
             proofs.step()
             assert [one.node for one in proofs.holders(*KEY)] == ["n2"]

@@ -90,13 +90,13 @@ def test_a_late_parser_serves_on(
 ) -> None:
     monkeypatch.setattr(pool_module, "MIN_LATE_S", PATIENCE)
     with Path("/bin/true").open("rb") as file:
-        assert parser_pool.symbols(file.fileno(), ["first"], timeout=PATIENCE)["symbols"] == []
+        assert parser_pool.symbols(file.fileno(), ["first"], timeout=PATIENCE).symbols == ()
         (parser,) = parser_listener.processes
         parser.send_signal(signal.SIGSTOP)
         with pytest.raises(TargetTimeout):
             parser_pool.symbols(file.fileno(), ["nothing"], timeout=0.05)
         parser.send_signal(signal.SIGCONT)
-        assert parser_pool.symbols(file.fileno(), ["nothing"], timeout=PATIENCE)["symbols"] == []
+        assert parser_pool.symbols(file.fileno(), ["nothing"], timeout=PATIENCE).symbols == ()
         assert parser_listener.processes == [parser]
 
 

@@ -13,12 +13,13 @@ from waiting import until
 
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.confined.sandbox import landlock_abi
+from probing.daemon.elf.symbols import FileSymbols
 from probing.daemon.processes.parsers import ParserPool
 
 PATIENCE = 30.0
 
 
-def symbols_of(parser_pool: ParserPool, path: Path, *patterns: str) -> dict[str, object]:
+def symbols_of(parser_pool: ParserPool, path: Path, *patterns: str) -> FileSymbols:
     fd = os.open(path, os.O_RDONLY)
     try:
         return parser_pool.symbols(fd, patterns, timeout=PATIENCE)
@@ -33,13 +34,12 @@ def libc() -> Path:
 
 def test_symbols_of_a_library(parser_pool: ParserPool) -> None:
     answer = symbols_of(parser_pool, libc(), "getenv", "no_such_symbol")
-    assert [s["name"] for s in answer["symbols"]] == ["getenv"]  # type: ignore[attr-defined]
-    (symbol,) = answer["symbols"]  # type: ignore[misc]
+    (symbol,) = answer.symbols
+    assert symbol.name == "getenv"
     with libc().open("rb") as file:
-        file.seek(symbol["file_offset"])
-        assert file.read(32).hex() == symbol["head"]
-    assert answer["relocated"] is True
-    assert len(answer["build_id"]) == 40  # type: ignore[arg-type]
+        file.seek(symbol.file_offset)
+        assert file.read(32) == symbol.head
+    assert answer.relocated is True
 
 
 def test_an_answer_is_kept_until_the_file_changes(parser_pool: ParserPool, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_files_that_make_no_sense(parser_pool: ParserPool, tmp_path: Path) -> No
         with pytest.raises(UnsupportedTarget):
             symbols_of(parser_pool, bad, "getenv")
     # The same parser goes on.
-    assert symbols_of(parser_pool, libc(), "getenv")["symbols"]
+    assert symbols_of(parser_pool, libc(), "getenv").symbols
 
 
 def test_it_gave_up_its_rights(parser_listener: Listener, parser_pool: ParserPool) -> None:

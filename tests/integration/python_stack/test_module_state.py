@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from python_stack_helpers import LocalParsers, ReadersOfValues, child, each_interpreter
+from fakes import Parsers
+from python_stack_helpers import ReadersOfValues, child, each_interpreter
 
 from probing.daemon.processes.identity import Ranks
 from probing.daemon.processes.procfs import parse_stat
@@ -54,7 +55,7 @@ def reading(python: str, code: str) -> Iterator[tuple[Values, int, int]]:
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
         start_ns = parse_stat(Path(f"/proc/{process.pid}/stat").read_bytes()).start_ns
-        stacks = PythonStacks(ReadersOfValues(), LocalParsers())
+        stacks = PythonStacks(ReadersOfValues(), Parsers())
         values = Values(ReadersOfValues(), stacks.prepare)
         try:
             yield values, process.pid, start_ns

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import Parsers
 from python_stack_helpers import (
     INTERPRETERS,
     PROGRAMS,
-    LocalParsers,
     LocalReaders,
     child,
     dump,
@@ -148,7 +148,7 @@ def test_exec_of_another_program(until: Until) -> None:
     later = "import time; print('second', flush=True)\ntime.sleep(9999)"
     code = f"import os; print('first', flush=True); input(); os.execv({new!r}, [{new!r}, '-c', {later!r}])"
     with child(old, "-c", code) as process:
-        stacks = PythonStacks(LocalReaders(), LocalParsers())
+        stacks = PythonStacks(LocalReaders(), Parsers())
         try:
             target = (process.pid, read_start_ns(process.pid))
             line(process, "first")
@@ -172,7 +172,7 @@ def test_exec_of_another_program(until: Until) -> None:
 
 
 def test_what_cannot_be_read() -> None:
-    stacks = PythonStacks(LocalReaders(), LocalParsers())
+    stacks = PythonStacks(LocalReaders(), Parsers())
     with child("sleep", "9999") as other, program(sys.executable, "busy.py") as process:
         line(process, "ready")
         runtime = runtime_of(process.pid)
@@ -204,7 +204,7 @@ def test_a_zombie_has_gone() -> None:
 def test_the_start_of_an_interpreter_is_never_an_error() -> None:
     """A process is read from its first instruction on: each answer is stacks, or says what it is not yet."""
     answers: list[Any] = []
-    stacks = PythonStacks(LocalReaders(), LocalParsers())
+    stacks = PythonStacks(LocalReaders(), Parsers())
     for _ in range(5):
         with child(INTERPRETERS[-1], "-c", "import json") as process:
             start_ns = read_start_ns(process.pid)

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from typing import Any
 
+from fakes import Parsers
 from python_stack_helpers import (
     INTERPRETERS,
-    LocalParsers,
     LocalReaders,
     child,
     dump,
@@ -71,7 +71,7 @@ def test_the_first_of_very_many_threads() -> None:
     with program(sys.executable, "many_threads.py", str(MANY)) as process:
         ready(process)
         start_ns = read_start_ns(process.pid)
-        stacks = PythonStacks(LocalReaders(), LocalParsers())
+        stacks = PythonStacks(LocalReaders(), Parsers())
         try:
             threads, failures = stacks.stacks([(process.pid, start_ns)], timeout=30.0)
         finally:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from fakes import Parsers
 from python_stack_helpers import child, each_interpreter, program
-from sampler_support import Parsers, ServedReaders, offset_of, readers, walked
+from sampler_support import ServedReaders, offset_of, readers, walked
 
 from probing.api.errors import CorruptTarget, ProcessGone, UsageError
 from probing.daemon.processes.memory import ProcessMemory

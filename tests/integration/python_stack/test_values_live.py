@@ -15,8 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fakes import Parsers
 from long import examples
-from python_stack_helpers import LocalParsers, ReadersOfValues, child, each_interpreter, program, runtime_of
+from python_stack_helpers import ReadersOfValues, child, each_interpreter, program, runtime_of
 
 from probing.api.errors import ProcessGone, UsageError
 from probing.daemon.clock import SystemClock
@@ -119,7 +120,7 @@ def test_tensors() -> None:
 
 
 def test_the_source_answers_for_several_processes_and_tells_failures() -> None:
-    stacks = PythonStacks(ReadersOfValues(), LocalParsers())
+    stacks = PythonStacks(ReadersOfValues(), Parsers())
     values = Values(ReadersOfValues(), stacks.prepare)
     with child("/bin/sleep", "1000") as other, program(sys.executable, "values_busy.py") as process:
         assert process.stdout is not None
@@ -153,7 +154,7 @@ def test_watched_steps_and_losses_become_rows(python: str, until: Until) -> None
     with program(python, "values_train.py") as process:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "ready"
-        stacks = PythonStacks(ReadersOfValues(), LocalParsers())
+        stacks = PythonStacks(ReadersOfValues(), Parsers())
         values = Values(ReadersOfValues(), stacks.prepare)
         who = Identity(process.pid, read_start_ns(process.pid), "job", "run", "trainer", 3, 3, 8, 0)
         names = ("trainer.state.step", "trainer.loss", "trainer.epoch")

@@ -325,7 +325,7 @@ def test_the_clear_off_loopback_is_refused(tmp_path: Path) -> None:
     done = start(tmp_path, "--listen=0.0.0.0:0", token_file(tmp_path))
     out, err = done.communicate(timeout=60)
     assert (done.returncode, out) == (78, "")
-    assert err.startswith("error: listen = 0.0.0.0:0 would answer in the clear off loopback\nhint: ")
+    assert err.startswith("error: listen = 0.0.0.0:0 would answer unencrypted outside of loopback\nhint: ")
 
 
 def test_loopback_without_a_token_is_refused(tmp_path: Path) -> None:

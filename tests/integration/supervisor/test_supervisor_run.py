@@ -526,7 +526,7 @@ def test_a_link_in_place_of_the_runtime_directory(daemon: Daemon) -> None:
     (daemon.base / "theirs").mkdir()
     inner.symlink_to(daemon.base / "theirs")
     code, (error, _) = daemon.start().failed()
-    assert (code, error) == (1, f"error: {inner} is there and is no directory")
+    assert (code, error) == (1, f"error: {inner} exists and is not a directory")
 
 
 def test_the_limit_of_memory_that_ended_a_child_is_named(daemon: Daemon, until: Callable[..., object]) -> None:

@@ -151,7 +151,7 @@ def test_what_only_the_service_finds_wrong(units: Units) -> None:
     units.write('listen = "0.0.0.0:7077"\n')
     status, lines, states = units.run("service")
     assert (status, len(lines), states) == (CONFIG, 1, [f"STATUS={lines[0][3:]}"])
-    assert "in the clear" in lines[0] or "everybody" in lines[0]
+    assert "unencrypted" in lines[0] or "everybody" in lines[0]
     # THEN ready ends at once with the line of the service, which lies beside its socket.
     left = unit.left_error(units.runtime / "public" / "error")
     assert left is not None

@@ -21,7 +21,7 @@ from probing.daemon.query.snapshot import QuerySnapshot
 from probing.daemon.store import Store
 from probing.daemon.store.needs import Need
 from probing.daemon.user_probes.spec import Attach, Field, Spec
-from probing.daemon.user_probes.tables import UserTables
+from probing.daemon.user_tables import UserTables
 
 
 class Collector:
@@ -57,7 +57,7 @@ class Collector:
     def define(self, *fields: tuple[str, str]) -> Table:
         place = Attach("uprobe", "f", "libc.so.6", "read")
         columns = tuple(Field(name, kind, "Doc.", 8 if kind == "text" else 0) for name, kind in fields)
-        return self.known.define(Spec("reads", "Reads.", "trainers", 10, (place,), columns, ""))
+        return self.known.define(Spec("reads", "Reads.", "trainers", 10, (place,), columns, "").table)
 
     def append(self, table: Table, *rows: dict[str, Any]) -> None:
         self.clock.advance(1000)

@@ -172,13 +172,13 @@ def test_an_interval_is_a_condition() -> None:
 
 @pytest.mark.parametrize("name", ["Mars/Base", "../../etc/passwd", "/etc/localtime", "Asia", "+25:00", "\0", "x" * 999])
 def test_a_zone_that_does_not_exist_is_an_error(name: str) -> None:
-    with pytest.raises(UsageError, match="is no time zone"):
+    with pytest.raises(UsageError, match="is not a time zone"):
         zone.use(name)
 
 
 def test_the_zone_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Mars/Base")
-    with pytest.raises(UsageError, match="TZ=Mars/Base is no time zone"):
+    with pytest.raises(UsageError, match="TZ=Mars/Base is not a time zone"):
         zone.use("local")
     for name in ("Asia/Shanghai", ":Asia/Shanghai", "CST-8", "<+08>-8"):
         monkeypatch.setenv("TZ", name)
@@ -199,9 +199,9 @@ def test_the_configuration_names_the_zone(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert (zone_of(None), zone_of("local")) == ("Asia/Shanghai", "local")
     for text, problem in (
         ('tzz = "UTC"', "there is no setting tzz"),
-        ("tz = 8", "tz is no text"),
-        ("tz =", "is no TOML"),
-        ("\xff", "is no TOML"),
+        ("tz = 8", "tz is not a text"),
+        ("tz =", "is not TOML"),
+        ("\xff", "is not TOML"),
     ):
         file.write_text(text, encoding="latin-1")
         with pytest.raises(ConfigError, match=problem):

@@ -15,6 +15,7 @@ from probing.daemon.collector.live_settings import Changes
 from probing.daemon.collector.settings import limits_of
 from probing.daemon.config import Config, StoreConfig
 from probing.daemon.store import Store, StoreLimits, TableLimits
+from probing.daemon.store.needs import Need, Range
 
 DAY_S = 86_400.0
 
@@ -190,10 +191,12 @@ def test_a_snapshot_has_the_segments_that_are_asked_for(tmp_path: Path) -> None:
         assert asked() == {name: len(files) for name, files in found.items()}
         assert asked(tables=["t.small"]) == {"t.small": len(found["t.small"])}
         inside = [s for s in found["t.small"] if s["ts_min"] <= first]
-        assert asked(tables=["t.small"], needs={"t.small": {"high": first}}) == {"t.small": len(inside)}
-        assert asked(tables=["t.small"], needs={"t.small": {"high": first - 1}}) == {}
+        assert asked(tables=["t.small"], needs={"t.small": Need(Range(high=first)).packed()}) == {
+            "t.small": len(inside)
+        }
+        assert asked(tables=["t.small"], needs={"t.small": Need(Range(high=first - 1)).packed()}) == {}
         last = max(s["ts_max"] for s in found["t.small"])
-        assert asked(tables=["t.small"], needs={"t.small": {"low": last + 1}}) == {}
+        assert asked(tables=["t.small"], needs={"t.small": Need(Range(low=last + 1)).packed()}) == {}
         # What jobs a segment has is not known where it says none.
-        everything = asked(tables=["t.small"], needs={"t.small": {"jobs": ["nobody"]}})
+        everything = asked(tables=["t.small"], needs={"t.small": Need(jobs=frozenset(["nobody"])).packed()})
         assert everything == {"t.small": sum(s["jobs"] is None for s in found["t.small"])}

@@ -114,7 +114,7 @@ def test_two_sources_cannot_have_one_slot(buffer: RowBuffer) -> None:
     sources.add(Observer(7))
     assert sorted(sources.probe_slots) == [3, 5, 7]
     sources.add(Observer(5))
-    with pytest.raises(InternalError, match="the probe slot 5 is that of probe 5 and of observer"):
+    with pytest.raises(InternalError, match="the probe slot 5 is used by probe 5 and observer"):
         _ = sources.probe_slots
 
 

@@ -77,7 +77,7 @@ def made() -> Iterator[list[Proofs]]:
 
 def examined(made: list[Proofs], net: Net, node: str = "n1", *, trusted: bool = False) -> Proofs:
     """The proofs of ``node``, some seconds after its run began."""
-    one = Proofs(node, net, lambda: Here(net), grace_s=GRACE_S, trusted=trusted, now=lambda: net.now)
+    one = Proofs(node, net, Here(net), grace_s=GRACE_S, trusted=trusted, now=lambda: net.now)
     made.append(one)
     one.hold({KEY: True})
     one.step()
@@ -190,7 +190,7 @@ def test_all_claims_count_until_the_first_operation_and_some_seconds_longer_once
     net = Net(n2=Sight(at(2), at(1), at(2)))
     # Its data come from elsewhere.
     net.own, net.here = Sight(at(1), at(3)), net.here._replace(calls=0)
-    one = Proofs("n1", net, lambda: Here(net), grace_s=GRACE_S, now=lambda: net.now)
+    one = Proofs("n1", net, Here(net), grace_s=GRACE_S, now=lambda: net.now)
     made.append(one)
     one.hold({KEY: True})
     for _ in range(100):
@@ -250,7 +250,7 @@ def test_the_name_of_a_job_is_shown_without_control_characters(made: list[Proofs
     net = Net()
     net.own = Sight(at(1), at(3))
     net.holders = lambda job, run: [Holder("-", True, False)]  # type: ignore[method-assign]
-    one = Proofs("n1", net, lambda: Here(net), grace_s=0.0, now=lambda: net.now)
+    one = Proofs("n1", net, Here(net), grace_s=0.0, now=lambda: net.now)
     made.append(one)
     one.hold({("job\x1b[2J\n", "run"): True})
     one.step()

@@ -27,7 +27,7 @@ class Scene:
         self.proofs = Proofs(
             node,
             self,  # type: ignore[arg-type]
-            lambda: self,
+            self,  # type: ignore[arg-type]
             grace_s=young_s,
             trusted=not young_s,
             now=lambda: self.now,

@@ -91,7 +91,7 @@ class Node:
         self.world, self.name = world, name
         self.rows: list[Mapping[str, Any]] = []
         self.hooked: list[tuple[float, Mapping[str, Any]]] = []
-        self.proofs = Proofs(name, self, lambda: self, grace_s=15.0, now=lambda: world.now)  # type: ignore[arg-type]
+        self.proofs = Proofs(name, self, self, grace_s=15.0, now=lambda: world.now)  # type: ignore[arg-type]
         self.jobs = JobFacts(name, Local(self), self.proofs)
         self.coordinator = Coordinator(name, self.proofs, look_s=STALL_S, now=lambda: world.now)
         self.watch = JobWatch(

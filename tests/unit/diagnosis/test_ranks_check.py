@@ -109,7 +109,7 @@ def test_the_rule_of_the_launcher(
     [
         (["a-0", "a-0"], "a-0", "a-0 occurs twice"),
         (["a-0", "a-00"], "a-0", "a-00 occurs twice"),
-        (["a"], "a", "a is no worker"),
+        (["a"], "a", "a is not a worker"),
         (["a-0"], "b-0", "the master b-0 is not among"),
         (["a-0"], "b", "the master b is not among"),
     ],

@@ -104,6 +104,25 @@ def test_the_first_poll_asks_for_all(process: Process) -> None:
     session.close()
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ({"hung": 5}, b"{}"),
+        ({"failed": {"kind": 1}}, b"{}"),
+        ({"events": {}}, b"{}"),
+        ({}, b"[]"),
+        ({}, b'{"values": 5}'),
+    ],
+)
+def test_an_answer_of_another_type_is_a_failure(process: Process, answer: Answer) -> None:
+    process.answers += [answer]
+    session = NvmlSession(process.path)
+    failure = polled(session)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.text) == ("lost", "the process that asks the driver: its answer cannot be read")
+    session.close()
+
+
 def test_the_next_start_waits_longer_each_time(process: Process) -> None:
     now = [100.0]
     session = NvmlSession(process.path, retry_s=(1, 5), now=lambda: now[0])
@@ -261,7 +280,7 @@ def test_an_answer_that_makes_no_sense_is_a_failure() -> None:
     source, given_session, rows = source_of(broken, whole)
     source.tick()
     assert (state_of(source).state, given_session.restarts) == ("degraded", 1)
-    assert "makes no sense" in state_of(source).reason
+    assert "is malformed" in state_of(source).reason
     source.tick()
     assert state_of(source).state == "running"
     assert len(rows.of("gpu.utilization")) == 1

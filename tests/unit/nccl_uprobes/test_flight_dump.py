@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from probing.api.errors import CorruptTarget, ProbingError, UnsupportedTarget
 from probing.api.tables import table_named
+from probing.api.typed import typed_json
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.flight_recorder import dump as flight_dump
 from probing.daemon.nccl_uprobes.flight_recorder.dump import dump_rows, handlers
+from probing.daemon.nccl_uprobes.flight_recorder.report import Dump
 from probing.diagnosis.flight_recorder.dump import load_dump
 
 TABLE = "python.torch_nccl_flight_record"
@@ -177,7 +179,7 @@ def test_any_content_gives_rows_that_fit_the_table(junk: Any, changes: dict[str,
             found = dump_rows(dump)
         except ProbingError:
             continue
-        batch_of(TABLE, json.loads(json.dumps(found))["rows"])
+        batch_of(TABLE, typed_json(Dump, json.dumps(found).encode())["rows"])
 
 
 def test_a_parser_answers_from_a_descriptor(tmp_path: Path) -> None:

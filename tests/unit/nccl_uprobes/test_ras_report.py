@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from probing.api.errors import CorruptTarget, ProbingError, UsageError
 from probing.api.tables import table_named
+from probing.api.typed import typed_json
 from probing.daemon.arrow import batch_of
 from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.ras import json_report as ras_report
 from probing.daemon.nccl_uprobes.ras.json_report import handlers, json_report
+from probing.daemon.nccl_uprobes.ras.report import Report
 
 TABLE = "comm.ras"
 _JUNK = st.recursive(
@@ -242,7 +244,7 @@ def test_any_json_gives_rows_that_fit_the_table(junk: Any, name: str, other: Any
             found = json_report(json.dumps(document).encode())
         except ProbingError:
             continue
-        batch_of(TABLE, json.loads(json.dumps(found))["rows"])
+        batch_of(TABLE, typed_json(Report, json.dumps(found).encode())["rows"])
 
 
 @given(st.binary(max_size=400))

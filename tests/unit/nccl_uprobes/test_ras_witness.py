@@ -179,7 +179,7 @@ def test_a_stranger_at_the_port_is_a_loss_once(world: World) -> None:
     witness = world.witness(world.listen(manner="stranger").port)
     witness.ask_all()
     witness.ask_all()
-    assert [loss.reason for loss in world.losses] == ["what listens there is no NCCL RAS"]
+    assert [loss.reason for loss in world.losses] == ["the listener at this address is not NCCL RAS"]
     world.living = []
     witness.ask_all()
     assert witness.reason == ""
@@ -200,7 +200,7 @@ def test_a_report_without_end_is_asked_for_less_and_less_often(world: World, mon
 def test_a_malformed_report_is_a_loss(world: World) -> None:
     witness = world.witness(world.listen(b"{").port)
     assert witness.ask_all() == 0
-    assert "no JSON" in world.losses[0].reason
+    assert "not JSON" in world.losses[0].reason
     witness = world.witness(world.listen(b'{"communicators": [3]}').port)
     assert witness.ask_all() == 0
     assert world.losses[1].count == 1
@@ -266,7 +266,7 @@ def test_addresses_that_are_not_asked(named: str) -> None:
 
 def test_another_machine_is_not_connected_to() -> None:
     # TEST-NET-1 of RFC 5737: no machine has it.
-    with pytest.raises(UnsupportedTarget, match="no address of this machine"):
+    with pytest.raises(UnsupportedTarget, match="not an address of this machine"):
         connect_ras(RasAddress(("192.0.2.1",), 4000))
 
 

@@ -14,12 +14,13 @@ import pytest
 from probing.daemon.ipc import Message
 from probing.daemon.processes.conditions.answers import ConditionAnswers
 from probing.daemon.processes.conditions.condition import read_condition
-from probing.daemon.processes.conditions.counters import Load, read_loads
+from probing.daemon.processes.conditions.counters import read_loads
 from probing.daemon.processes.conditions.mounts import Mount, handle_of, plain_path
 from probing.daemon.processes.conditions.sockets import SocketTables
 from probing.daemon.processes.conditions.waits import ThreadWait, WaitReader, system_call
 from probing.daemon.processes.memory import FakeMemory
 from probing.daemon.processes.target import Target
+from probing.daemon.stack_wire import Load
 
 OPENAT = next(number for number in range(512) if (call := system_call(number)) and call.name == "openat")
 LOCAL = Mount(1, b"/", b"/", "ext4", "rw")
@@ -124,7 +125,7 @@ def test_loads_are_asked_for_in_the_time_that_is_left() -> None:
 
     readers: Any = Slow()
     answers = ConditionAnswers(readers, lambda _pids, _job: [])
-    assert answers.conditions([], "j", 60.0)["loads"] == [[5, 7, "a", 0, 30]]
+    assert answers.conditions([], "j", 60.0)["loads"] == [Load(5, 7, "a", 0, 30)]
     assert answers.conditions([], "j", 0.01)["loads"] is None
     assert asked == ["condition", "loads", "condition"]
 

@@ -251,7 +251,13 @@ class Broken:
 
 @pytest.mark.parametrize(
     "answer",
-    [{}, {"need": [5]}, {"need": "x"}, {"need": []}, {"need": [], "threads": [[7, [[0, 1]], ""]], "codes": []}],
+    [
+        {},
+        {"need": [5], "threads": [], "codes": []},
+        {"need": "x", "threads": [], "codes": []},
+        {"need": []},
+        {"need": [], "threads": [[7, [[0, 1]], ""]], "codes": []},
+    ],
 )
 def test_a_parser_that_answers_nonsense_costs_the_native_frames(answer: dict[str, Any]) -> None:
     with descriptor(b"") as fd:
@@ -262,7 +268,7 @@ def test_a_parser_that_answers_nonsense_costs_the_native_frames(answer: dict[str
 def test_a_parser_that_always_wants_a_file_is_not_asked_for_ever() -> None:
     with descriptor(b"") as fd:
         readers = FakeReaders(fd)
-        threads = asked(readers, Broken({"need": [MAPPING.start]}))
+        threads = asked(readers, Broken({"need": [MAPPING.start], "threads": [], "codes": []}))
     assert "too many files" in threads[0]["native_missing"]
     assert len(readers.opened) < 100
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from probing.api.errors import CorruptTarget, InternalError, NotPython, ProbingError, TargetTimeout
+from probing.daemon.elf.symbols import FileSymbols, Symbol
 from probing.daemon.ipc import Message
 from probing.daemon.python_stack.stacks.requests import PythonStacks
 
@@ -20,9 +21,9 @@ STUCK, FOREIGN, BROKEN, CHANGED = 2, 3, 4, 5
 
 
 class Parsers:
-    def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> dict[str, Any]:
-        symbols = [{"name": "_PyRuntime", "address": 4096}, {"name": "Py_Version", "address": 8192}]
-        return {"symbols": symbols, "first_vaddr": 0, "relocated": True}
+    def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> FileSymbols:
+        addresses = {"_PyRuntime": 4096, "Py_Version": 8192}
+        return FileSymbols(tuple(Symbol(name, at, None, 0, b"") for name, at in addresses.items()), 0, True)
 
 
 class Readers:

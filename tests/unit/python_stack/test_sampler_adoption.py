@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from probing.api.errors import InternalError, TargetTimeout, UsageError
 from probing.daemon.ipc import Message
-from probing.daemon.python_stack.sampling.off_cpu.adoption import Adopted, Adoption
+from probing.daemon.python_stack.sampling.adoption import Adopted, Adoption
 from probing.daemon.python_stack.sampling.off_cpu.kernel_entries import frames_hash
 from probing.daemon.python_stack.sampling.off_cpu.stacks import (
     MAX_BLOCKED,

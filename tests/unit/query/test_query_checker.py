@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from probing.api.tables.user import user_table, user_table_to
+from probing.api.typed import typed
 from probing.daemon.confined import sql_checker
 from probing.daemon.ipc import Message
 from probing.daemon.store.needs import Need
@@ -29,9 +30,7 @@ def test_each_statement_has_its_own_answer() -> None:
     one, drop, ops, nope = json.loads(answer.payload)
     assert (one["sql"], one["needs"]) == ("SELECT 1", {})
     assert (drop["error"]["kind"], nope["error"]["message"]) == ("QueryRejected", "there is no table nope")
-    assert {name: Need.from_dict(need) for name, need in ops["needs"].items()} == {
-        "comm.ops": Need(jobs=frozenset("a"))
-    }
+    assert {name: typed(Need, need) for name, need in ops["needs"].items()} == {"comm.ops": Need(jobs=frozenset("a"))}
 
 
 def test_what_any_statement_needs_is_asked_for_once() -> None:

@@ -55,7 +55,7 @@ def test_what_the_command_line_says(text: str, name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", "rank", "=3", "1a=3", "a b=1", "a:=1", "a:x;y=1", "$=1"])
 def test_what_is_no_parameter(text: str) -> None:
-    with pytest.raises(UsageError, match="no name=value"):
+    with pytest.raises(UsageError, match="not name=value"):
         parameter(text)
 
 
@@ -119,7 +119,7 @@ def test_a_query_without_parameters_is_left_as_it_is() -> None:
         ("SELECT ?", {"b": 1}, "have names"),
         ("SELECT $1", {"b": 1}, "have names"),
         ("SELECT t.$a FROM t", {"a": 1}, "where a name must stand"),
-        ("SELECT $a", {"a": object()}, "is no value"),
+        ("SELECT $a", {"a": object()}, "is not a value"),
         ("SELECT $a", {"a": Typed("1", "NOSUCH")}, "there is no type NOSUCH"),
     ],
 )

@@ -125,12 +125,12 @@ def test_commands_that_are_not_answered_say_why() -> None:
 
     for write in (sql.CommandStatementUpdate(query="DROP"), sql.CommandStatementIngest(table="t")):
         assert "read-only" in refusal(packed(write))
-    assert "no command that is answered" in refusal(packed(sql.CommandStatementSubstraitPlan()))
-    assert "no command that is answered" in refusal(b"")
+    assert "not a command that this node answers" in refusal(packed(sql.CommandStatementSubstraitPlan()))
+    assert "not a command that this node answers" in refusal(b"")
     assert "transactions" in refusal(packed(sql.CommandStatementQuery(query="SELECT 1", transaction_id=b"1")))
     assert "malformed" in refusal(packed(sql.TicketStatementQuery(statement_handle=b"\xff\xfe")))
     assert "260 KiB" in refusal(b"x" * (MAX_COMMAND + 1))
-    with pytest.raises(UsageError, match="a path names no rows"):
+    with pytest.raises(UsageError, match="this node gives no rows by path"):
         command_of(flight.FlightDescriptor(type=1, path=["comm", "ops"]))
 
 

@@ -226,5 +226,5 @@ def test_a_port_that_is_taken_is_tried_again(monkeypatch: pytest.MonkeyPatch) ->
 def test_http_follows_the_rules_of_tcp() -> None:
     with pytest.raises(ConfigError, match=r"^http = 127\.0\.0\.1:1 would answer everybody"):
         check_listen("127.0.0.1:1", token_file="", insecure=False, key="http")
-    with pytest.raises(ConfigError, match=r"^http = 0\.0\.0\.0:1 would answer in the clear"):
+    with pytest.raises(ConfigError, match=r"^http = 0\.0\.0\.0:1 would answer unencrypted"):
         check_listen("0.0.0.0:1", token_file="/t", insecure=False, key="http")

@@ -184,7 +184,7 @@ def lint(page: bytes) -> list[str]:
             found.append(f"{family.name} no help text")
         named = re.fullmatch(r"probingd(_[a-z]+)+", family.name)
         if not named or re.search(r"_(ms|ns|pct|gbps|mhz|count)\b", family.name):
-            found.append(f"{family.name} is no name of a metric")
+            found.append(f"{family.name} is not a valid name of a metric")
         if family.samples and (family.type == "counter") != all(s.name.endswith("_total") for s in family.samples):
             found.append(f"{family.name} is a {family.type}")
     return found

@@ -94,7 +94,7 @@ def test_off_loopback_tls_and_someone_to_trust_are_needed() -> None:
     check_listen("0.0.0.0:1", token_file="", insecure=False, tls=True, client_ca=True)
     with pytest.raises(ConfigError, match="everybody"):
         check_listen("0.0.0.0:1", token_file="", insecure=False, tls=True)
-    with pytest.raises(ConfigError, match="in the clear"):
+    with pytest.raises(ConfigError, match="unencrypted"):
         check_listen("0.0.0.0:1", token_file="/t", insecure=False)
 
 

@@ -46,13 +46,16 @@ def test_a_step_crosses_unchanged(step: Step) -> None:
     "header",
     [
         {},
-        {"part": 0},
-        {"part": 0, "rows": [], "created_ns": 0, "problem": ""},
-        {"segment": "t.small"},
+        {"part": [0]},
+        {"part": [0, [], 0, ""]},
+        {"segment": ["t.small"]},
         {"made": None},
-        {"made": {"size": "x", "crc": 0, "rows": 0, "ts_min": 0, "ts_max": 0, "jobs": None}},
-        {"lost": {"group": 0}},
-        {"contents": 5},
+        {"made": ["x", 0, 0, 0, 0, None]},
+        {"lost": [0]},
+        {"rows": []},
+        {"contents": [5]},
+        {"data": [], "rows": ["t.small"]},
+        {"other": []},
     ],
 )
 def test_another_message_is_refused(header: dict[str, Any]) -> None:

@@ -83,8 +83,8 @@ def test_what_was_meant(
         (["frobnicate"], "error: unknown command 'frobnicate'"),
         (["run", "--stor.max-bytes=1"], "error: unknown configuration key 'stor.max_bytes'"),
         (["version", "x"], "error: version takes no arguments"),
-        (["check", "-f", "yaml"], "error: -f takes table or json"),
-        (["check", "-f"], "error: -f takes table or json"),
+        (["check", "-f", "yaml"], "error: -f must be table or json"),
+        (["check", "-f"], "error: -f must be table or json"),
     ],
 )
 def test_wrong_usage(
@@ -141,7 +141,7 @@ def test_a_refusal_by_a_locked_down_kernel_names_the_lockdown(monkeypatch: pytes
     [
         ("lisen = 1\n", "unknown configuration key 'lisen'"),
         ("hang_s = -1.0\n", "hang_s"),
-        ("listen = '0.0.0.0:1'\ntoken_file = 'x'\n", "in the clear"),
+        ("listen = '0.0.0.0:1'\ntoken_file = 'x'\n", "unencrypted"),
         ("listen = '127.0.0.1:1'\ntoken_file = '/nowhere'\n", "/nowhere"),
         ("[store]\ntable_max_age_days = ['no.table=1']\n", "no stored table"),
         ("[users]\nservice = 'nobody-knows'\n", "no user 'nobody-knows'"),

@@ -22,7 +22,7 @@ from probing.daemon.source import Identity
 from probing.daemon.user_probes.c_text import record_dtype
 from probing.daemon.user_probes.running import rows_of
 from probing.daemon.user_probes.spec import Attach, Field, Spec
-from probing.daemon.user_probes.tables import MAX_TABLES, UserTables
+from probing.daemon.user_tables import MAX_TABLES, UserTables
 
 PLACE = Attach("uprobe", "f", "libc.so.6", "read")
 
@@ -79,9 +79,9 @@ def test_texts_of_targets_are_clean(texts: list[bytes]) -> None:
 
 def test_rows_fit_a_table_that_has_more_columns(tmp_path: Path) -> None:
     tables = UserTables(tmp_path / "t.json")
-    tables.define(spec(number("a"), number("b")))
+    tables.define(spec(number("a"), number("b")).table)
     narrow = spec(number("b"), number("c", "i32"))
-    table = tables.define(narrow)
+    table = tables.define(narrow.table)
     assert table.logical.names[-3:] == ["b", "c", "a"]
     batch = rows_of(narrow, table, events(narrow, {"b": 3, "c": -4}), ClockPair(0, 0, 0), "n", KNOWN)
     assert batch.select(["a", "b", "c"]).to_pylist() == [{"a": None, "b": 3, "c": -4}]
@@ -90,8 +90,8 @@ def test_rows_fit_a_table_that_has_more_columns(tmp_path: Path) -> None:
 def test_tables_are_kept_and_never_change_a_type(tmp_path: Path) -> None:
     tables = UserTables(tmp_path / "t.json")
     assert dict(tables) == TABLES
-    tables.define(spec(number("a")))
-    tables.define(spec(number("b", "text"), name="q"))
+    tables.define(spec(number("a")).table)
+    tables.define(spec(number("b", "text"), name="q").table)
     again = UserTables(tmp_path / "t.json")
     assert again.described() == tables.described()
     assert set(again) == {*TABLES, "user.p", "user.q"}
@@ -99,9 +99,9 @@ def test_tables_are_kept_and_never_change_a_type(tmp_path: Path) -> None:
     assert again["user.p"] == tables["user.p"]
     assert again["comm.ops"] is TABLES["comm.ops"]
     with pytest.raises(ConfigError, match=r"user\.p\.a was u64 and would now be i64"):
-        again.define(spec(number("a", "i64")))
+        again.define(spec(number("a", "i64")).table)
     with pytest.raises(ConfigError, match="would have 65 columns"):
-        again.define(spec(*(number(f"c{i}") for i in range(64))))
+        again.define(spec(*(number(f"c{i}") for i in range(64))).table)
     assert UserTables(tmp_path / "t.json").described() == tables.described()
 
 
@@ -112,7 +112,7 @@ def test_a_file_of_tables_that_makes_no_sense_costs_no_start(tmp_path: Path, cap
         tables = UserTables(path)
         assert tables.described() == []
     assert "cannot be read" in caplog.text
-    tables.define(spec(number("a")))
+    tables.define(spec(number("a")).table)
     assert json.loads(path.read_text())[0]["name"] == "p"
 
 
@@ -120,9 +120,9 @@ def test_there_are_only_so_many_tables(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(json.dumps([user_table_to(user_table(f"t{i}", "", [])) for i in range(MAX_TABLES)]))
     tables = UserTables(path)
-    tables.define(spec(number("a"), name="t0"))
+    tables.define(spec(number("a"), name="t0").table)
     with pytest.raises(ConfigError, match="256 tables"):
-        tables.define(spec(number("a")))
+        tables.define(spec(number("a")).table)
 
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,40}", fullmatch=True)

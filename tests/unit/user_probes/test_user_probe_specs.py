@@ -60,7 +60,7 @@ def test_what_is_left_out_has_a_value(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("toml", "message", "hint"),
     [
-        (b"\xff", "p.toml is no UTF-8 text", "UTF-8"),
+        (b"\xff", "p.toml is not UTF-8 text", "UTF-8"),
         ("a = [", "p.toml is not TOML: ", "docs/user-probes.md"),
         (GOOD + "[x]\n", "unknown key x", "known here: description, processes, budget, attach, columns"),
         (PLACE + COLUMN, "description is missing", "a text in quotes"),

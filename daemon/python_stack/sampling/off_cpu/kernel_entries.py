@@ -1,6 +1,6 @@
 """Writes entries of the map ``python_off`` (bpf/python_off.bpf.c) for threads that left the CPU unseen.
 
-The programs then report the thread like any other: the flush while it is off the CPU, and the switch back, which
+The programs then report the thread like any other: at each flush while it is off the CPU, and at its switch back, which
 deletes the entry.
 """
 
@@ -18,15 +18,15 @@ from probing.daemon.python_stack.sampling.off_cpu.stacks import MAX_FRAMES, OffC
 
 __all__ = ("OffCpuEntries", "frames_hash")
 
-# enum python_sample_kind and python_sample_flags of bpf/python.bpf.h.
+# Values of enum python_sample_kind and python_sample_flags of bpf/python.bpf.h.
 _OFF_CPU, _CUT, _GIL_UNKNOWN = 2, 1, 8
 _U64 = (1 << 64) - 1
-# Parts of the room, of which one process may use one (AWAY_SHARE of bpf/python_off.bpf.c).
+# One process may use one part in this many of the room (AWAY_SHARE of bpf/python_off.bpf.c).
 _SHARES = 4
 
 
 class OffCpuEntries:
-    """Not safe for two threads. ``session`` has the object ``python_off``."""
+    """The entries of the map ``python_off``. Not safe for two threads. ``session`` has the object ``python_off``."""
 
     def __init__(self, session: Session) -> None:
         self._entries, self._control = session.maps["python_off"], session.maps["control"]
@@ -38,7 +38,7 @@ class OffCpuEntries:
 
     @property
     def generation(self) -> int | None:
-        """The pause generation that new entries carry; None while the programs pause."""
+        """Returns the pause generation for new entries; None while the programs pause."""
         control = self._control.lookup(0)
         return None if control["paused"] else int(control["generation"])
 
@@ -57,9 +57,11 @@ class OffCpuEntries:
     def put(
         self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
     ) -> tuple[list[OffCpuThread], int]:
-        """Make entries for threads without one. Returns the threads that got an entry, and the count without room.
+        """Makes missing entries for ``threads``. Returns the threads that got an entry, and the number of threads
+        without room.
 
-        ``generation``: the pause generation before threads were read; ``checks``: address of a code object -> check.
+        ``generation``: the pause generation before the threads were read; ``checks``: address of a code object ->
+        check.
         """
         made: list[OffCpuThread] = []
         for number, thread in enumerate(threads):
@@ -73,13 +75,13 @@ class OffCpuEntries:
         return made, 0
 
     def drop(self, tid: int, switches: int) -> None:
-        """Delete the entry of a thread that has run since, unless the entry is newer."""
+        """Deletes the entry of a thread that has run since, unless the entry is newer."""
         entry = self._entries.lookup(tid)
         if entry is not None and int(entry["switches"]) == switches:
             self._entries.delete(tid)
 
     def clear(self) -> None:
-        """Delete all entries, which are void once switches went unseen."""
+        """Deletes all entries, which are void once switches went unseen."""
         for tid in self._entries.items()[0]:
             self._entries.delete(tid)
 

@@ -1,4 +1,4 @@
-"""Stacks of threads that are off the CPU: the reader's request ``blocked``.
+"""Reads the stacks of threads that are off the CPU: the reader's request ``blocked``.
 
 The programs see a thread only when it leaves the CPU; the stack of a thread that left earlier is read from outside.
 Equal counts of context switches before and after prove that it did not run meanwhile. This module runs in a reader, and
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from probing.api.errors import InternalError, ProcessGone, UsageError
-from probing.daemon.ipc import Message
+from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import Memory, ProcessMemory
 from probing.daemon.python_stack.sampling.thread_states import checked_request, read_file
 from probing.daemon.python_stack.walk.capture import checked_layout
@@ -32,10 +32,10 @@ _AWAY = frozenset({b"S", b"D", b"T", b"t"})
 
 
 class OffCpuThread(NamedTuple):
-    """A thread that left the CPU at its ``switches``-th context switch, by ``seen_ns`` (CLOCK_MONOTONIC) at the latest.
+    """A thread that left the CPU at its ``switches``-th context switch, at ``seen_ns`` (CLOCK_MONOTONIC) or before.
 
-    ``frames``: (address of the code object, bytes from its begin), innermost first, as python_walk of
-    bpf/python_walk.bpf.h has them. ``cut``: outer frames are missing.
+    ``frames``: (address of the code object, bytes from its begin), innermost first, in the form of
+    bpf/python_walk.bpf.h. ``cut``: outer frames are missing.
     """
 
     tid: int
@@ -54,10 +54,10 @@ class _Chosen(Walker):
         self._wanted = wanted
 
     def _tids(self, threads: list[RawThread]) -> None:
-        """The tids are in the request."""
+        """Does nothing: the tids are in the request."""
 
     def _through_cframes(self, threads: list[RawThread], tops: list[int]) -> list[int]:
-        # A thread that runs may have no C frame there any more; only the wanted threads must have one.
+        # A running thread may have left its C frame meanwhile; only the wanted threads must have one.
         pairs = zip(threads, tops, strict=True)
         return super()._through_cframes(threads, [top if self._is_wanted(one) else 0 for one, top in pairs])
 
@@ -69,12 +69,12 @@ class _Chosen(Walker):
         return (thread.address, thread.thread_id) in self._wanted
 
 
-def answer_blocked(request: dict[str, Any]) -> Message:
+def answer_blocked(request: Header) -> Message:
     """Answers ``blocked`` {pid, start_ns, runtime, threads, frames, timeout_ms}.
 
     ``threads``: at most 256 of [tid, address of its PyThreadState, thread_id], as ``threads`` returned them. Payload:
-    JSON, ``[[tid, switches, seen_ns, cut, [[code, offset], ...]], ...]``, an ``OffCpuThread`` for each that did not run
-    while it was read. Without ``frames`` no memory of the process is read.
+    JSON, ``[[tid, switches, seen_ns, cut, [[code, offset], ...]], ...]``, an ``OffCpuThread`` for each thread that did
+    not run while it was read. Without ``frames`` no memory of the process is read.
 
     Raises ProcessGone, PrivilegeError, TargetTimeout, UnsupportedTarget, CorruptTarget and UsageError.
     """
@@ -102,7 +102,7 @@ def unpack_blocked(answer: Message) -> list[OffCpuThread]:
             for tid, switches, seen_ns, cut, frames in json.loads(answer.payload)
         ]
     except (TypeError, ValueError) as e:
-        raise InternalError("a reader's answer holds no blocked threads") from e
+        raise InternalError("a reader's answer contains no blocked threads") from e
 
 
 def _asked(threads: Any) -> list[tuple[int, int, int]]:
@@ -115,7 +115,7 @@ def _asked(threads: Any) -> list[tuple[int, int, int]]:
 
 
 def _look(pid: int, tids: Iterable[int]) -> dict[int, int]:
-    """Returns the count of context switches by tid, without threads that run, wait for a CPU, or ended."""
+    """Returns the number of context switches by tid, without threads that run, wait for a CPU, or ended."""
     found = {}
     for tid in tids:
         try:
@@ -131,7 +131,7 @@ def _look(pid: int, tids: Iterable[int]) -> dict[int, int]:
 def _walk(
     memory: Memory, layout: Layout, runtime: int, threads: list[tuple[int, int, int]], deadline: float
 ) -> dict[int, tuple[bool, list[tuple[int, int]]]]:
-    """Returns by tid whether the stack was cut, and its frames. Threads whose PyThreadState is gone are left out."""
+    """Returns by tid whether the stack was cut, and the frames. Threads whose PyThreadState is gone are left out."""
     tids = {(state, thread_id): tid for tid, state, thread_id in threads}
     walker = _Chosen(Snapshot(memory), layout, set(tids), deadline)
     found = {}
@@ -147,5 +147,5 @@ def _frame(layout: Layout, frame: RawFrame) -> tuple[int, int]:
         offset = frame.instr - frame.code - layout.code_adaptive
     else:
         offset = frame.instr * 2 if layout.instr == "lasti_units" else frame.instr
-    # The programs keep it as an int of 32 bits.
+    # The programs keep the offset as an int of 32 bits.
     return frame.code, (offset + (1 << 31) & (1 << 32) - 1) - (1 << 31)

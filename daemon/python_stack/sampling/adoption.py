@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from probing.api.errors import ProbingError
-from probing.daemon.processes.readers import Readers
+from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.sampling.off_cpu.stacks import MAX_BLOCKED, OffCpuThread, unpack_blocked
 from probing.daemon.python_stack.sampling.processes import Sampled
+from probing.daemon.python_stack.sampling.programs import SamplingPrograms
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
 
-__all__ = ("Adopted", "Adoption", "OffCpuKernel", "ReadChecks")
+__all__ = ("Adopted", "Adoption", "ReadChecks")
 
 ReadChecks = Callable[[Sampled, Sequence[int]], Mapping[int, int]]
 """(process, addresses of code objects) -> their checks, as far as they can be read. Raises ProbingError."""
@@ -28,31 +28,12 @@ _Threads = Mapping[int, tuple[int, int]]
 _log = logging.getLogger(__name__)
 
 
-class OffCpuKernel(Protocol):
-    """``kernel_entries.OffCpuEntries``, where the programs see threads switch."""
-
-    @property
-    def room(self) -> tuple[int, int]:
-        """The most threads, and entries of threads off the CPU, of one process."""
-
-    def lacking(self, start_ns: int, tids: Iterable[int]) -> tuple[int, list[int]]:
-        """Returns (pause generation, tids without an entry in ``python_off``)."""
-
-    def adopt(
-        self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
-    ) -> tuple[list[OffCpuThread], int]:
-        """Make entries; returns the threads that have an entry now, and the count of threads without room."""
-
-    def disown(self, tid: int, switches: int) -> None:
-        """Delete the entry of ``tid`` that was made at this count of context ``switches``."""
-
-
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Outcome of ``Adoption.visit``. ``left``: threads off the CPU for which no map entry could be made,
-    tid -> (pause generation, switches, seen_ns).
+    """The outcome of ``Adoption.visit``. ``left``: threads off the CPU for which no map entry could be made, tid ->
+    (pause generation, switches, seen_ns).
 
-    ``no_room``: number of threads without room in the map.
+    ``no_room``: the number of threads without room in the map.
     """
 
     left: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -60,16 +41,19 @@ class Adopted:
 
 
 class Adoption:
-    """Safe for any thread; the lock ``maps`` is held while maps change."""
+    """Makes entries for threads off the CPU. Safe for any thread; the lock ``maps`` is held while maps change."""
 
-    def __init__(self, kernel: OffCpuKernel, maps: threading.Lock, readers: Readers, read_checks: ReadChecks) -> None:
+    def __init__(
+        self, kernel: SamplingPrograms, maps: threading.Lock, readers: ReaderPool, read_checks: ReadChecks
+    ) -> None:
         self._kernel = kernel
         self._maps = maps
         self._readers = readers
         self._read_checks = read_checks
 
     def visit(self, process: Sampled, runtime: RuntimeInfo, threads: _Threads, before: Adopted) -> Adopted:
-        """Make entries for all threads that are off the CPU. ``threads``: tid -> (state, thread_id).
+        """Makes entries for all threads that are off the CPU, and returns the outcome. ``threads``: tid -> (state,
+        thread_id).
 
         ``before`` is the outcome of the last visit. Threads that fail now are tried again at the next visit.
         """
@@ -97,7 +81,7 @@ class Adoption:
     def _adopt(
         self, process: Sampled, runtime: RuntimeInfo, generation: int, found: list[OffCpuThread], threads: _Threads
     ) -> tuple[set[int], int]:
-        """Returns the tids for which entries were made, and the count of threads without room."""
+        """Returns the tids for which entries were made, and the number of threads without room."""
         addresses = list(dict.fromkeys(code for thread in found for code, _ in thread.frames))
         checks = self._read_checks(process, addresses) if addresses else {}
         known = [thread for thread in found if all(code in checks for code, _ in thread.frames)]
@@ -134,7 +118,7 @@ class Adoption:
 
 
 def _since(thread: OffCpuThread, generation: int, before: Adopted) -> OffCpuThread:
-    """Returns ``thread`` as seen at an earlier visit if it has not switched since: it was off the CPU since then."""
+    """Returns ``thread``; if it has not switched since an earlier visit, with the time at which that visit saw it."""
     seen = before.left.get(thread.tid)
     if seen is None or seen[:2] != (generation, thread.switches):
         return thread

@@ -1,0 +1,100 @@
+"""Arrow batches from rows that a job wrote: typed columns, with the identity of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from probing.api.tables import Table
+from probing.api.tables.python import TRACE_EVENT, TRAINING_METRICS
+from probing.api.tables.user import job_columns
+from probing.daemon.clock import ClockPair
+from probing.daemon.columns import batch, identity_columns, named, numbers, times
+from probing.daemon.job_rows.memory import Rows
+from probing.daemon.source import Identity
+
+__all__ = ("BUILT_IN", "job_batch", "metric_batch", "span_batch")
+
+# What stands for NULL in the memory (sdk/rows.py): the smallest integer, NaN, a byte that begins no text in UTF-8.
+_NO_INTEGER, _NO_TEXT = np.iinfo(np.int64).min, b"\xff"
+_RECORD_TYPES = ("span_start", "span_end", "event")
+# The columns that the library writes into its own tables.
+BUILT_IN: Mapping[str, Mapping[str, str]] = {
+    "trace_event": {
+        **dict.fromkeys(("record_type", "trace_id", "span_id", "parent_id", "time", "thread_id"), "i64"),
+        **dict.fromkeys(("name", "phase", "location", "attributes", "event_attributes"), "text"),
+    },
+    "training_metrics": {"step": "i64", "value": "f64", "name": "text"},
+}
+
+
+def job_batch(
+    node: str, who: Identity, rows: Rows, columns: Mapping[str, str], table: Table, pair: ClockPair
+) -> pa.RecordBatch:
+    """Returns the rows as a batch of ``table``, which ``job_table`` has made, and which has all of ``columns``."""
+    found = _common(node, who, rows, pair)
+    found["timestamp"] = numbers(
+        np.where(rows["time"] == _NO_INTEGER, (rows["mono_ns"] + pair.mono_to_utc_ns) // 1000, rows["time"])
+    )
+    for column, kinds in job_columns(table).items():
+        for place, kind in zip([column, *(f"{column}__{kind}" for kind in kinds[1:])], kinds, strict=True):
+            found[place] = (
+                _column(rows, column, kind)
+                if columns.get(column) == kind
+                else pa.nulls(len(rows), table.physical.field(place).type)
+            )
+    return batch(table.physical, found)
+
+
+def span_batch(node: str, who: Identity, rows: Rows, pair: ClockPair) -> pa.RecordBatch:
+    """Returns rows of spans and events as a batch of ``python.trace_event``."""
+    kinds = dict(BUILT_IN["trace_event"])
+    del kinds["record_type"]
+    return batch(
+        TRACE_EVENT.physical,
+        {
+            **_common(node, who, rows, pair),
+            **{name: _column(rows, name, kind) for name, kind in kinds.items()},
+            "record_type": named(rows[":record_type"].clip(-1, len(_RECORD_TYPES)), _RECORD_TYPES),
+        },
+    )
+
+
+def metric_batch(node: str, who: Identity, rows: Rows, pair: ClockPair) -> pa.RecordBatch:
+    """Returns metrics and begins of steps as a batch of ``python.training_metrics``."""
+    values = rows[":value"]
+    loss = np.where(rows[":name"] == b"loss", values, np.nan)
+    return batch(
+        TRAINING_METRICS.physical,
+        {
+            **_common(node, who, rows, pair),
+            **{name: _column(rows, name, kind) for name, kind in BUILT_IN["training_metrics"].items()},
+            "loss": numbers(loss, np.isnan(loss)),
+        },
+    )
+
+
+def _common(node: str, who: Identity, rows: Rows, pair: ClockPair) -> dict[str, pa.Array[Any]]:
+    count = len(rows)
+    which, pids = np.zeros(count, np.intp), np.full(count, who.pid)
+    found = identity_columns(node, [who], which, pids, np.full(count, who.start_ns))
+    # A process writes nothing before it starts: times of the log stay within the life of the job.
+    earliest = who.start_ns - pair.boot_ns + pair.mono_ns
+    found["ts"] = times(np.maximum(rows["mono_ns"], earliest) + pair.mono_to_utc_ns)
+    return found
+
+
+def _column(rows: Rows, name: str, kind: str) -> pa.Array[Any]:
+    values = rows[f":{name}"]
+    if kind == "i64":
+        return numbers(values, values == _NO_INTEGER)
+    if kind == "f64":
+        return numbers(values, np.isnan(values))
+    distinct, which = np.unique(values, return_inverse=True)
+    # Few texts are distinct. The bytes of a text that was cut may end within a character.
+    texts = [None if text == _NO_TEXT else text.decode(errors="ignore") for text in distinct.tolist()]
+    place = numbers(which.astype(np.int32))
+    return pa.DictionaryArray.from_arrays(place, pa.array(texts, pa.string())).dictionary_decode()

@@ -1,0 +1,147 @@
+"""Reads the memory of a table that a job fills (``sdk/rows.py`` writes it). All of its content is hostile.
+
+The memory is a sealed file that cannot shrink. It holds a description and a ring of slots; each slot has the number of
+its row before and after the row, so that a slot which is being written is recognised. The reader copies slots before it
+looks at them, writes nothing, and knows which numbers it has missed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from probing.api.errors import FormatError
+from probing.api.tables.user import JOB_TYPES, MAX_COLUMNS, USER_NAME
+
+__all__ = ("MEMORY_LINK", "RowMemory", "Rows", "Taken")
+
+MEMORY_LINK = b"/memfd:probing-rows"
+"""How the link of such a descriptor in /proc/PID/fd begins."""
+_MAGIC = b"PRBROWS1"
+_HEAD = struct.Struct("<8sIII")
+_HEADER_BYTES = 8192
+_MAX_BYTES = 2 << 20
+_MAX_TEXT = 256
+_MAX_NUMBER = 1 << 53
+# Rows that one call copies in order at first: most calls find none or few.
+_FIRST = 16
+Rows = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """``rows``: new rows, oldest first, with the fields ``mono_ns``, ``time`` and the columns. ``lost``: the number of
+    rows before the last that were overwritten before they were read."""
+
+    rows: Rows
+    lost: int
+
+
+class RowMemory:
+    """``table`` and ``columns`` (the type of each by name) are what the job says; both have the form of names.
+
+    The descriptor ``fd`` stays the caller's. ``position``: the number of the next row, None where the memory was not
+    read before: then rows that were overwritten are no loss. Raises FormatError for memory that is no such table.
+    """
+
+    def __init__(self, fd: int, position: int | None = None) -> None:
+        status = os.fstat(fd)
+        try:
+            sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        except OSError:
+            sealed = 0
+        if not sealed or not _HEADER_BYTES < status.st_size <= _MAX_BYTES:
+            raise FormatError(f"the memory of a job's table has {status.st_size} bytes, or is not sealed")
+        memory = mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ)
+        magic, slot, count, length = _HEAD.unpack_from(memory)
+        if magic != _MAGIC or _HEAD.size + length > _HEADER_BYTES:
+            raise FormatError("the memory of a job's table has no description")
+        self.table, self.columns, dtype = _described(bytes(memory[_HEAD.size : _HEAD.size + length]))
+        if dtype.itemsize != slot or not 0 < count <= (status.st_size - _HEADER_BYTES) // slot:
+            raise FormatError(f"the memory of the job's table {self.table} does not have the size of its rows")
+        self._slots: Rows = np.frombuffer(memory, dtype, count, _HEADER_BYTES)
+        self._new = position is None
+        self._next = position or 1
+        # The number at which a slot was not written yet though later slots were, at the last call.
+        self._hole = 0
+
+    @property
+    def position(self) -> int:
+        """The number of the next row."""
+        return self._next
+
+    def take(self, before_ns: int, most: int) -> Taken:
+        """Returns the new rows that were written before ``before_ns`` (CLOCK_MONOTONIC), at most ``most``."""
+        rows, following = self._in_order(before_ns, most)
+        if len(rows):
+            self._new = False
+            self._next += len(rows)
+            return Taken(rows, 0)
+        # A thread that ends between taking a number and writing its row leaves a hole for good.
+        ahead = bool((following > self._next).any())
+        overwritten = int(following[0]) > self._next
+        if not ahead or not (overwritten or self._hole == self._next):
+            self._hole = self._next if ahead else 0
+            return Taken(rows, 0)
+        return self._newest(before_ns, most)
+
+    def _in_order(self, before_ns: int, most: int) -> tuple[Rows, npt.NDArray[np.uint64]]:
+        """Returns the rows whose numbers follow one another from the next number, and the numbers in the slots that
+        were looked at."""
+        most = min(most, len(self._slots))
+        size = min(_FIRST, most)
+        while True:
+            numbers = np.arange(self._next, self._next + size, dtype=np.uint64)
+            rows = self._slots[(numbers % len(self._slots)).astype(np.intp)]
+            good = (rows["number"] == numbers) & (rows["again"] == numbers) & (rows["mono_ns"] < before_ns)
+            run = size if good.all() else int(good.argmin())
+            if run < size or size == most:
+                return rows[:run], rows["number"]
+            size = min(4 * size, most)
+
+    def _newest(self, before_ns: int, most: int) -> Taken:
+        """Returns the newest whole rows, and counts those that are missing before them."""
+        rows = self._slots.copy()
+        numbers = rows["number"]
+        whole = (numbers == rows["again"]) & (numbers >= self._next) & (numbers < _MAX_NUMBER)
+        rows = rows[whole & (rows["mono_ns"] < before_ns)]
+        rows = rows[np.unique(rows["number"], return_index=True)[1]][-most:]
+        if not len(rows):
+            return Taken(rows, 0)
+        begin, self._next, self._hole = self._next, int(rows["number"][-1]) + 1, 0
+        lost = 0 if self._new else self._next - begin - len(rows)
+        self._new = False
+        return Taken(rows, lost)
+
+
+def _described(text: bytes) -> tuple[str, dict[str, str], np.dtype[np.void]]:
+    """Returns the table, its columns and the layout of a slot. Raises FormatError."""
+    try:
+        value = json.loads(text)
+        table, columns = value["table"], [(str(name), str(kind), int(size)) for name, kind, size in value["columns"]]
+    except (ValueError, TypeError, KeyError, RecursionError) as e:
+        raise FormatError(f"the description of a job's table makes no sense: {type(e).__name__}") from None
+    names = [name for name, _, _ in columns]
+    if not isinstance(table, str) or not all(map(USER_NAME.fullmatch, [table, *names])):
+        raise FormatError("the names of a job's table and its columns must be of a-z, 0-9 and _")
+    if not 0 < len(set(names)) == len(names) <= MAX_COLUMNS:
+        raise FormatError(f"the job's table {table} has {len(names)} columns, or two of one name")
+    fields: list[tuple[str, str]] = [("number", "<u8"), ("mono_ns", "<i8"), ("time", "<i8")]
+    for name, kind, size in columns:
+        if kind not in JOB_TYPES or not (2 <= size <= _MAX_TEXT if kind == "text" else size == 8):
+            raise FormatError(f"the job's table {table} has a column of type {kind[:20]!r} with {size} bytes")
+        # A text begins with its length; what follows it is zero.
+        fields += (
+            [(f"{name}:length", "u1"), (f":{name}", f"S{size - 1}")]
+            if kind == "text"
+            else [(f":{name}", "<i8" if kind == "i64" else "<f8")]
+        )
+    return table, {name: kind for name, kind, _ in columns}, np.dtype([*fields, ("again", "<u8")])

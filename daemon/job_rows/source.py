@@ -1,0 +1,218 @@
+"""The source of rows that jobs write: finds the memory of their tables, and turns new rows into rows of ours."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+
+from probing.api.errors import ConfigError, FormatError, ProbingError, StoreError
+from probing.daemon.clock import Clock, ClockPair
+from probing.daemon.context import Context
+from probing.daemon.job_rows.batches import BUILT_IN, job_batch, metric_batch, span_batch
+from probing.daemon.job_rows.memory import MEMORY_LINK, RowMemory, Rows
+from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
+from probing.daemon.source_state import SourceState, Totals
+from probing.daemon.user_tables import UserTables
+from probing.daemon.worker import Worker
+
+__all__ = ("JobRows",)
+
+INTERVAL_S = 1.0
+READ_TIMEOUT_S = 1.0
+# The pause between two looks for the memory of a process, s: at first, and at most, as most jobs never have any.
+FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0
+# Rows that one turn takes: of a table, and of all jobs together, of which each user has an equal share.
+MAX_ROWS, MAX_TURN_ROWS = 8_192, 65_536
+# Tables that are read: of a process, of the jobs of a user, of all jobs.
+MAX_OF_PROCESS, MAX_OF_USER, MAX_MEMORIES = 40, 256, 512
+# A row is read when it is this old: a processor may show the number of a row before the row, ns.
+SETTLE_NS = 5_000_000
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Process:
+    """A trainer. ``memories``: what it writes, by inode; None where it was refused. Times are CLOCK_MONOTONIC ns."""
+
+    identity: Identity
+    memories: dict[int, RowMemory | None] = field(default_factory=dict)
+    look_at_ns: int = 0
+    pause_s: float = FIRST_LOOK_S
+    ended: bool = False
+
+
+class JobRows(Source):
+    """Reads all trainers each second, in a thread of its own. Nothing is written into a process."""
+
+    name = "job_rows"
+    table = "python.trace_event"
+
+    def __init__(
+        self,
+        readers: ReaderPool,
+        tables: UserTables,
+        sink: Sink,
+        clock: Clock,
+        node: str,
+        rows_read: Mapping[str, int] = MappingProxyType({}),
+        enabled: Callable[[Identity], bool] = lambda _: True,
+    ) -> None:
+        """``rows_read``: how far memories were read before this daemon, by ``_name``. ``enabled``: whether a process is
+        read."""
+        self._enabled = enabled
+        self._rows_read = rows_read
+        self._readers, self._tables, self._sink, self._clock, self._node = readers, tables, sink, clock, node
+        self._processes: dict[ProcessKey, _Process] = {}
+        self._lock = threading.Lock()
+        self._paused = False
+        self._rows = 0
+        self._worker = Worker("job_rows", self.turn, lambda: INTERVAL_S, patience_s=READ_TIMEOUT_S)
+
+    @classmethod
+    def make(cls, context: Context) -> JobRows:
+        return cls(
+            context.readers, context.find(UserTables), context.sink, context.clock, context.node, context.rows_read
+        )
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def finish(self) -> None:
+        """Takes the last rows: what a job writes from now on stays in its memory for the next daemon."""
+        self._worker.stop()
+        self.turn()
+
+    def stop(self) -> None:
+        self._worker.stop()
+
+    def pause(self, paused: bool) -> None:
+        self._paused = paused
+
+    def process_identified(self, process: Identity) -> None:
+        if process.role == "trainer":
+            with self._lock:
+                self._processes.setdefault(process.key, _Process(process)).identity = process
+
+    def started(self, alive: Callable[[int, int], bool]) -> None:
+        self._sink.forget([name for name in self._rows_read if not alive(*map(int, name.split(":")[:2]))])
+
+    def process_exited(self, process: Identity) -> None:
+        """The memory outlives the process: its last rows are read with the next turn."""
+        with self._lock:
+            if (ended := self._processes.get(process.key)) is not None:
+                ended.ended = True
+        self._worker.wake()
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        with self._lock:
+            memories = sum(memory is not None for one in self._processes.values() for memory in one.memories.values())
+        return [totals.of(self.name, self.table, detail=f"{memories} tables of jobs, {self._rows} rows")]
+
+    def turn(self) -> None:
+        """Looks for new memory, and takes all new rows."""
+        if self._paused:
+            return
+        with self._lock:
+            processes = {key: one for key, one in self._processes.items() if one.ended or self._enabled(one.identity)}
+        self._find(processes)
+        owners = {process.identity.owner for process in processes.values()}
+        left = dict.fromkeys(owners, MAX_TURN_ROWS // max(len(owners), 1))
+        for key, process in processes.items():
+            ended, owner = process.ended, process.identity.owner
+            before = left[owner]
+            for inode, memory in process.memories.items():
+                if memory is not None:
+                    left[owner] -= self._take(key, inode, process, memory, min(left[owner], MAX_ROWS))
+            if ended and left[owner] == before > 0:
+                with self._lock:
+                    self._processes.pop(key, None)
+                self._sink.forget([_name(key, inode) for inode in process.memories])
+        with self._lock:
+            # The next turn begins with another process: none is always the last of its user.
+            if (first := next(iter(self._processes), None)) is not None:
+                self._processes[first] = self._processes.pop(first)
+
+    def _find(self, processes: dict[ProcessKey, _Process]) -> None:
+        now = self._clock.pair().mono_ns
+        due = {key: one for key, one in processes.items() if not one.ended and one.look_at_ns <= now}
+        asks = {(key.pid, key.start_ns): partial(_asked, one) for key, one in due.items()}
+        answers = self._readers.call_each("memory_files", asks, timeout=READ_TIMEOUT_S, patience=READ_TIMEOUT_S)
+        for key, answer in answers:
+            process = due[ProcessKey(*key)]
+            found = not isinstance(answer, ProbingError) and bool(answer.header["inodes"])
+            process.pause_s = FIRST_LOOK_S if found else min(2 * process.pause_s, LAST_LOOK_S)
+            process.look_at_ns = now + round(process.pause_s * 1e9)
+            if isinstance(answer, ProbingError):
+                continue
+            for inode in answer.header["inodes"]:
+                fd = answer.take_fd()
+                try:
+                    process.memories[inode] = self._open(fd, _name(process.identity.key, inode), process, processes)
+                finally:
+                    os.close(fd)
+
+    def _open(self, fd: int, name: str, process: _Process, processes: dict[ProcessKey, _Process]) -> RowMemory | None:
+        of_user = Counter(
+            one.identity.owner for one in processes.values() for m in one.memories.values() if m is not None
+        )
+        owner = process.identity.owner
+        try:
+            if (
+                len(process.memories) >= MAX_OF_PROCESS
+                or of_user[owner] >= MAX_OF_USER
+                or of_user.total() >= MAX_MEMORIES
+            ):
+                raise FormatError(
+                    f"more than {MAX_OF_PROCESS} tables of a process or {MAX_OF_USER} of a user are not read"
+                )
+            return RowMemory(fd, self._rows_read.get(name))
+        except FormatError as e:
+            self._lost(process.identity, "", e.message, None)
+            return None
+
+    def _take(self, key: ProcessKey, inode: int, process: _Process, memory: RowMemory, most: int) -> int:
+        """Puts the new rows of a table, at most ``most``. Returns their number."""
+        if most <= 0:
+            return 0
+        pair, who = self._clock.pair(), process.identity
+        taken = memory.take(pair.mono_ns - (0 if process.ended else SETTLE_NS), most)
+        table = f"python.{memory.table}"
+        if len(taken.rows):
+            try:
+                self._sink.put(table, self._batch(who, memory, taken.rows, pair), {_name(key, inode): memory.position})
+                self._rows += len(taken.rows)
+            except (ConfigError, FormatError, StoreError) as e:
+                self._lost(who, table, e.message, len(taken.rows))
+        if taken.lost:
+            self._lost(who, table, "the job wrote rows faster than they are read", taken.lost)
+        return len(taken.rows)
+
+    def _batch(self, who: Identity, memory: RowMemory, rows: Rows, pair: ClockPair) -> pa.RecordBatch:
+        if memory.table == "trace_event" and memory.columns == BUILT_IN["trace_event"]:
+            return span_batch(self._node, who, rows, pair)
+        if memory.table == "training_metrics" and memory.columns == BUILT_IN["training_metrics"]:
+            return metric_batch(self._node, who, rows, pair)
+        table = self._tables.define_for_job(memory.table, memory.columns, who.owner)
+        return job_batch(self._node, who, rows, memory.columns, table, pair)
+
+    def _lost(self, who: Identity, table: str, reason: str, count: int | None) -> None:
+        now = self._clock.pair().real_ns
+        self._sink.lost(Loss(self.name, table, "memory", reason, now, now, count, who.pid))
+
+
+def _name(key: ProcessKey, inode: int) -> str:
+    return f"{key.pid}:{key.start_ns}:{inode}"
+
+
+def _asked(process: _Process) -> dict[str, Any]:
+    return {"link": MEMORY_LINK.decode(), "known": list(process.memories)}

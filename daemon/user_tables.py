@@ -1,0 +1,158 @@
+"""Registers all tables: built-in tables, and tables of users' probes and of jobs, which a file keeps."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from probing.api.errors import ConfigError, FormatError, StoreError
+from probing.api.tables import TABLES, Table
+from probing.api.tables.user import (
+    JOB_SCHEMA,
+    MAX_COLUMNS,
+    UserTable,
+    job_columns,
+    job_table,
+    user_table,
+    user_table_from,
+    user_table_to,
+)
+from probing.api.tables.views import VIEWS
+
+__all__ = ("UserTables",)
+
+MAX_TABLES = 256
+# The most tables of jobs, and the most that one user's jobs make while the daemon runs: no user takes all places.
+MAX_JOB_TABLES, MAX_OF_USER = 128, 32
+MAX_FILE_BYTES = 16 << 20
+_log = logging.getLogger(__name__)
+
+
+class UserTables(Mapping[str, Table]):
+    """All tables by name, built-in ones first. Users' tables are added while it is in use, from any thread.
+
+    A table outlives its probe, as its rows do. It only grows: a dropped column stays, and is NULL in new rows; a column
+    never changes its type. So old and new segments form one table.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Reads the tables from ``file``, which is written when a table changes. A damaged file is ignored with a
+        warning.
+        """
+        self._file = file
+        self._lock = threading.Lock()
+        self._user: dict[str, Table] = self._read()
+        self._made_by: Counter[int] = Counter()
+
+    def __getitem__(self, name: str) -> Table:
+        known = TABLES.get(name)
+        return known if known is not None else self._user[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from TABLES
+        yield from list(self._user)
+
+    def __len__(self) -> int:
+        return len(TABLES) + len(self._user)
+
+    @property
+    def folder(self) -> Path:
+        """The directory of the file, which is the daemon's own."""
+        return self._file.parent
+
+    def described(self) -> list[UserTable]:
+        """Returns the users' tables as JSON for ``user_table_from``."""
+        return [user_table_to(table) for table in list(self._user.values())]
+
+    def define(self, wanted: Table) -> Table:
+        """Returns the table of a user's probe, with the columns that it had before too, and writes it to disk.
+
+        Raises ConfigError if a column had another type, StoreError if the file cannot be written.
+        """
+        with self._lock:
+            older = self._user.get(wanted.name)
+            if older is None and len(self._user) >= MAX_TABLES:
+                hint = f"stop the daemon and remove those that are not needed from {self._file}"
+                raise ConfigError(f"there are {MAX_TABLES} tables of probes already", hint=hint)
+            return self._keep(wanted if older is None else _merged(older, wanted))
+
+    def define_for_job(self, name: str, columns: Mapping[str, str], owner: int) -> Table:
+        """Returns the table ``python.NAME`` of the jobs, with what it had before and ``columns`` (their types by name).
+
+        ``owner``: the uid of the job. Raises FormatError for a table that cannot be, ConfigError where there is no
+        place, StoreError where it cannot be written to disk.
+        """
+        full = f"{JOB_SCHEMA}.{name}"
+        if full in TABLES or full in VIEWS:
+            raise ConfigError(f"{full} is a table of the daemon", hint="give the job's table another name")
+        with self._lock:
+            older = self._user.get(full)
+            merged = {} if older is None else job_columns(older)
+            for column, kind in columns.items():
+                kinds = merged.setdefault(column, [])
+                if kind not in kinds:
+                    kinds.append(kind)
+            table = job_table(name, merged)
+            if older is None:
+                of_jobs = sum(table.startswith(f"{JOB_SCHEMA}.") for table in self._user)
+                if of_jobs >= MAX_JOB_TABLES or self._made_by[owner] >= MAX_OF_USER:
+                    what = (
+                        f"{of_jobs} tables of jobs, {self._made_by[owner]} of them made by uid {owner} since the start"
+                    )
+                    raise ConfigError(f"there is no place for {full}: there are {what}")
+                self._made_by[owner] += 1
+            return self._keep(table)
+
+    def _keep(self, table: Table) -> Table:
+        older = self._user.get(table.name)
+        if older is None or user_table_to(older) != user_table_to(table):
+            changed = {**self._user, table.name: table}
+            self._write(changed)
+            self._user = changed
+        return self._user[table.name]
+
+    def _read(self) -> dict[str, Table]:
+        try:
+            with open(self._file, "rb") as stream:
+                data = stream.read(MAX_FILE_BYTES + 1)
+            tables = [user_table_from(value) for value in json.loads(data)[:MAX_TABLES]]
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, FormatError) as e:
+            # These tables cannot be queried until their probes are loaded again; no row is lost.
+            _log.warning("the tables of users' probes in %s cannot be read: %s", self._file, e)
+            return {}
+        return {table.name: table for table in tables}
+
+    def _write(self, tables: Mapping[str, Table]) -> None:
+        text = json.dumps([user_table_to(table) for table in tables.values()], indent=1)
+        aside = self._file.with_suffix(".new")
+        try:
+            with open(aside, "w") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            aside.replace(self._file)
+        except OSError as e:
+            raise StoreError(f"{self._file} cannot be written: {e.strerror}") from e
+
+
+def _merged(older: Table, wanted: Table) -> Table:
+    """Returns ``wanted`` with the columns of ``older`` that it lacks appended."""
+    old, new = user_table_to(older), user_table_to(wanted)
+    kinds = {name: kind for name, kind, _ in old["columns"]}
+    for name, kind, _ in new["columns"]:
+        if kinds.get(name, kind) != kind:
+            what = f"{wanted.name}.{name} was {kinds[name]} and would now be {kind}"
+            raise ConfigError(what, hint="give the column another name: stored rows keep its old type")
+    names = {name for name, _, _ in new["columns"]}
+    columns = [*new["columns"], *(column for column in old["columns"] if column[0] not in names)]
+    if len(columns) > MAX_COLUMNS:
+        hint = "give the probe another name, and so a table of its own"
+        raise ConfigError(f"{wanted.name} would have {len(columns)} columns, including its earlier columns", hint=hint)
+    return user_table(new["name"], wanted.doc, columns)

@@ -1,0 +1,230 @@
+"""The source of rows that jobs write: their tables, spans, metrics and steps; what it refuses, loses and resumes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import Processes, Sink
+
+import probing
+from probing.api.errors import ConfigError, TargetTimeout
+from probing.api.tables import TABLES
+from probing.api.tables.user import job_columns, job_table, user_table_from, user_table_to
+from probing.daemon.clock import SystemClock
+from probing.daemon.ipc import Message
+from probing.daemon.job_rows import source as job_rows
+from probing.daemon.job_rows.source import JobRows
+from probing.daemon.nccl_uprobes.steps.source import Steps
+from probing.daemon.source import Identity
+from probing.daemon.user_tables import MAX_OF_USER, UserTables
+from probing.spans import _metrics, _trace
+
+RANK = Identity(4711, 10_000_000, "4711", "r1", "trainer", 3, 1, 8, owner=1000)
+
+
+class Readers:
+    """Gives the descriptors of this process, as a reader does."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.error: Exception | None = None
+
+    def call_each(self, op: str, asks: Mapping[Any, Any], *, timeout: float, patience: float) -> Iterator[Any]:
+        assert op == "memory_files"
+        for key, ask in asks.items():
+            self.asked += 1
+            if self.error is not None:
+                yield key, self.error
+                continue
+            known = ask()["known"]
+            rings = [table._ring for table in (*probing.ExternalTable._tables.values(), _trace, _metrics)]
+            fds = {os.fstat(ring.fd).st_ino: ring.fd for ring in rings if ring is not None}
+            new = {inode: os.dup(fd) for inode, fd in fds.items() if inode not in known}
+            yield key, Message({"inodes": list(new)}, fds=list(new.values()))
+
+
+class Scene:
+    def __init__(self, folder: Path, read: Mapping[str, int] | None = None) -> None:
+        self.readers, self.sink, self.tables = Readers(), Sink(), UserTables(folder / "user_tables.json")
+        self.source = JobRows(self.readers, self.tables, self.sink, SystemClock(), "n1", read or {})
+        self.source.process_identified(RANK)
+
+    def turn(self) -> None:
+        """A turn that reads all that was written, new or not."""
+        for process in self.source._processes.values():
+            process.look_at_ns = 0
+        self.source.turn()
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setattr(job_rows, "SETTLE_NS", 0)
+    yield Scene(tmp_path)
+    for name in list(probing.ExternalTable._tables):
+        probing.ExternalTable.drop(name)
+    type(_trace).forked()
+
+
+def test_a_table_of_a_job_becomes_a_table(scene: Scene) -> None:
+    table = probing.ExternalTable("losses", ["step", "loss", "where"])
+    table.append([7, 0.5, "attention\x1b[31m"])
+    table.append_ts(1_700_000_000_000_000, [None, None, None])
+    scene.turn()
+    first, second = scene.sink.of("python.losses")
+    assert {k: first[k] for k in ("node", "job", "run", "pid", "start_ns", "rank")} == {
+        "node": "n1",
+        "job": "4711",
+        "run": "r1",
+        "pid": 4711,
+        "start_ns": 10_000_000,
+        "rank": 3,
+    }
+    assert [first[k] for k in ("step", "loss", "where")] == [7, 0.5, "attention\x1b[31m"]
+    assert abs(first["timestamp"] * 1000 - first["ts"]) < 1_000_000
+    assert [second[k] for k in ("step", "loss", "where", "timestamp")] == [None, None, None, 1_700_000_000_000_000]
+    assert job_columns(scene.tables["python.losses"]) == {"step": ["i64"], "loss": ["f64"], "where": ["text"]}
+    scene.turn()
+    assert len(scene.sink.rows) == 2
+
+
+def test_a_column_that_changes_its_type_keeps_its_rows(scene: Scene) -> None:
+    table = probing.ExternalTable("losses", ["loss"])
+    table.append([1])
+    scene.turn()
+    table.append([0.5])
+    scene.turn()
+    rows = scene.sink.of("python.losses")
+    assert [rows[0]["loss"], rows[1]["loss__f64"]] == [1, 0.5]
+    defined = scene.tables["python.losses"]
+    shown = next(column for column in defined.columns if column.name == "loss")
+    assert (shown.type.sql, shown.sql) == ("DOUBLE", 'coalesce(CAST("loss" AS DOUBLE), CAST("loss__f64" AS DOUBLE))')
+    assert user_table_from(user_table_to(defined)) == defined
+
+
+def test_spans_events_and_metrics(scene: Scene) -> None:
+    with probing.span("forward", tag=3) as outer:
+        probing.event("batch", attributes=[{"loss": 0.5}])
+        with probing.span("attention"):
+            pass
+    probing.metric("loss", 0.25, step=7)
+    probing.metric("grad_norm", 1.5, step=7)
+    scene.turn()
+    rows = scene.sink.of("python.trace_event")
+    assert [(row["record_type"], row["name"], row["phase"]) for row in rows] == [
+        ("span_start", "forward", "forward"),
+        ("event", "batch", "forward"),
+        ("span_start", "attention", None),
+        ("span_end", "attention", None),
+        ("span_end", "forward", "forward"),
+    ]
+    assert [row["span_id"] == outer.span_id for row in rows] == [True, True, False, False, True]
+    assert [row["parent_id"] for row in rows] == [None, None, outer.span_id, outer.span_id, None]
+    assert {row["trace_id"] for row in rows} == {outer.trace_id}
+    assert (rows[0]["attributes"], rows[1]["event_attributes"]) == ('{"tag": 3}', '[{"loss": 0.5}]')
+    assert {row["thread_id"] for row in rows} == {threading.get_native_id()}
+    assert all(abs(row["time"] - row["ts"]) < 10**9 and row["location"] is None for row in rows)
+    metrics = [
+        (row["step"], row["loss"], row["name"], row["value"]) for row in scene.sink.of("python.training_metrics")
+    ]
+    assert metrics == [(7, 0.25, "loss", 0.25), (7, None, "grad_norm", 1.5)]
+
+
+def test_steps_of_a_job_are_steps(scene: Scene) -> None:
+    out = Sink()
+    steps = Steps("n1", Processes(RANK), out)
+    for step in (7, 8, 11):
+        probing.step(step)
+    probing.metric("loss", 0.5)
+    scene.turn()
+    for batch in scene.sink.batches:
+        steps.observe_metric(batch, SystemClock().pair())
+    assert [(row["step"], row["source"], row["rank"]) for row in out.of("train.steps")] == [
+        (7, "span", 3),
+        (8, "span", 3),
+    ]
+    assert all(row["duration_ns"] > 0 and row["confidence"] == 1.0 for row in out.rows)
+
+
+def test_what_was_read_before_is_not_read_again(scene: Scene, tmp_path: Path) -> None:
+    table = probing.ExternalTable("losses", ["step"])
+    for step in range(23):
+        table.append([step])
+    scene.turn()
+    assert list(scene.sink.read.values()) == [24]
+    for step in range(23, 28):
+        table.append([step])
+    again = Scene(tmp_path, dict(scene.sink.read))
+    again.sink.read.update(scene.sink.read)
+    again.turn()
+    assert [row["step"] for row in again.sink.rows] == [23, 24, 25, 26, 27]
+    # What is known of processes that ended meanwhile goes.
+    again.source.started(lambda pid, start_ns: (pid, start_ns) != RANK.key)
+    assert again.sink.read == {}
+
+
+def test_the_last_rows_of_a_process_that_ended_are_read(scene: Scene) -> None:
+    table = probing.ExternalTable("losses", ["step"])
+    table.append([0])
+    scene.turn()
+    for step in range(1, 10_001):
+        table.append([step])
+    scene.source.process_exited(RANK)
+    for _ in range(4):
+        scene.turn()
+    assert [row["step"] for row in scene.sink.rows] == list(range(10_001))
+    assert scene.sink.read == {}
+    assert scene.source._processes == {}
+
+
+def test_lost_and_refused_rows_are_reported(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = probing.ExternalTable("losses", ["step"])
+    table.append([0])
+    scene.turn()
+    for step in range(table._ring.count + 7):
+        table.append([step])
+    scene.turn()
+    (loss,) = scene.sink.losses
+    lost = table._ring.count + 7 - job_rows.MAX_ROWS
+    assert (loss.table, loss.count, loss.pid) == ("python.losses", lost, RANK.pid)
+    probing.ExternalTable("samples", ["step"]).append([0])
+    scene.turn()
+    assert scene.sink.losses[-1].reason == "python.samples is a table of the daemon"
+    assert not scene.sink.of("python.samples")
+
+
+def test_one_user_does_not_take_all_tables(tmp_path: Path) -> None:
+    tables = UserTables(tmp_path / "user_tables.json")
+    for number in range(MAX_OF_USER):
+        tables.define_for_job(f"t{number}", {"a": "i64"}, 1000)
+    with pytest.raises(ConfigError, match="no place"):
+        tables.define_for_job("more", {"a": "i64"}, 1000)
+    assert tables.define_for_job("more", {"a": "i64"}, 1001) == job_table("more", {"a": ["i64"]})
+    assert set(UserTables(tmp_path / "user_tables.json")) == {
+        *TABLES,
+        *(f"python.t{n}" for n in range(32)),
+        "python.more",
+    }
+
+
+def test_a_process_that_cannot_be_read_is_asked_less_and_less(scene: Scene) -> None:
+    scene.readers.error = TargetTimeout("it does not answer")
+    scene.turn()
+    scene.source.turn()
+    assert scene.readers.asked == 1
+    scene.turn()
+    assert scene.source._processes[RANK.key].pause_s == 4.0
+
+
+def test_nothing_is_read_while_probes_are_paused(scene: Scene) -> None:
+    probing.ExternalTable("losses", ["step"]).append([0])
+    scene.source.pause(True)
+    scene.turn()
+    assert not scene.sink.rows
+    scene.source.pause(False)
+    scene.turn()
+    assert len(scene.sink.rows) == 1
