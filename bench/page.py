@@ -47,7 +47,7 @@ def main() -> None:
             for phase in chooser.sample(["no tab", f"{options.tabs} tabs"], 2):
                 with tabs(port, cookie, name, 0 if phase == "no tab" else options.tabs):
                     # A view that nobody reads goes on for some seconds.
-                    time.sleep(8)
+                    time.sleep(12)
                     used, own = measured(daemon, server, options.seconds)
                 found[phase].append(used)
                 if phase != "no tab":
@@ -112,7 +112,8 @@ def tabs(port: int, cookie: str, name: str, number: int) -> Iterator[None]:
 
 
 def read(answer: http.client.HTTPResponse) -> None:
-    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+    # What http.client raises where its connection is closed meanwhile.
+    with contextlib.suppress(OSError, http.client.HTTPException, AttributeError):
         while answer.read1(1 << 16):
             pass
 

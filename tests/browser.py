@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 import pytest
 from page_tools import WEB, node
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 __all__ = ("SIZES", "Tab", "chromium", "opened")
 
 SIZES = {"laptop": (1280, 800), "desk": (1920, 1080), "phone": (390, 844)}
 AXE = WEB / "node_modules" / "axe-core" / "axe.min.js"
+# On a machine that does other things as well.
+PATIENCE_MS = 30_000
 LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 
 
@@ -24,6 +26,7 @@ def chromium() -> Iterator[Browser]:
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("no chromium here")
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         # Root has no sandbox, and machines of tests have no GPU.
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
@@ -68,7 +71,7 @@ def opened(browser: Browser, origin: str, size: str = "laptop", theme: str = "li
         **options,  # type: ignore[arg-type]
     )
     tab = Tab(context.new_page(), origin)
-    tab.page.set_default_timeout(20_000)
+    tab.page.set_default_timeout(PATIENCE_MS)
     tab.page.on("pageerror", lambda error: tab.complaints.append(str(error)))
     tab.page.on("console", lambda said: tab.complaints.append(said.text) if said.type == "error" else None)
     tab.page.on("request", lambda asked: tab.strange.append(asked.url) if not _own(asked.url, origin) else None)

@@ -39,6 +39,7 @@ _ENDED_S = 600.0
 # Most ranks that are shown of one node.
 _MOST_RANKS = 1024
 _OF_DEVICES = "gpu.utilization"
+_SOMETIMES = 3
 _SELDOM = 5
 _RARELY = 60
 # Rows of devices and processes are asked for this many seconds back, at first and in later refreshes.
@@ -100,25 +101,27 @@ class _Question(NamedTuple):
     every: int = 1
 
 
-def questions(where: str, findings_every: int = _SELDOM) -> dict[str, _Question]:
+def questions(where: str, *, calm: bool = False) -> dict[str, _Question]:
     """Returns the questions by name; ``where`` is an SQL condition on the job. ``{since}`` is left in them.
 
-    ``findings_every``: findings are asked for in every n-th refresh.
+    ``calm``: of a view that is open for hours. It asks for findings, progress and operations in flight in each refresh,
+    and for all that changes less in every third.
     """
     findings = newest_sql(f"ts > now() - INTERVAL 7 DAY AND {where}", OPEN_COLUMNS, ROW_AGE)
     given = {"where": where, "since": "{since}"}
+    often = _SOMETIMES if calm else 1
     return {
-        "ranks": _Question(_RANKS.format(**given)),
+        "ranks": _Question(_RANKS.format(**given), every=often),
         "progress": _Question(_PROGRESS.format(**given)),
         "inflight": _Question(_INFLIGHT.format(**given)),
-        "steps": _Question(_STEPS.format(**given)),
-        "findings": _Question(findings, every=findings_every),
+        "steps": _Question(_STEPS.format(**given), every=often),
+        "findings": _Question(findings, every=1 if calm else _SELDOM),
         "ended": _Question(ended_sql(where, Interval(Bound(_ENDED_S))), every=_SELDOM),
         "tables": _Question(_TABLES, every=_RARELY),
         "memory": _Question(_MEMORY.format(**given), every=_SELDOM),
-        "cpu": _Question(_CPU.format(**given), "cpu.utilization"),
-        "gpus": _Question(_GPUS.format(**given), _OF_DEVICES),
-        "gpu_processes": _Question(_GPU_PROCESSES.format(**given), "gpu.processes"),
+        "cpu": _Question(_CPU.format(**given), "cpu.utilization", often),
+        "gpus": _Question(_GPUS.format(**given), _OF_DEVICES, often),
+        "gpu_processes": _Question(_GPU_PROCESSES.format(**given), "gpu.processes", often),
     }
 
 
@@ -133,7 +136,9 @@ def statements(found: dict[str, _Question], turn: int, tables: Container[str], *
     return {
         name: question.sql.replace("{since}", str(since))
         for spread, (name, question) in enumerate(found.items())
-        if (not question.table or question.table in tables) and (turn == 0 or (turn + spread) % question.every == 0)
+        if (not question.table or question.table in tables)
+        # Which tables a node has is known from its first answer on.
+        and (turn == 0 or (turn == 1 and question.table) or (turn + spread) % question.every == 0)
     }
 
 
@@ -155,12 +160,12 @@ class Fetcher:
         deliver: Callable[[Fetched], None],
         failed: Callable[[ProbingError], None],
         *,
-        findings_every: int = _SELDOM,
+        calm: bool = False,
     ) -> None:
-        """``where`` is an SQL condition on the job; the time-out is that of ``cluster``. ``findings_every``: as for
+        """``where`` is an SQL condition on the job; the time-out is that of ``cluster``. ``calm``: as for
         ``questions``."""
         self._cluster = cluster
-        self._questions = questions(where, findings_every)
+        self._questions = questions(where, calm=calm)
         self._deliver = deliver
         self._turns: dict[str, int] = {}
         self._tables: dict[str, frozenset[str]] = {}

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ("Live",)
 
-_EVERY_S = 2.0
+# A refresh costs a node some 80 ms of CPU: bench/page.py.
+_EVERY_S = 5.0
 # The rows of a thousand nodes take seconds of this process, in which it answers nothing else.
 _NODES_A_SECOND = 100
-_STACKS_EVERY_S = 5.0
+_STACKS_EVERY_S = 10.0
 _WINDOW_S = 10.0
 _PATIENCE_S = 5.0
 _LOOK_EVERY_S = 30.0
@@ -40,7 +41,7 @@ _SIGN = b": still here\n\n"
 
 
 class Live:
-    """Asks the nodes of ``cluster`` every two seconds while somebody reads ``events``. Belongs to one event loop."""
+    """Asks the nodes of ``cluster`` every five seconds while somebody reads ``events``. Belongs to one event loop."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -134,8 +135,7 @@ class _Threads:
         self._cluster = cluster.afresh()
         self._cluster.timeout = min(cluster.timeout, _PATIENCE_S)
         self._model = Model(_WINDOW_S, SilenceWatch(self._cluster))
-        # Who looks at the page waits for findings.
-        self._fetcher = Fetcher(self._cluster, "true", _EVERY_S, self._fetched, self._failed, findings_every=1)
+        self._fetcher = Fetcher(self._cluster, "true", _EVERY_S, self._fetched, self._failed, calm=True)
         # Their frames are part of the next view.
         self._functions = Functions(self._fetcher, self._cluster, lambda: None)
         self._functions.repeater.every(_STACKS_EVERY_S)

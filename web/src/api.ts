@@ -85,6 +85,20 @@ export async function bytesOf(path: string, query: Query, signal: AbortSignal | 
   return (await request(url(path, query), { signal })).arrayBuffer();
 }
 
+/** Returns why a stream of events was refused, or null where it would be opened now. */
+export async function refusalOf(address: string): Promise<RequestError | null> {
+  const stop = new AbortController();
+  try {
+    const response = await request(address, { signal: stop.signal });
+    await response.body?.cancel();
+    return null;
+  } catch (error) {
+    return error instanceof RequestError ? error : null;
+  } finally {
+    stop.abort();
+  }
+}
+
 function answerOf<T>(body: unknown): Answer<T> {
   if (!body || typeof body !== "object" || !("data" in body)) throw new RequestError("failed", "an answer without data");
   const { data, contract } = body as { data: T; contract?: Partial<Contract> };

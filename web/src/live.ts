@@ -1,7 +1,7 @@
 /** Live data by server-sent events, while the tab is seen; and answers that are asked for again. */
 import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { contractOf, get, openSession, RequestError, serverGone, url, type Query } from "./api.ts";
+import { contractOf, get, refusalOf, RequestError, serverGone, url, type Query } from "./api.ts";
 import type { Answer, Contract } from "./types.ts";
 
 /** Whether live data comes in: `hidden` while the tab is not seen. */
@@ -9,14 +9,24 @@ export const liveState = signal<"on" | "off" | "hidden">("off");
 
 const RETRY_MS = 2000;
 
-/** Returns the newest data of an event stream, or null before the first. */
-export function useLive<T extends { contract?: Contract }>(path: string, event: string, query: Query): T | null {
+export interface Live<T> {
+  /** The newest data; null before the first. */
+  data: T | null;
+  /** Why there is no stream. */
+  error: RequestError | null;
+}
+
+/** Returns the newest data of an event stream. */
+export function useLive<T extends { contract?: Contract }>(path: string, event: string, query: Query): Live<T> {
   const [newest, setNewest] = useState<T | null>(null);
+  const [error, setError] = useState<RequestError | null>(null);
   const address = url(path, query);
   useEffect(() => {
     let source: EventSource | null = null;
     let timer = 0;
+    let ended = false;
     setNewest(null);
+    setError(null);
     const open = () => {
       close();
       if (document.hidden) {
@@ -27,6 +37,7 @@ export function useLive<T extends { contract?: Contract }>(path: string, event: 
       source.addEventListener(event, (message) => {
         liveState.value = "on";
         serverGone.value = false;
+        setError(null);
         try {
           const data = JSON.parse((message as MessageEvent<string>).data) as T;
           setNewest({ ...data, contract: contractOf(data.contract) });
@@ -39,7 +50,9 @@ export function useLive<T extends { contract?: Contract }>(path: string, event: 
         if (source?.readyState !== EventSource.CLOSED) serverGone.value = true;
         if (source?.readyState !== EventSource.CLOSED) return;
         // The browser tries again by itself, but not after an error status: perhaps the session has ended.
-        void openSession().catch(() => undefined);
+        void refusalOf(address).then((refusal) => {
+          if (!ended && refusal?.kind !== "gone") setError(refusal);
+        });
         timer = window.setTimeout(open, RETRY_MS);
       };
     };
@@ -51,12 +64,13 @@ export function useLive<T extends { contract?: Contract }>(path: string, event: 
     open();
     document.addEventListener("visibilitychange", open);
     return () => {
+      ended = true;
       document.removeEventListener("visibilitychange", open);
       close();
       liveState.value = "off";
     };
   }, [address, event]);
-  return newest;
+  return { data: newest, error };
 }
 
 export interface Asked<T> {

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { visible, visibleLines } from "../src/text/escape.ts";
-import { bytes, clock, duration, elapsed, number, numbersOf, ranges, rate, share } from "../src/text/format.ts";
+import { bitRate, bytes, clock, compact, duration, elapsed, number, numbersOf, ranges, rate, share } from "../src/text/format.ts";
 
 test("text shows what would be hidden", () => {
   assert.equal(visible("a\u001b[31mred"), "a\\x1b[31mred");
@@ -56,6 +56,10 @@ test("sizes, rates and shares", () => {
   assert.equal(bytes(1000), "0.98 KiB");
   assert.equal(bytes(64 * 2 ** 30), "64.0 GiB");
   assert.equal(bytes(2 ** 63), "8192 PiB");
+  assert.equal(bitRate(5.26e-6), "5.26 kb/s");
+  assert.equal(bitRate(0), "0 b/s");
+  assert.equal(compact(2 ** 63), "9,223,000T");
+  assert.equal(compact(0.0125), "0.0125");
   assert.equal(rate(9.2), "9.20/s");
   assert.equal(share(0.053), "5.3%");
   assert.equal(share(0), "0%");

@@ -48,6 +48,7 @@ test("an operation waits until its last rank calls it", () => {
   assert.deepEqual([...ops.ready], [80, 80, 500]);
   assert.deepEqual([...ops.open], [0, 0, 1]);
   assert.equal(ops.end[2], 500);
+  assert.deepEqual([...ops.sure], [100, 101, 500]);
   assert.deepEqual(sameOperation(ops, 1), [0, 1]);
   assert.deepEqual(sameOperation(ops, 2), [2]);
 });
@@ -185,4 +186,25 @@ test("keys choose rows and operations, and the view follows", () => {
   control.fold("n0");
   assert.equal(control.rank, -1);
   assert.equal(control.rows.length, 1);
+});
+
+test("an end that was not seen is told from one that has not come", () => {
+  const bytes = encode(
+    {
+      ops: [
+        { name: "rank", type: "u32", values: [0, 0, 0] },
+        { name: "comm", type: "u16", values: [0, 0, 0] },
+        { name: "op", type: "u16", values: [0, 0, 0] },
+        { name: "seq", type: "f64", values: [1, 2, 3] },
+        { name: "call", type: "f64", values: [0, 100, 200] },
+        { name: "done_lo", type: "f64", values: [10, 100, Number.NaN] },
+        { name: "done_hi", type: "f64", values: [30, Number.NaN, Number.NaN] },
+      ],
+    },
+    { dictionaries: { comms: ["pg"], ops: ["all_reduce"], ranks: [{ rank: 0, node: "n0", pid: 1 }] } },
+  );
+  const ops = operations(decode(bytes), 1000);
+  assert.deepEqual([...ops.open], [0, 2, 1]);
+  assert.deepEqual([...ops.sure], [10, 100, 1000]);
+  assert.deepEqual([...ops.end], [30, 100, 1000]);
 });

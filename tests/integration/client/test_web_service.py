@@ -14,6 +14,7 @@ from web_scene import Page, served
 
 from probing.api.tables import TABLES
 from probing.client.cluster import Cluster
+from probing.client.web import live
 from probing.client.web.visitors import TokenDoor
 
 LIMITED, WHOLE = "0123456789abcdef-limited", "0123456789abcdef-whole"
@@ -65,7 +66,10 @@ def test_each_visitor_has_the_rows_of_the_token(visitors: tuple[Page, Page]) -> 
     assert visitors[0].ask("/api/stacks?job=secret").status in (403, 404)
 
 
-def test_each_visitor_has_a_live_view_of_the_own_jobs(visitors: tuple[Page, Page]) -> None:
+def test_each_visitor_has_a_live_view_of_the_own_jobs(
+    visitors: tuple[Page, Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_EVERY_S", 0.2)
     for page, jobs in zip(visitors, (["mine"], ["mine", "secret"]), strict=True):
         with page.events("/api/live/jobs") as events:
             # The second question names devices, which belong to no job.

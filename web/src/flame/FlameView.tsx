@@ -39,7 +39,7 @@ export function FlameView({ tree, colouring, find, format, ranks = 0 }: FlameVie
   }, [flame]);
   const zoomAt = zoom < flame.nodes.length ? zoom : 0;
   const shown = hover >= 0 ? hover : focus;
-  const height = Math.min(flame.depths, 120) * ROW + 2;
+  const height = useMemo(() => Math.min(depthSeen(flame, zoomAt, width), 120) * ROW + 2, [flame, zoomAt, width]);
   useDrawing(canvas, width, height, (context) => drawFlame(context, flame, zoomAt, width, { colouring, matches: find.trim() ? matches.found : null, shown, ranks }), [flame, zoomAt, colouring, matches, shown, ranks]);
   const at = (event: MouseEvent) => frameAt(flame, zoomAt, event.offsetX / Math.max(1, width), Math.floor(event.offsetY / ROW));
   const onKey = (event: KeyboardEvent) => {
@@ -131,6 +131,20 @@ function drawFlame(context: CanvasRenderingContext2D, flame: Flame, zoom: number
 
 function isAbove(flame: Flame, index: number, zoom: number): boolean {
   return index <= zoom && (flame.x0[index] as number) <= (flame.x0[zoom] as number) && (flame.x1[index] as number) >= (flame.x1[zoom] as number) && (flame.depth[index] as number) <= (flame.depth[zoom] as number);
+}
+
+// Frames that are narrower are slivers; a zoom shows what is below them.
+const LEAST_PX = 4;
+
+/** Returns the number of levels that have a frame wide enough to be seen. */
+function depthSeen(flame: Flame, zoom: number, width: number): number {
+  let depth = (flame.depth[zoom] as number) + 1;
+  const end = lastBelow(flame, zoom);
+  for (let i = zoom; i < end; i++) {
+    const { left, right } = seen(flame, i, zoom);
+    if ((right - left) * width >= LEAST_PX) depth = Math.max(depth, (flame.depth[i] as number) + 1);
+  }
+  return depth;
 }
 
 /** Returns the first frame behind all that are below `index`. */

@@ -2,7 +2,7 @@
 export const en = {
   name: "English",
   nav: { jobs: "Jobs", sql: "SQL", nodes: "Nodes", overview: "Finding", timeline: "Timeline", flame: "Flame graph", main: "Main", job: "Views of this job", skip: "Skip to the content" },
-  theme: { label: "Colours", auto: "As the system", light: "Light", dark: "Dark" },
+  theme: { label: "Colours", auto: "System", light: "Light", dark: "Dark" },
   language: "Language",
   live: { on: "live", off: "not live", hidden: "paused: this tab is hidden" },
   contract: {
@@ -51,12 +51,13 @@ export const en = {
     parted: "here the stacks part",
     common: (n: number) => `${n} outer ${n === 1 ? "frame" : "frames"} in common`,
     more: (n: number) => `${n} more ${n === 1 ? "frame" : "frames"}`,
+    foreign: (n: number) => `${n} ${n === 1 ? "frame" : "frames"} of C and C++:`,
     noFrames: "no Python frame",
     rank: (rank: number) => `rank ${rank}`,
     node: "node", pid: "pid",
     waits: (n: number, which: string) => `${n} ${n === 1 ? "rank waits" : "ranks wait"}: ${which}`,
     history: "Earlier findings", noHistory: "No earlier finding of this job is kept.",
-    mail: "Save as one file",
+    mail: "Save as one file", around: "Timeline of its begin", compare: (rank: number) => `compare its time with rank ${rank}`,
   },
   copy: { copy: "Copy", done: "Copied", failed: "Select and copy it by hand" },
   grid: {
@@ -76,7 +77,7 @@ export const en = {
     ranks: (n: number) => n === 1 ? "rank" : "ranks",
     free: "waits for nobody",
   },
-  steps: { title: "Time of each step", none: "No step was recognised yet: steps are recognised after 10 s of repetition.", rank: (rank: string, times: string) => `rank ${rank}: ${times} of the median`, even: "All ranks take the same time.", band: "5 to 95 % of the ranks", median: "median", axis: "step" },
+  steps: { title: "Time of each step", none: "No step was recognised yet: steps are recognised after 10 s of repetition.", rank: (rank: string, times: string) => `rank ${rank} takes ${times} times the median`, even: "Each step takes all ranks the same time.", band: "5 to 95 % of the ranks", median: "median", axis: "step" },
   balance: {
     title: "Where the time of a step goes", none: "No step ended lately.", compute: "compute", communication: "communication", wait: "wait", io: "IO", rest: "unknown", step: "a step", last: "arrives last", more: (n: number) => `${n} more ranks, less uneven`,
     label: "Shares of a step by rank", roles: "By parallel role", role: "role", comms: "communicators",
@@ -94,7 +95,7 @@ export const en = {
     none: "No operation is stored of this range.", noneHint: "Choose a longer or another range.",
     last: "last", load: "Show", fit: "Whole range", zoomIn: "Zoom in", zoomOut: "Zoom out", select: "Select a range", selectHint: "Drag with Shift held, or press [ and ].",
     ops: (n: string) => `${n} operations`, clear: "Clear the range",
-    waits: "waits", runs: "runs", open: "not ended", lost: "rows lost here", clock: (text: string) => `clocks of the nodes differ by up to ${text}`, step: "step", sample: "Python", finding: "finding",
+    waits: "waits", runs: "runs", several: "several together", open: "not ended", unknown: "its end was not seen", between: "ended in here", lost: "rows lost here", clock: (text: string) => `clocks of the nodes differ by up to ${text}`, step: "step", sample: "Python", finding: "finding",
     stats: "In the selected range", noStats: "Select a range for its figures.", rank: "rank", count: "operations", busy: "in operations", waiting: "waiting", longest: "longest", lastCount: "arrived last",
     group: "The same operation on all its ranks", late: "called after the first", flame: "Flame graph of this range", perfetto: "Open in Perfetto", perfettoHint: "Downloads the trace. Perfetto's page at ui.perfetto.dev opens such files; nothing is sent from here.", chrome: "Chrome JSON",
     node: "node",
@@ -104,7 +105,7 @@ export const en = {
     merged: "Stacks of all ranks now", profile: "Samples", label: "Flame graph. Arrow keys move between frames, Enter zooms, Escape zooms out.", root: "all", self: "own", total: "total", reset: "Zoom out", table: "Functions", func: "function", minority: "Few ranks", majority: "all ranks", less: "less", more: "more", of: "of", range2: "the time before", nothing: "nothing",
   },
   sql: {
-    title: "SQL", run: "Run", plan: "Plan", tables: "Tables", all: "All nodes", csv: "CSV", parquet: "Parquet", rows: (n: string, ms: string) => `${n} rows in ${ms}`, cut: "Only the first 10,000 rows are shown; a download has all.", none: "No row.", chart: "Chart", table: "Table", x: "across", y: "up", filter: "Find a table or column", editor: "SQL statement; Control and Enter runs it", noChart: "A chart needs a column of numbers.", hint: "One SELECT. Nothing on the nodes can be changed from here.", insert: "Put into the statement", columnsCut: (n: number) => `${n} more columns are not shown`,
+    title: "SQL", run: "Run", plan: "Plan", tables: "Tables", all: "All nodes", csv: "CSV", parquet: "Parquet", rows: (n: string, ms: string) => `${n} rows in ${ms}`, cut: "Only the first 10,000 rows are shown; a download has all.", none: "No row.", chart: "Chart", table: "Table", x: "across", y: "up", split: "a line for each", whole: "one line", filter: "Find a table or column", editor: "SQL statement; Control and Enter runs it", noChart: "A chart needs a column of numbers.", hint: "One SELECT. Nothing on the nodes can be changed from here.", insert: "Put into the statement", columnsCut: (n: number) => `${n} more columns are not shown`,
   },
   nodes: {
     title: "Nodes", node: "Node", state: "State", version: "Version", up: "Up", processes: "Processes", store: "Store", cost: "Own CPU", address: "Address", sources: "Sources in trouble", none: "No node answered.",

@@ -53,12 +53,13 @@ export const zh: Words = {
     parted: "调用栈在此分叉",
     common: (n) => `外层 ${n} 帧相同`,
     more: (n) => `还有 ${n} 帧`,
+    foreign: (n) => `${n} 个 C 与 C++ 帧：`,
     noFrames: "没有 Python 帧",
     rank: (rank) => `rank ${rank}`,
     node: "节点", pid: "pid",
     waits: (n, which) => `${n} 个 rank 在等待：${which}`,
     history: "以往的结论", noHistory: "没有保存此作业以往的结论。",
-    mail: "存为单个文件",
+    mail: "存为单个文件", around: "开始时的时间线", compare: (rank) => `与 rank ${rank} 比较时间`,
   },
   copy: { copy: "复制", done: "已复制", failed: "请手动选中复制" },
   grid: {
@@ -78,7 +79,7 @@ export const zh: Words = {
     ranks: () => "rank",
     free: "不等待任何 rank",
   },
-  steps: { title: "每一步的时间", none: "尚未识别出步：重复 10 秒后才能识别。", rank: (rank, times) => `rank ${rank}：中位数的 ${times} 倍`, even: "各 rank 用时相同。", band: "5% 到 95% 的 rank", median: "中位数", axis: "步" },
+  steps: { title: "每一步的时间", none: "尚未识别出步：重复 10 秒后才能识别。", rank: (rank, times) => `rank ${rank} 的用时是中位数的 ${times} 倍`, even: "每一步各 rank 用时相同。", band: "5% 到 95% 的 rank", median: "中位数", axis: "步" },
   balance: {
     title: "一步的时间去向", none: "近期没有完成的步。", compute: "计算", communication: "通信", wait: "等待", io: "IO", rest: "未知", step: "每步", last: "最后到达", more: (n) => `还有 ${n} 个较均衡的 rank`,
     label: "各 rank 的一步时间占比", roles: "按并行角色", role: "角色", comms: "通信器",
@@ -96,7 +97,7 @@ export const zh: Words = {
     none: "此区间没有存储操作。", noneHint: "请选择更长或其他区间。",
     last: "最近", load: "显示", fit: "整个区间", zoomIn: "放大", zoomOut: "缩小", select: "选择区间", selectHint: "按住 Shift 拖动，或按 [ 和 ]。",
     ops: (n) => `${n} 个操作`, clear: "清除区间",
-    waits: "等待", runs: "执行", open: "未结束", lost: "此处有丢失", clock: (text) => `节点时钟最多相差 ${text}`, step: "步", sample: "Python", finding: "结论",
+    waits: "等待", runs: "执行", several: "多个操作", open: "未结束", unknown: "未看到结束", between: "在此之间结束", lost: "此处有丢失", clock: (text) => `节点时钟最多相差 ${text}`, step: "步", sample: "Python", finding: "结论",
     stats: "所选区间", noStats: "选择区间后显示统计。", rank: "rank", count: "操作数", busy: "操作中", waiting: "等待", longest: "最长", lastCount: "最后到达次数",
     group: "同一操作在其所有 rank 上", late: "比最早者晚", flame: "此区间的火焰图", perfetto: "在 Perfetto 中打开", perfettoHint: "下载轨迹文件。ui.perfetto.dev 的页面可打开它；此处不会发送任何数据。", chrome: "Chrome JSON",
     node: "节点",
@@ -106,7 +107,7 @@ export const zh: Words = {
     merged: "所有 rank 当前的调用栈", profile: "采样", label: "火焰图。方向键在帧之间移动，回车放大，Esc 缩小。", root: "全部", self: "自身", total: "合计", reset: "还原", table: "函数", func: "函数", minority: "少数 rank", majority: "所有 rank", less: "更少", more: "更多", of: "占", range2: "之前的时间", nothing: "无",
   },
   sql: {
-    title: "SQL", run: "运行", plan: "计划", tables: "表", all: "所有节点", csv: "CSV", parquet: "Parquet", rows: (n, ms) => `${n} 行，用时 ${ms}`, cut: "只显示前 10,000 行；下载包含全部。", none: "没有行。", chart: "图表", table: "表格", x: "横轴", y: "纵轴", filter: "查找表或列", editor: "SQL 语句；Control 加回车运行", noChart: "图表需要数值列。", hint: "一条 SELECT。这里不能改动节点上的任何内容。", insert: "插入语句", columnsCut: (n) => `还有 ${n} 列未显示`,
+    title: "SQL", run: "运行", plan: "计划", tables: "表", all: "所有节点", csv: "CSV", parquet: "Parquet", rows: (n, ms) => `${n} 行，用时 ${ms}`, cut: "只显示前 10,000 行；下载包含全部。", none: "没有行。", chart: "图表", table: "表格", x: "横轴", y: "纵轴", split: "分线依据", whole: "一条线", filter: "查找表或列", editor: "SQL 语句；Control 加回车运行", noChart: "图表需要数值列。", hint: "一条 SELECT。这里不能改动节点上的任何内容。", insert: "插入语句", columnsCut: (n) => `还有 ${n} 列未显示`,
   },
   nodes: {
     title: "节点", node: "节点", state: "状态", version: "版本", up: "运行时间", processes: "进程", store: "存储", cost: "自身 CPU", address: "地址", sources: "有问题的数据源", none: "没有节点回答。",

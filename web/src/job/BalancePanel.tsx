@@ -2,11 +2,13 @@
 import { words } from "../i18n/index.ts";
 import { href } from "../location.ts";
 import { visible } from "../text/escape.ts";
-import { duration, share } from "../text/format.ts";
+import { capital, duration, share } from "../text/format.ts";
 import type { Balance, BalanceRank } from "../types.ts";
 
 const SHARES = ["compute", "io", "communication", "wait"] as const;
 const MOST = 48;
+// As probingctl balance calls work uneven.
+const UNEVEN = 1.2;
 
 export function BalanceBars({ balance, job }: { balance: Balance; job: string }) {
   const w = words.value.balance;
@@ -17,7 +19,7 @@ export function BalanceBars({ balance, job }: { balance: Balance; job: string })
   return (
     <>
       {balance.sentences.slice(0, 5).map((sentence) => (
-        <p class="standout">{visible(sentence, 300)}</p>
+        <p class={(balance.uneven ?? 1) >= UNEVEN ? "standout" : "soft"}>{visible(capital(sentence), 300)}</p>
       ))}
       <p class="legend">
         {SHARES.map((name) => (

@@ -50,11 +50,13 @@ function level(confidence: number): string {
 export function Who({ finding }: { finding: Finding }) {
   const w = words.value.finding;
   const shown = finding.culprits.slice(0, 12);
+  const peer = finding.victims[0];
   return (
     <ul class="who">
       {shown.map((culprit) => {
         const stack = finding.stacks.find((s) => s.role === "culprit" && s.pid === culprit.pid && s.node === culprit.node);
         const frame = stack ? faultyFrame(stack.frames, culprit.why) : null;
+        const line = frame ? `${fileName(frame.file)}:${frame.lineno ?? "?"}` : (/[\w.-]+\.py:\d+/.exec(culprit.why)?.[0] ?? null);
         return (
           <li class="culprit">
             <span class="sign" aria-hidden="true">!</span>
@@ -66,10 +68,13 @@ export function Who({ finding }: { finding: Finding }) {
               </span>
             </span>
             <span class="why">{visible(culprit.why, 400)}</span>
-            {frame ? (
-              <code class="line" title={visible(frame.file, 400)}>
-                {visible(`${fileName(frame.file)}:${frame.lineno ?? "?"}`, 200)} <span class="soft">{visible(frame.func, 120)}</span>
+            {line ? (
+              <code class="line" title={visible(frame?.file, 400)}>
+                {visible(line, 200)} {frame ? <span class="soft">{visible(frame.func, 120)}</span> : null}
               </code>
+            ) : null}
+            {culprit.rank !== null && peer !== undefined && finding.verdict === "slow_rank" ? (
+              <a href={href({ screen: "flame", job: finding.job }, { rank: String(culprit.rank), against: String(peer), wall: "1" })}>{w.compare(peer)}</a>
             ) : null}
           </li>
         );
@@ -142,7 +147,7 @@ function SideOfPair({ stack, title, tone, common, parted, fault }: SideProps) {
           {stack.moving ? `${stack.since ? "; " : ""}${w.moving}` : ""}
         </p>
       ) : null}
-      <StackView frames={stack.frames} common={common} parted={parted && stack.frames.length > common} fault={fault} />
+      <StackView frames={stack.frames} common={common} parted={parted && stack.frames.length > common} fault={fault} folded />
       {stack.native_missing ? <p class="soft small">{visible(stack.native_missing, 300)}</p> : null}
     </div>
   );

@@ -138,6 +138,7 @@ function drawGrid(context: CanvasRenderingContext2D, layout: GridLayout, rows: r
   const tones = Object.fromEntries(Object.entries(STATE_TONES).map(([key, name]) => [key, colour(name)]));
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "top";
+  context.textAlign = "left";
   context.fillStyle = soft;
   for (const label of layout.labels) context.fillText(cutTo(context, visible(label.node, 60), label.width), label.x, label.y);
   context.textAlign = "center";

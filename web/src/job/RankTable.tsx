@@ -6,7 +6,7 @@ import { visible } from "../text/escape.ts";
 import { cellText, sign, troubleFirst, type RankRow } from "./rankRows.ts";
 
 const PAGE = 100;
-const COLUMNS = ["state", "step", "steps_per_s", "op", "age_ns", "lag_ns", "cpu_pct", "gpu_pct", "rss_bytes", "gpu_used_bytes", "python"];
+const COLUMNS = ["python", "op", "age_ns", "step", "steps_per_s", "lag_ns", "cpu_pct", "gpu_pct", "rss_bytes", "gpu_used_bytes", "state"];
 const TEXTS = new Set(["state", "op", "python"]);
 
 export function RankTable({ job, rows }: { job: string; rows: readonly RankRow[] }) {
@@ -16,7 +16,7 @@ export function RankTable({ job, rows }: { job: string; rows: readonly RankRow[]
   const sorted = troubleFirst(rows);
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label={w.grid.title}>
-      <table>
+      <table class="ranks">
         <thead>
           <tr>
             <th scope="col" class="number">{w.columns["rank"]}</th>

@@ -34,7 +34,7 @@ export function WaitsGraph({ waits, culprits }: { waits: Waits; culprits: readon
                 <path d="M0 0L8 4L0 8z" class="arrow-head" />
               </marker>
             </defs>
-            {graph.groups.flatMap((group, from) => group.targets.map((to) => <Arrow from={placed.boxes[from]} to={placed.boxes[to]} width={width} text={`${group.op ?? ""}${group.seq === null ? "" : ` #${group.seq}`}`} />))}
+            {graph.groups.flatMap((group, from) => group.targets.map((to) => <Arrow from={placed.boxes[from]} to={placed.boxes[to]} width={width} text={`${narrow ? "" : (group.op ?? "")}${group.seq === null ? "" : ` #${group.seq}`}`} />))}
             {placed.boxes.map((box) => {
               const group = graph.groups[box.group] as Group;
               return (

@@ -12,13 +12,15 @@ export function ContractLine({ contract, live = false }: { contract: Contract; l
   const age = since(contract.at, now.value);
   const partial = contract.answered < contract.asked || contract.failures.length > 0;
   const parts = [
-    <span class={partial ? "bad-news" : ""}>
-      {partial ? "▲ " : ""}
-      {w.asked(contract.answered, contract.asked)}
-    </span>,
+    contract.asked === 0 ? null : (
+      <span class={partial ? "bad-news" : ""}>
+        {partial ? "▲ " : ""}
+        {w.asked(contract.answered, contract.asked)}
+      </span>
+    ),
     <span class={live && age !== null && age > OLD_NS ? "bad-news" : ""}>{w.age(elapsed(age))}</span>,
     contract.lost_rows === null ? null : contract.lost_rows > 0 ? (
-      <span class="bad-news">▲ {w.lost(number(contract.lost_rows))}</span>
+      <span class="late-news">▲ {w.lost(number(contract.lost_rows))}</span>
     ) : (
       <span>{w.lostNone}</span>
     ),

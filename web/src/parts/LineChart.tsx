@@ -27,6 +27,8 @@ interface LineChartProps {
   /** Pairs of indexes of series between which the area is filled. */
   bands?: readonly [number, number][];
   legend?: boolean;
+  /** Whether each x has a value of one of the lines alone. */
+  divided?: boolean;
 }
 
 export function LineChart(props: LineChartProps) {
@@ -88,6 +90,8 @@ function options(props: LineChartProps, width: number): uPlot.Options {
         width: line.width ?? 1,
         ...(line.dash ? { dash: line.dash } : {}),
         points: { show: false },
+        // Rows of other lines leave gaps that are none.
+        spanGaps: props.divided ?? false,
         value: (_: uPlot, value: number | null) => props.format(value),
       })),
     ],

@@ -5,7 +5,7 @@ const [WIDTH, HEIGHT] = [96, 20];
 export function Sparkline({ values, label }: { values: readonly (number | null)[]; label: string }) {
   const shown = values.slice(-60);
   const most = Math.max(0, ...shown.filter((value): value is number => value !== null && Number.isFinite(value)));
-  if (shown.length < 2 || most <= 0) return <span class="sparkline-none" />;
+  if (shown.length < 4 || most <= 0) return <span class="sparkline-none" />;
   let path = "";
   let pen = "M";
   shown.forEach((value, index) => {

@@ -9,6 +9,7 @@ import { RankGrid } from "../job/RankGrid.tsx";
 import { StepsChart } from "../job/StepsPanel.tsx";
 import { WaitsGraph } from "../job/WaitsPanel.tsx";
 import { useAsked, useLive } from "../live.ts";
+import { href } from "../location.ts";
 import { StateBadge } from "../parts/Badge.tsx";
 import { ContractLine } from "../parts/Contract.tsx";
 import { Body, Empty, Loading, Panel, Trouble } from "../parts/Panel.tsx";
@@ -20,7 +21,7 @@ const SELDOM_MS = 30_000;
 
 export function Job({ job }: { job: string }) {
   const w = words.value;
-  const live = useLive<JobEvent>("live/job", "job", { job });
+  const { data: live, error: refused } = useLive<JobEvent>("live/job", "job", { job });
   const brief = live?.job?.finding ?? null;
   const diagnosed = useAsked<Finding>("diagnose", { job }, SELDOM_MS, brief?.finding_id ?? "");
   const found = diagnosed.answer?.data;
@@ -32,6 +33,7 @@ export function Job({ job }: { job: string }) {
   const history = useAsked<HistoryRow[]>("history", { job }, 0, brief?.finding_id ?? "");
   const culprits = finding?.culprits.flatMap((culprit) => (culprit.rank === null ? [] : [culprit.rank])) ?? brief?.culprits ?? [];
   const victims = finding?.victims ?? brief?.victims ?? [];
+  const began = finding?.since ?? brief?.opened;
   const sentence = brief?.sentence ?? finding?.sentence;
   useEffect(() => {
     document.title = `${sentence ? visible(capital(sentence), 120) : visible(job, 80)} · probing`;
@@ -62,13 +64,14 @@ export function Job({ job }: { job: string }) {
           <a href={url("finding.html", { job })} download={`finding-${job.replace(/[^\w.-]+/g, "_")}.html`}>
             {w.finding.mail}
           </a>
+          {began ? <a href={href({ screen: "timeline", job }, around(began))}>{w.finding.around}</a> : null}
         </p>
         {diagnosed.answer ? <ContractLine contract={diagnosed.answer.contract} /> : null}
       </section>
       <div class="columns">
         <div>
-          <Panel title={w.grid.title} contract={live?.contract} live actions={live?.job ? <JobFacts live={live} /> : null}>
-            {live ? live.job ? <RankGrid job={job} ranks={live.ranks} culprits={culprits} victims={victims} /> : <Empty title={w.grid.none} /> : <Loading />}
+          <Panel title={w.grid.title} contract={live?.contract} live error={refused} actions={live?.job ? <JobFacts live={live} /> : null}>
+            {live ? live.job ? <RankGrid job={job} ranks={live.ranks} culprits={culprits} victims={victims} /> : <Empty title={w.grid.none} /> : refused ? null : <Loading />}
           </Panel>
           {hangs ? (
             <Panel title={w.waits.title} contract={waits.answer?.contract} error={waits.error} again={waits.again}>
@@ -98,6 +101,16 @@ export function Job({ job }: { job: string }) {
       </div>
     </>
   );
+}
+
+// Before and after the begin of a finding, ms.
+const [BEFORE_MS, AFTER_MS] = [30_000, 30_000];
+
+/** Returns the range of time around the begin of a finding. */
+function around(since: string): { from: string; to: string } | Record<string, never> {
+  const at = Date.parse(since.replace(/(\.\d{3})\d+/, "$1"));
+  if (Number.isNaN(at)) return {};
+  return { from: new Date(at - BEFORE_MS).toISOString(), to: new Date(Math.min(at + AFTER_MS, Date.now())).toISOString() };
 }
 
 function JobFacts({ live }: { live: JobEvent }) {

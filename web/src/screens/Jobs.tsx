@@ -14,7 +14,7 @@ import type { JobLine, JobsEvent } from "../types.ts";
 const QUIET = new Set(["OK", "ENDED", "PAUSED"]);
 
 export function Jobs() {
-  const live = useLive<JobsEvent>("live/jobs", "jobs", {});
+  const { data: live, error } = useLive<JobsEvent>("live/jobs", "jobs", {});
   const w = words.value.jobs;
   const jobs = live?.jobs ?? [];
   const trouble = jobs.filter((job) => !QUIET.has(job.state)).length;
@@ -30,9 +30,9 @@ export function Jobs() {
       {(live?.notes ?? []).slice(0, 10).map((note) => (
         <p class="note">{visible(note, 500)}</p>
       ))}
-      <Panel title={w.title} contract={live?.contract} live class="untitled">
+      <Panel title={w.title} contract={live?.contract} live error={error} class="untitled">
         {live === null ? (
-          <Loading />
+          error ? null : <Loading />
         ) : jobs.length === 0 ? (
           <Empty title={w.none} hint={w.noneHint} />
         ) : (

@@ -1,6 +1,6 @@
 /** The nodes: who answers, what their hardware says, their GPUs with the ranks on them, what the daemon costs. */
-import { useEffect } from "preact/hooks";
-import { post, RequestError } from "../api.ts";
+import { useEffect, useState } from "preact/hooks";
+import { post, RequestError, session } from "../api.ts";
 import { words } from "../i18n/index.ts";
 import { useAsked } from "../live.ts";
 import { Badge, toneOf } from "../parts/Badge.tsx";
@@ -9,7 +9,6 @@ import { Body, Panel } from "../parts/Panel.tsx";
 import { visible } from "../text/escape.ts";
 import { bytes, duration, number, percent } from "../text/format.ts";
 import type { QueryResult, Row } from "../types.ts";
-import { useState } from "preact/hooks";
 
 interface Status {
   node: string;
@@ -81,7 +80,7 @@ function useCosts(): Map<string, { cpu: number | null; rss: number | null }> {
   const [costs, setCosts] = useState(new Map<string, { cpu: number | null; rss: number | null }>());
   useEffect(() => {
     const stop = new AbortController();
-    post<QueryResult>("query", { sql: COST, all_nodes: true }, stop.signal)
+    post<QueryResult>("query", { sql: COST, all_nodes: session.value?.all_nodes ?? false }, stop.signal)
       .then(({ data }) => setCosts(new Map(data.rows.map(([node, cpu, rss]) => [String(node), { cpu: typeof cpu === "number" ? cpu : null, rss: rss === null ? null : Number(rss) }]))))
       .catch((error: unknown) => {
         // The column stays empty; the panel's other figures do not depend on it.

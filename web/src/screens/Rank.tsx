@@ -11,12 +11,12 @@ import { LineChart } from "../parts/LineChart.tsx";
 import { StackView } from "../parts/StackView.tsx";
 import { Badge } from "../parts/Badge.tsx";
 import { visible, visibleLines } from "../text/escape.ts";
-import { bytes, clock, duration, number, percent } from "../text/format.ts";
+import { bitRate, bytes, clock, duration, number, percent } from "../text/format.ts";
 import type { Answer, JobEvent, RankPage, Row, Thread } from "../types.ts";
 
 export function Rank({ job, rank }: { job: string; rank: string }) {
   const w = words.value.rank;
-  const live = useLive<JobEvent>("live/job", "job", { job });
+  const { data: live, error: refused } = useLive<JobEvent>("live/job", "job", { job });
   const wanted = params.value;
   const rows = live ? rankRows(live.ranks) : [];
   const pid = wanted.get("pid");
@@ -40,8 +40,8 @@ export function Rank({ job, rank }: { job: string; rank: string }) {
       {page.error ? <Trouble error={page.error} again={page.again} /> : null}
       <div class="columns">
         <div>
-          <Panel title={w.process} contract={live?.contract} live>
-            {own ? <Facts values={own.values} /> : live ? null : <Loading />}
+          <Panel title={w.process} contract={live?.contract} live error={refused}>
+            {own ? <Facts values={own.values} /> : live || refused ? null : <Loading />}
             {data?.process ? <Facts values={data.process} less={own?.values ?? {}} /> : null}
           </Panel>
           <Panel title={w.findings} contract={page.answer?.contract}>
@@ -73,14 +73,16 @@ export function Rank({ job, rank }: { job: string; rank: string }) {
   );
 }
 
-const HIDDEN = new Set(["history", "gpus", "blame", "away", "ended", "how", "first", "node", "rank", "gpu_total_bytes"]);
+const HIDDEN = new Set(["history", "gpus", "blame", "away", "ended", "how", "first", "node", "rank", "gpu_total_bytes", "ts", "start_ns", "job", "run", "job_source", "rank_source", "ppid", "uid", "comm"]);
+// Texts that need a line of their own.
+const LONG = new Set(["command", "python", "cwd"]);
 
 function Facts({ values, less = {} }: { values: Row; less?: Row }) {
   const shown = Object.entries(values).filter(([name, value]) => !HIDDEN.has(name) && !(name in less) && value !== null && value !== undefined && value !== "" && (typeof value !== "object" || Array.isArray(value)));
   return (
     <dl class="facts-list">
       {shown.slice(0, 60).map(([name, value]) => (
-        <div>
+        <div class={LONG.has(name) ? "long" : ""}>
           <dt>{words.value.columns[name] ?? visible(name, 40).replace(/_/g, " ")}</dt>
           <dd>{visible(cellText(name, value), 300)}</dd>
         </div>
@@ -178,6 +180,7 @@ function Charts({ page }: { page: RankPage }) {
 
 function formatOf(name: string, unit: string): (value: number | null) => string {
   if (unit === "bytes" || unit === "B" || name.endsWith("_bytes")) return bytes;
+  if (unit === "Gb/s") return bitRate;
   if (unit === "ns" || name.endsWith("_ns")) return duration;
   if (unit === "%" || name.endsWith("_pct")) return percent;
   return (value) => `${number(value)}${unit ? ` ${visible(unit, 12)}` : ""}`;

@@ -1,6 +1,6 @@
 /** SQL over the nodes: an editor with the tables beside it, and the rows as a table or a chart. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { download, post, RequestError } from "../api.ts";
+import { download, post, RequestError, session } from "../api.ts";
 import { words } from "../i18n/index.ts";
 import { useAsked } from "../live.ts";
 import { params, setParams } from "../location.ts";
@@ -24,7 +24,8 @@ const EXAMPLE = "SELECT node, job, rank, pid, state\nFROM process.processes\nWHE
 export function Sql() {
   const w = words.value.sql;
   const query = params.value;
-  const [all, setAll] = useState(query.get("all") !== "0");
+  const usual = session.value?.all_nodes ?? false;
+  const [all, setAll] = useState(query.get("all") === null ? usual : query.get("all") === "1");
   const [editor, setEditor] = useState<Editor | null>(null);
   const [answer, setAnswer] = useState<{ answer: Answer<QueryResult>; ms: number } | null>(null);
   const [plan, setPlan] = useState<PlanStep[] | null>(null);
@@ -46,7 +47,7 @@ export function Sql() {
     running.current = stop;
     setBusy(true);
     setError(null);
-    setParams({ q: sql(), all: all ? null : "0" });
+    setParams({ q: sql(), all: all === usual ? null : all ? "1" : "0" });
     try {
       await act(stop.signal);
     } catch (problem) {

@@ -120,11 +120,13 @@ function Signs({ scene }: { scene: Scene }) {
     <p class="legend">
       <span><i class="swatch sign-waits" aria-hidden="true" /> {w.waits}</span>
       <span><i class="swatch sign-runs" aria-hidden="true" /> {w.runs}</span>
+      <span><i class="swatch sign-between" aria-hidden="true" /> {w.between}</span>
       {scene.steps.order.length ? <span><i class="swatch sign-step" aria-hidden="true" /> {w.step}</span> : null}
       {scene.samples.order.length ? <span><i class="swatch sign-sample" aria-hidden="true" /> {w.sample}</span> : null}
       {scene.gaps.length ? <span><i class="swatch sign-lost" aria-hidden="true" /> {w.lost} ({scene.gaps.length})</span> : null}
       {scene.markers.length ? <span><i class="swatch sign-finding" aria-hidden="true">▼</i> {w.finding}</span> : null}
       {scene.clockError === null ? null : <span>{w.clock(duration(scene.clockError * 1e3))}</span>}
+      {scene.columns.comms.length > 1 ? <span><i class="swatch several" aria-hidden="true" /> {w.several}</span> : null}
       {scene.columns.comms.slice(0, 8).map((comm, index) => (
         <span><i class={`swatch comm-${index}`} aria-hidden="true" /> {visible(comm, 40)}</span>
       ))}

@@ -33,9 +33,36 @@ export function chartable(result: QueryResult): number[] {
   });
 }
 
-/** Returns the points of a chart, in the order of x: rows without an x are left out. */
-export function points(result: QueryResult, x: number | null, ys: readonly number[]): { x: number[]; series: (number | null)[][] } {
+/** Most lines that a column divides a chart into. */
+export const MOST_GROUPS = 16;
+
+/** Returns the indexes of columns that divide the rows into a few lines. */
+export function dividing(result: QueryResult): number[] {
+  return result.columns.flatMap((column, index) => {
+    if (isTime(column.type) || /float|double|decimal/i.test(column.type)) return [];
+    const values = new Set<string>();
+    for (const row of result.rows) {
+      values.add(valueText(row[index]));
+      if (values.size > MOST_GROUPS) return [];
+    }
+    return values.size > 1 ? [index] : [];
+  });
+}
+
+export interface Points {
+  x: number[];
+  series: (number | null)[][];
+  /** The value of the dividing column of each series, or the number of its column. */
+  names: (string | number)[];
+}
+
+/** Returns the points of a chart, in the order of x: rows without an x are left out. `by`: a column that divides. */
+export function points(result: QueryResult, x: number | null, ys: readonly number[], by: number | null = null): Points {
   const rows = result.rows.map((row, index) => ({ at: x === null ? index : chartNumber(row[x]), row }));
   const known = rows.filter((entry): entry is { at: number; row: unknown[] } => entry.at !== null).sort((a, b) => a.at - b.at);
-  return { x: known.map(({ at }) => at), series: ys.map((y) => known.map(({ row }) => chartNumber(row[y]))) };
+  const across = known.map(({ at }) => at);
+  const y = ys[0];
+  if (by === null || y === undefined) return { x: across, series: ys.map((column) => known.map(({ row }) => chartNumber(row[column]))), names: [...ys] };
+  const groups = [...new Set(known.map(({ row }) => valueText(row[by])))].sort((a, b) => a.localeCompare(b, "en", { numeric: true })).slice(0, MOST_GROUPS);
+  return { x: across, series: groups.map((group) => known.map(({ row }) => (valueText(row[by]) === group ? chartNumber(row[y]) : null))), names: groups };
 }

@@ -38,6 +38,11 @@ function two(value: number): string {
   return String(value).padStart(2, "0");
 }
 
+/** Returns a number in a few characters, as `1.25M`. */
+export function compact(value: Maybe): string {
+  return known(value) ? value.toLocaleString("en-US", { notation: "compact", maximumSignificantDigits: 4 }) : UNKNOWN;
+}
+
 /** Returns bytes in powers of 1024, as `61.2 GiB`. */
 export function bytes(size: Maybe): string {
   if (!known(size)) return UNKNOWN;
@@ -49,6 +54,15 @@ export function bytes(size: Maybe): string {
     unit += 1;
   }
   return unit === 0 ? `${Math.round(value)} B` : `${three(value)} ${units[unit]}`;
+}
+
+/** Returns 1e9 bits a second as `5.26 kb/s`. */
+export function bitRate(gbps: Maybe): string {
+  if (!known(gbps)) return UNKNOWN;
+  const units = ["b/s", "kb/s", "Mb/s", "Gb/s", "Tb/s"];
+  let [value, unit] = [gbps * 1e9, 0];
+  while (Math.abs(value) >= 999.5 && unit < units.length - 1) [value, unit] = [value / 1000, unit + 1];
+  return unit === 0 ? `${Math.round(value)} b/s` : `${three(value)} ${units[unit]}`;
 }
 
 /** Returns a number with thousands apart, and at most three digits behind the point. */

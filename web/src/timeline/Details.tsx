@@ -5,6 +5,7 @@ import { href } from "../location.ts";
 import { visible } from "../text/escape.ts";
 import { bytes, duration, number } from "../text/format.ts";
 import { textAt } from "./columns.ts";
+import { OPEN } from "./model.ts";
 import { opName, sampleAt, type Scene } from "./scene.ts";
 import { figures, sameOperation } from "./stats.ts";
 import type { Chosen } from "./TimelineView.tsx";
@@ -21,11 +22,18 @@ export function ChosenOperation({ scene, chosen, job }: { scene: Scene; chosen: 
   const sample = chosen.time !== null && chosen.row >= 0 ? sampleAt(scene, chosen.row, chosen.time) : -1;
   const python = sample < 0 ? null : textAt(columns.frames, scene.samples.frame[sample]);
   const text = (value: number) => (Number.isFinite(value) ? duration(value * NS) : "–");
+  const lengthText = (op: number) => {
+    if (ops.open[op]) return ops.open[op] === OPEN ? w.open : w.unknown;
+    const error = (ops.end[op] as number) - (ops.sure[op] as number);
+    const length = text((ops.end[op] as number) - (ops.ready[op] as number));
+    return error > 0 ? `≤ ${length}` : length;
+  };
+  const runText = (op: number) => (ops.open[op] ? lengthText(op) : `${w.runs} ${lengthText(op)}`);
   return (
     <div aria-live="polite">
       {i < 0 ? null : (
         <p class="chosen">
-          <b>{visible(opName(scene, i), 100)}</b> {visible(textAt(columns.comms, ops.comm[i]), 80)} · {words.value.columns["rank"]} {columns.ranks[ops.rank[i] as number]?.rank ?? "?"} · {w.waits} {text((ops.ready[i] as number) - (ops.start[i] as number))} · {ops.open[i] ? w.open : `${w.runs} ${text((ops.end[i] as number) - (ops.ready[i] as number))}`} · {bytes(ops.bytes[i])}
+          <b>{visible(opName(scene, i), 100)}</b> {visible(textAt(columns.comms, ops.comm[i]), 80)} · {words.value.columns["rank"]} {columns.ranks[ops.rank[i] as number]?.rank ?? "?"} · {w.waits} {text((ops.ready[i] as number) - (ops.start[i] as number))} · {runText(i)} · {bytes(ops.bytes[i])}
         </p>
       )}
       {python ? (
@@ -56,7 +64,7 @@ export function ChosenOperation({ scene, chosen, job }: { scene: Scene; chosen: 
                   <td>{visible(rank?.node ?? "?", 60)}</td>
                   <td class="number">{text((ops.start[other] as number) - (ops.begun[other] as number))}</td>
                   <td class="number">{text((ops.ready[other] as number) - (ops.start[other] as number))}</td>
-                  <td class="number">{ops.open[other] ? w.open : text((ops.end[other] as number) - (ops.ready[other] as number))}</td>
+                  <td class="number">{lengthText(other)}</td>
                 </tr>
               );
             })}

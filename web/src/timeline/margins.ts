@@ -1,5 +1,6 @@
 /** What lies beside and below the rows of the timeline: names of nodes and ranks, counters of nodes. */
 import { visible } from "../text/escape.ts";
+import { bitRate, bytes } from "../text/format.ts";
 import { colour } from "../theme.ts";
 import { COUNTER_HEIGHT, xOf, type Area, type Picture } from "./picture.ts";
 import { firstBelow, type TimelineRow } from "./rows.ts";
@@ -71,12 +72,17 @@ export function drawCounter(context: CanvasRenderingContext2D, area: Area, y: nu
   context.textAlign = "left";
   context.textBaseline = "top";
   context.fillStyle = colour("soft");
-  const text = `${visible(lane.name, 60)}, ≤ ${lane.most.toPrecision(3)} ${visible(lane.unit, 12)}`;
+  const text = `${visible(lane.name.replace(/_/g, " "), 60)}, ≤ ${amount(lane.most, lane.unit)}`;
   context.fillStyle = colour("panel");
   context.fillRect(area.x, y + 1, context.measureText(text).width + 12, 14);
   context.fillStyle = colour("soft");
   context.fillText(text, area.x + 6, y + 3);
   context.textBaseline = "middle";
+}
+
+function amount(value: number, unit: string): string {
+  if (unit === "Gb/s") return bitRate(value);
+  return unit.startsWith("bytes") ? `${bytes(value)}${unit.slice(5)}` : `${value.toPrecision(3)} ${visible(unit, 12)}`;
 }
 
 function lowerBound(times: Float64Array, at: number): number {

@@ -37,7 +37,6 @@ export function drawLabels(context: CanvasRenderingContext2D, area: Area, labels
   context.textBaseline = "middle";
   context.textAlign = "left";
   const [text, panel] = [colour("text"), colour("panel")];
-  context.lineJoin = "round";
   for (const label of labels) {
     const room = Math.floor((label.width - 8) / 6.2);
     if (room < 4) continue;
@@ -46,15 +45,17 @@ export function drawLabels(context: CanvasRenderingContext2D, area: Area, labels
     const [x, y] = [area.x + label.x + 4, area.y + label.y + 9];
     if (!label.back) {
       // Stripes are quiet behind a text.
-      context.strokeStyle = panel;
-      context.lineWidth = 3;
-      context.strokeText(fitted, x, y);
+      context.globalAlpha = 0.85;
+      context.fillStyle = panel;
+      context.fillRect(x - 3, y - 6, context.measureText(fitted).width + 6, 12);
+      context.globalAlpha = 1;
     }
     context.fillStyle = label.back ? contrast(label.back) : text;
     context.fillText(fitted, x, y);
   }
 }
 
+/** Where rows are missing: of samples below the operations, of all else over them. */
 export function drawGaps(context: CanvasRenderingContext2D, area: Area, picture: Picture): void {
   const { scene, rows, view, top } = picture;
   if (!scene.gaps.length) return;
@@ -63,26 +64,39 @@ export function drawGaps(context: CanvasRenderingContext2D, area: Area, picture:
   context.rect(area.x, area.y, area.width, area.height);
   context.clip();
   context.strokeStyle = colour("error");
+  context.fillStyle = colour("error");
   context.lineWidth = 1;
   for (const gap of scene.gaps) {
-    const [x0, x1] = [xOf(area, view, gap.from), Math.max(xOf(area, view, gap.to), xOf(area, view, gap.from) + 2)];
+    const x0 = Math.max(xOf(area, view, gap.from), area.x - 16);
+    const x1 = Math.min(Math.max(xOf(area, view, gap.to), x0 + 1), area.x + area.width + 16);
     if (x1 < area.x || x0 > area.x + area.width) continue;
+    const samples = gap.table.startsWith("python.");
     for (let index = firstBelow(rows, top); index < rows.length; index++) {
       const row = rows[index] as TimelineRow;
       if (row.y - top > area.height) break;
-      const concerned = row.kind === "rank" ? row.node === gap.node && (gap.rank < 0 || gap.rank === row.rank) : row.node === gap.node && gap.rank < 0;
-      if (!concerned) continue;
+      if (row.kind === "node" || row.node !== gap.node || (gap.rank >= 0 && gap.rank !== row.rank)) continue;
       const y = area.y + row.y - top;
-      context.strokeRect(x0 + 0.5, y + 1.5, x1 - x0, row.height - 3);
-      context.beginPath();
-      for (let x = Math.max(x0, area.x - 20); x < Math.min(x1, area.x + area.width); x += 8) {
-        context.moveTo(x, y + row.height - 2);
-        context.lineTo(Math.min(x + row.height - 3, x1), y + 2);
-      }
-      context.stroke();
+      if (samples) context.fillRect(x0, y + 20, x1 - x0, 1.5);
+      else stripes(context, x0, x1, y + 2, y + 15);
     }
   }
   context.restore();
+}
+
+function stripes(context: CanvasRenderingContext2D, x0: number, x1: number, y0: number, y1: number): void {
+  context.save();
+  context.beginPath();
+  context.rect(x0, y0, x1 - x0, y1 - y0);
+  context.clip();
+  context.beginPath();
+  // From a grid of the canvas, so that neighbours join.
+  for (let x = Math.floor((x0 - (y1 - y0)) / 7) * 7; x < x1; x += 7) {
+    context.moveTo(x, y1);
+    context.lineTo(x + (y1 - y0), y0);
+  }
+  context.stroke();
+  context.restore();
+  context.fillRect(x0, y0 - 1, x1 - x0, 1);
 }
 
 /** The chosen operation on all its ranks, the range, findings, and by how much clocks may differ. */
@@ -106,8 +120,8 @@ export function drawMarks(context: CanvasRenderingContext2D, area: Area, picture
     context.fillRect(x0, area.y - 3, Math.max(2, x1 - x0), 3);
     context.beginPath();
     context.moveTo(x0, area.y);
-    context.lineTo(x0 - 5, area.y - 9);
-    context.lineTo(x0 + 5, area.y - 9);
+    context.lineTo(x0 - 4, area.y - 7);
+    context.lineTo(x0 + 4, area.y - 7);
     context.fill();
   }
   for (const [index, strength] of [[picture.hovered, 1], [picture.selected, 2]] as const) {

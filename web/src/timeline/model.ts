@@ -21,6 +21,9 @@ export interface Lanes {
   sum: Float64Array;
 }
 
+export const OPEN = 1;
+export const UNSEEN = 2;
+
 export interface Ops extends Lanes {
   count: number;
   rank: TypedArray;
@@ -34,8 +37,10 @@ export interface Ops extends Lanes {
   ready: Float64Array;
   /** When the first rank called it. */
   begun: Float64Array;
-  /** 1: its end was not seen, and it is drawn to the end of the range. */
+  /** OPEN: it has not ended, and is drawn to the end of the range; UNSEEN: when it ended is not known. */
   open: Uint8Array;
+  /** Before this time it had not ended; its end lies between this and `end`. */
+  sure: Float64Array;
   /** Group of each operation, and the operations of each group. */
   group: Uint32Array;
   groupFirst: Uint32Array;
@@ -101,10 +106,12 @@ export function operations(columns: Columns, until: number): Ops {
   const [low, high] = [of("done_lo"), of("done_hi")];
   const end = new Float64Array(count);
   const open = new Uint8Array(count);
+  const sure = new Float64Array(count);
   for (let i = 0; i < count; i++) {
-    const done = Number.isNaN(high[i] as number) ? (low[i] as number) : (high[i] as number);
-    open[i] = Number.isNaN(done) ? 1 : 0;
-    end[i] = Number.isNaN(done) ? Math.max(until, start[i] as number) : Math.max(done, start[i] as number);
+    const [least, most, called] = [low[i] as number, high[i] as number, start[i] as number];
+    open[i] = !Number.isNaN(most) ? 0 : Number.isNaN(least) ? OPEN : UNSEEN;
+    end[i] = Math.max(called, open[i] === OPEN ? until : open[i] === UNSEEN ? least : most);
+    sure[i] = Number.isNaN(least) ? (end[i] as number) : Math.min(Math.max(least, called), end[i] as number);
   }
   const groups = groupsOf(comm, seq, columns.comms.length, count);
   const size = groups.groupFirst.length - 1;
@@ -119,7 +126,7 @@ export function operations(columns: Columns, until: number): Ops {
   for (let i = 0; i < count; i++) {
     const group = groups.group[i] as number;
     // An operation that has not ended may still wait for a rank that has not called it.
-    ready[i] = open[i] ? (end[i] as number) : Math.min(last[group] as number, end[i] as number);
+    ready[i] = open[i] === OPEN ? (end[i] as number) : Math.min(last[group] as number, end[i] as number);
     begun[i] = begin[group] as number;
   }
   const byRank = lanes(rank, start, end, columns.ranks.length);
@@ -128,7 +135,7 @@ export function operations(columns: Columns, until: number): Ops {
     const i = byRank.order[place] as number;
     waitSum[place + 1] = (waitSum[place] as number) + Math.max(0, (ready[i] as number) - (start[i] as number));
   }
-  return { ...byRank, ...groups, count, rank, comm, op: of("op"), seq, bytes: of("bytes"), state: of("state"), step: of("step"), ready, begun, open, waitSum };
+  return { ...byRank, ...groups, count, rank, comm, op: of("op"), seq, bytes: of("bytes"), state: of("state"), step: of("step"), ready, begun, open, sure, waitSum };
 }
 
 /** Operations with one communicator and sequence number, without sorting: sequence numbers are dense. */

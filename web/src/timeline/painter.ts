@@ -3,18 +3,25 @@ import { colour } from "../theme.ts";
 import { spans } from "./detail.ts";
 import { drawCounter, drawGutter } from "./margins.ts";
 import { drawAxis, drawCursor, drawGaps, drawLabels, drawMarks } from "./marks.ts";
-import { firstStarting } from "./model.ts";
+import { firstStarting, OPEN } from "./model.ts";
 import { AXIS, COUNTER_HEIGHT, GUTTER, type Area, type Label, type Picture } from "./picture.ts";
 import { mix, packed, Pixels } from "./pixels.ts";
 import { firstBelow, type TimelineRow } from "./rows.ts";
 import { opName, type Scene } from "./scene.ts";
 import { ticks, type View } from "./view.ts";
 
+interface Shade {
+  strong: number;
+  pale: number;
+  hex: string;
+}
+
 interface Palette {
   panel: number;
   quiet: number;
   grid: number;
-  comms: { strong: number; pale: number; hex: string }[];
+  comms: Shade[];
+  several: Shade;
   frames: number[];
   step: number;
 }
@@ -80,9 +87,11 @@ export class Painter {
   private drawOps(pixels: Pixels, scene: Scene, rank: number, view: View, across: number, y0: number, y1: number, palette: Palette, ratio: number, labels: Label[], y: number): void {
     const { ops } = scene;
     const scale = across / (view.to - view.from);
+    const several = scene.columns.comms.length > 1;
     spans(ops, rank, view, across, (x0, x1, encoded, busy, waiting) => {
       const i = encoded < 0 ? ~encoded : encoded;
-      const own = palette.comms[(ops.comm[i] as number) % COMMS] as Palette["comms"][number];
+      // Several operations have the colour of none, unless there is one communicator.
+      const own = encoded < 0 && several ? palette.several : (palette.comms[(ops.comm[i] as number) % COMMS] as Shade);
       if (busy < 1 || encoded < 0) {
         const pale = mix(palette.panel, own.pale, Math.min(1, busy));
         pixels.fill(x0, x1, y0, y1, mix(pale, own.strong, Math.max(0, busy - waiting)));
@@ -94,7 +103,10 @@ export class Painter {
       pixels.fill(turn, x1, y0, y1, own.strong);
       // Neighbours stay apart where there is room.
       if (x1 - x0 > 3) pixels.fill(x1 - 1, x1, y0, y1, palette.panel);
-      if (ops.open[i]) pixels.fill(x0, x1, y1 - Math.round(2 * ratio), y1, own.strong);
+      // It ended somewhere in here.
+      const sure = Math.max(turn, Math.round(((ops.sure[i] as number) - view.from) * scale));
+      if (x1 - sure > 2) pixels.fill(sure, x1 - 1, y0, y1, mix(own.strong, palette.panel, 0.45));
+      if (ops.open[i] === OPEN) pixels.fill(x0, x1, y1 - Math.round(2 * ratio), y1, own.strong);
       if (x1 - x0 > 44 * ratio && labels.length < 500) {
         // In the longer part, in the colour that is read on it.
         const [left, right, back] = turn - x0 > x1 - turn ? [x0, turn, ""] : [turn, x1, own.hex];
@@ -106,12 +118,14 @@ export class Painter {
 
 function readPalette(): Palette {
   const panel = packed(colour("panel"));
+  const shade = (hex: string): Shade => ({ hex, strong: packed(hex), pale: mix(panel, packed(hex), 0.42) });
   const names = Array.from({ length: COMMS }, (_, i) => colour(`comm-${i}`));
   return {
     panel,
     quiet: packed(colour("bg")),
     grid: packed(colour("grid")),
-    comms: names.map((hex) => ({ hex, strong: packed(hex), pale: mix(panel, packed(hex), 0.42) })),
+    comms: names.map(shade),
+    several: shade(colour("several")),
     frames: Array.from({ length: COMMS }, (_, i) => mix(panel, packed(colour(`comm-${i}`)), 0.75)),
     step: packed(colour("soft")),
   };

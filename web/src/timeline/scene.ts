@@ -31,7 +31,8 @@ export interface Gap {
   rank: number;
   from: number;
   to: number;
-  text: string;
+  /** Which rows are missing, as `comm.ops`. */
+  table: string;
 }
 
 export interface Scene {
@@ -122,7 +123,7 @@ function gapsOf(columns: Columns, end: number): Gap[] {
     rank: loss.pid == null ? -1 : columns.ranks.findIndex((rank) => rank.pid === loss.pid && rank.node === loss.node),
     from: loss.from_us ?? 0,
     to: loss.to_us ?? end,
-    text: `${loss.rows ?? "?"} ${loss.table ?? ""} ${loss.reason ?? ""}`,
+    table: String(loss.table ?? ""),
   }));
 }
 

@@ -26,6 +26,7 @@ from probing.api.errors import (
     UsageError,
 )
 from probing.client.profile.model import Frame, Profile, Sample
+from probing.client.top.fetch import questions, statements
 from probing.client.web.answers import contract_of, encoded, error_body, status_of
 from probing.client.web.flames import _tree
 from probing.client.web.guard import Rate, host_of
@@ -198,3 +199,14 @@ def test_a_tree_of_many_frames_is_cut() -> None:
     tree = _tree([profile(*stacks)])
     assert tree["value"] == 30_000
     assert len(tree["children"][0]["children"]) <= 20_000
+
+
+def test_a_calm_view_asks_for_findings_each_time_and_for_figures_every_third() -> None:
+    asked = questions("true", calm=True)
+    tables = {question.table for question in asked.values() if question.table}
+    turns = [statements(asked, turn, tables, new=turn <= 1) for turn in range(2, 32)]
+    counts = {name: sum(name in turn for turn in turns) for name in asked}
+    assert {name for name, count in counts.items() if count == 30} == {"progress", "inflight", "findings"}
+    assert {name for name, count in counts.items() if count == 10} == {"ranks", "steps", "cpu", "gpus", "gpu_processes"}
+    # What depends on a table is asked once it is known, with its history.
+    assert {"cpu", "gpus", "gpu_processes"} <= statements(asked, 1, tables, new=True).keys()

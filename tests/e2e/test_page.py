@@ -1,0 +1,122 @@
+"""The page before a real daemon: a job that trains and a job that hangs, read from what the browser shows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import pytest
+from browser import Tab, chromium, opened
+from diagnosis_jobs import Ranks, folder_of_job
+from e2e_support import BIN, Daemon, end_process, start_process
+from playwright.sync_api import Browser, expect
+from waiting import until
+
+NAMED_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@contextmanager
+def page_of(daemon: Daemon, browser: Browser) -> Iterator[Tab]:
+    """Starts the page before ``daemon`` and opens it."""
+    words = (BIN / "probingctl", "-t", daemon.target, "web", "--port", "0", "--no-browser")
+    server = start_process(*words, stdout=subprocess.PIPE, text=True, env={"PYTHONUNBUFFERED": "1"})
+    try:
+        assert server.stdout is not None
+        address = re.search(r"(http://127\.0\.0\.1:\d+)(/\?key=\S+)", server.stdout.readline())
+        assert address is not None
+        with opened(browser, address[1]) as tab:
+            tab.go(address[2])
+            yield tab
+            assert tab.complaints == []
+            assert tab.strange == []
+    finally:
+        end_process(server)
+
+
+@pytest.fixture
+def hanging() -> Iterator[Ranks]:
+    """Rank 1 of four waits for a lock that a thread of its own holds, once ``go`` is called."""
+    with folder_of_job() as folder:
+        job = Ranks("n1", folder, "hangs.py", "lock", 4)
+        try:
+            job.start()
+            yield job
+        finally:
+            job.kill()
+            job.wait()
+
+
+def shown(tab: Tab) -> None:
+    """Waits until all panels of the screen have their answer."""
+    expect(tab.page.locator("main .panel").first).to_be_visible()
+    expect(tab.page.locator("main .loading")).to_have_count(0)
+
+
+@pytest.mark.timeout(300)
+def test_the_culprit_of_a_hang_and_its_line(
+    make_daemon: Callable[..., Daemon], hanging: Ranks, browser: Browser
+) -> None:
+    # A daemon of its own: the hang must be the only trouble that it knows.
+    daemon = make_daemon("n1", "--diagnose.stall_s", "5").start()
+    ranks = f"SELECT DISTINCT rank FROM comm.ops WHERE job = '{hanging.job}' AND op = 'all_reduce'"
+    until(lambda: len(daemon.rows(ranks)) == 4, what=hanging.output)
+    with page_of(daemon, browser) as tab:
+        job = tab.page.locator(".jobs tbody tr", has_text=str(hanging.port))
+        expect(job).to_contain_text("4 of 4")
+        hanging.go()
+        expect(job.locator(".sentence")).to_contain_text("ank 1", timeout=NAMED_MS)
+        # First click: who, and the line of Python.
+        job.locator("th a").click()
+        culprit = tab.page.locator(".who .culprit")
+        expect(culprit).to_contain_text("rank 1")
+        expect(culprit.locator(".line")).to_contain_text(re.compile(r"hangs\.py:\d+"))
+        expect(tab.page.locator(".side.culprit .frame.fault")).to_contain_text("record_metrics")
+        expect(tab.page.locator(".side.victim")).to_contain_text("all_reduce")
+        expect(tab.page.locator(".wait-box.culprit")).to_contain_text("rank 1")
+        expect(tab.page.locator(".next .copy").first).to_be_visible()
+        shown(tab)
+        assert tab.violations() == []
+        # Second click: the rank, its stack of now.
+        culprit.locator("a").click()
+        expect(tab.page.locator("h1")).to_contain_text("Rank 1")
+        expect(tab.page.locator(".stack").first).to_contain_text("record_metrics")
+        path = f"/job/{quote(hanging.job, safe='')}"
+        tab.go(path)
+        tab.page.get_by_text("Timeline of its begin").click()
+        timeline = tab.page.get_by_label(re.compile("Timeline of operations"))
+        timeline.press(".")
+        expect(tab.page.locator(".chosen")).to_contain_text("all_reduce")
+        tab.go(f"{path}/flame?stacks=1")
+        shown(tab)
+        expect(tab.page.locator(".flame-shown")).to_contain_text("0-3")
+
+
+@pytest.mark.timeout(240)
+def test_each_screen_of_a_job_that_trains(daemon: Daemon, stepping: str, browser: Browser) -> None:
+    path = f"/job/{quote(stepping, safe='')}"
+    with page_of(daemon, browser) as tab:
+        expect(tab.page.locator(".jobs tbody tr", has_text=stepping.rpartition(":")[2])).to_be_visible()
+        screens = {
+            path: "nothing is wrong",
+            f"{path}/rank/1": "train",
+            f"{path}/timeline?since=1m": "operations",
+            f"{path}/flame": "train",
+            f"{path}/flame?stacks=1": "Ranks 0,1",
+            "/sql?q=SELECT+rank%2C+step+FROM+train.steps": "rows in",
+            "/nodes": "n1",
+        }
+        for screen, text in screens.items():
+            tab.go(screen)
+            expect(tab.page.locator("main")).to_contain_text(text)
+            shown(tab)
+            assert tab.violations() == [], screen
+            assert not tab.overflows(), screen
