@@ -59,7 +59,7 @@ COMMANDS = {
     "profile": Entry("profile", "Where Python spends its time: functions, flame graph, pprof."),
     "flamegraph": Entry("flamegraph", "The same as profile -F svg."),
     "config": Entry("config", "Settings of the daemon: show them, or change one."),
-    "eval": Entry("unsupported", "Run Python in a job.", hidden=True, function="evaluate"),
+    "eval": Entry("evaluate", "Run Python in processes of a job, where it is allowed."),
     "repl": Entry("unsupported", "A Python prompt in a job.", hidden=True, function="prompt"),
     "launch": Entry("unsupported", "Start a job.", hidden=True, function="launch"),
     "inject": Entry("unsupported", "Load a library into a job.", hidden=True, function="launch"),

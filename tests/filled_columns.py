@@ -82,6 +82,7 @@ ELSEWHERE: dict[str, tuple[Elsewhere, ...]] = {
             "tests/frameworks/test_frameworks.py", "a framework that trains in a thread of its own", ("train_tid",)
         ),
     ),
+    "probing.audit": (Elsewhere("tests/integration/inject/test_inject_requests.py", "inject.enabled"),),
     "python.torch_nccl_flight_record": (
         Elsewhere(
             "tests/unit/nccl_uprobes/test_flight_dump.py",

@@ -28,11 +28,12 @@ from probing.daemon.store.store import Store
 
 __all__ = (
     "ControlServer",
+    "Handler",
     "Requests",
 )
 
 # A function that takes the header of a request, and returns header and payload of the answer.
-_Handler = Callable[[dict[str, Any]], tuple[dict[str, Any], bytes]]
+Handler = Callable[[dict[str, Any]], tuple[dict[str, Any], bytes]]
 MAX_CONNECTIONS = 32
 _log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ _log = logging.getLogger(__name__)
 class ControlServer:
     """Listens on ``path`` with one thread for each connection, and refuses users that are not in ``users``."""
 
-    def __init__(self, path: Path, handlers: Mapping[str, _Handler], users: frozenset[int]) -> None:
+    def __init__(self, path: Path, handlers: Mapping[str, Handler], users: frozenset[int]) -> None:
         self._path = path
         self._handlers = dict(handlers)
         self._users = users | {0, os.getuid()}
@@ -148,7 +149,7 @@ class Requests:
         self._read_conditions = conditions
         self._snapshots = threading.local()
 
-    def handlers(self) -> dict[str, _Handler]:
+    def handlers(self) -> dict[str, Handler]:
         return {
             "snapshot": self._snapshot,
             "release": self._release,

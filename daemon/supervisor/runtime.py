@@ -28,6 +28,8 @@ INETD_SOCKETS = ("reader", "parser", "maintenance", "sql", "hook", "interpreter"
 REMAINS_S = 5.0
 _POLL_S = 0.1
 _OF_SERVICE = ("sql", "hook", "interpreter")
+# Its socket exists only where ``inject.enabled`` is set.
+INJECTOR = "injector"
 
 
 class Runtime:
@@ -119,9 +121,10 @@ class Runtime:
         # Closed to all others until every socket has its owner: nobody can put another file in its place. It may be
         # there, with the file that pauses all probes.
         _own(self._directory, None, 0o700)
-        owners = dict.fromkeys(INETD_SOCKETS, self._rights.collector)
+        names = (*INETD_SOCKETS, INJECTOR) if self._config.inject.enabled else INETD_SOCKETS
+        owners = dict.fromkeys(names, self._rights.collector)
         owners |= dict.fromkeys(_OF_SERVICE, self._rights.service)
-        for name in INETD_SOCKETS:
+        for name in names:
             path = self._directory / f"{name}.sock"
             self.listeners[name] = _bind(path)
             if account := owners[name].account:
