@@ -153,8 +153,8 @@ class _Region:
         arguments = (functions.run_string, self.address + _ANSWER_BYTES)
 
         def act(stop: Stop) -> None:
-            self.unused = False
             stop.call(functions.add_pending_call, arguments, self._instructions.restorer)
+            self.unused = False
 
         self._moments.for_pending_call(act, deadline)
 

@@ -17,6 +17,7 @@ from probing.api.errors import (
     PrivilegeError,
     ProbingError,
     ProcessGone,
+    TargetError,
     TargetTimeout,
     UsageError,
 )
@@ -35,7 +36,9 @@ __all__ = ("Evaluations",)
 AUDIT = "probing.audit"
 _log = logging.getLogger(__name__)
 PARALLEL = 8
-MAX_PROCESSES = 256
+MAX_PROCESSES = 64
+# Bytes of all answers together; what a process prints at most, in ASCII, fits for each of MAX_PROCESSES.
+MAX_ANSWERS = 32 << 20
 # The injector's own start, and what it does before the code and after it.
 _START_S = 10.0
 _ALL = "*"
@@ -47,6 +50,7 @@ class _Asked(NamedTuple):
     code: str
     seconds: float
     caller: str
+    most_bytes: int = MAX_ANSWERS
 
 
 class Evaluations:
@@ -91,7 +95,8 @@ class Evaluations:
             raise UsageError(f"code may run for {MAX_SECONDS:g} s at most")
         pids = [int(pid) for pid in request.get("pids", ())]
         found = self._processes(pids, str(request.get("job") or ""), request.get("rank"))
-        answers = list(self._pool.map(lambda who: self._one(who, asked), found))
+        each = asked._replace(most_bytes=MAX_ANSWERS // len(found))
+        answers = list(self._pool.map(lambda who: self._one(who, each), found))
         results = [
             {**_named(who), **one} for who, one in zip(found, answers, strict=True) if not isinstance(one, ProbingError)
         ]
@@ -153,6 +158,8 @@ class Evaluations:
         except ChannelClosed as e:
             raise InternalError(f"the injector ended: {e.message}", hint="is probingd-injector.socket active?") from e
         answer.close_fds()
+        if len(answer.payload) > asked.most_bytes:
+            raise TargetError(f"process {who.pid} answers too much", hint="print less, or ask fewer processes at once")
         return _checked(answer.payload)
 
     def _require_allowed(self, who: Identity, uid: int) -> None:

@@ -172,6 +172,16 @@ def test_an_exception_of_the_code_is_a_result(make: Make) -> None:
         assert rows[-1]["result"] == "the code raised ZeroDivisionError"
 
 
+def test_too_large_answers_are_refused_and_others_shown(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probing.daemon.inject.requests.MAX_ANSWERS", 2000)
+    with busy(sys.executable) as first, busy(sys.executable) as second:
+        code = f"'x' * (2000 if __import__('os').getpid() == {first.pid} else 2)"
+        found = asked(make(ALL, identity(first, 0), identity(second, 1)), code, job="llama")
+        assert [r["value"] for r in found["results"]] == ["'xx'"]
+        assert [f["pid"] for f in found["failures"]] == [first.pid]
+        assert "answers too much" in found["failures"][0]["error"]["message"]
+
+
 def test_requests_out_of_bounds(make: Make) -> None:
     evaluations = make(ALL)
     for more in ({"code": ""}, {"code": " \n"}, {"code": "x" * (1 << 17)}, {"seconds": 0}, {"seconds": 1e9}):
