@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from probing.api.errors import PrivilegeError, TargetError, UsageError
-from probing.api.text import escape, plural
+from probing.api.text import escape
 from probing.client.commands.unsupported import nearest
 from probing.client.messages import Evaluated
 from probing.client.options import Job, Rank
@@ -67,8 +67,8 @@ def run(settings: Settings, options: Options) -> None:
         write_objects(settings, results, "".join(_lines(results)), [_flat(result) for result in results])
     if raised := [result["raised"] for result in results if result["raised"] is not None]:
         text = ": ".join(filter(None, (raised[0]["type"], raised[0]["message"])))
-        where = f" in {plural(len(raised), 'process')}" if len(results) > 1 else ""
-        raise TargetError(f"the code raised {escape(text, 1000)}{where}", hint="the lines above say where")
+        where = f"in {len(raised)} of {len(results)} processes " if len(results) > 1 else ""
+        raise TargetError(f"{where}the code raised {escape(text, 1000)}", hint="the lines above say where")
 
 
 def _code(words: list[str], file: Path | None) -> str:

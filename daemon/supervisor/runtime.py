@@ -20,7 +20,7 @@ from probing.daemon.supervisor.control import Lock, owner_of
 from probing.daemon.supervisor.node_key import HANDED, hand_key
 from probing.daemon.supervisor.rights import Account, RightsTable
 
-__all__ = ("INETD_SOCKETS", "Runtime", "make_state_dir", "pins_of", "service_config")
+__all__ = ("INETD_SOCKETS", "INJECTOR", "Runtime", "make_state_dir", "pins_of", "service_config")
 
 log = logging.getLogger("probingd.supervisor")
 # The connecting process owns a socket: the service those of _OF_SERVICE, the collector all others.
