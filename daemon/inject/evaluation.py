@@ -36,7 +36,8 @@ _PROTECTION, _FLAGS = 3, 0x2 | 0x20 | 0x100000
 _NOWHERE = (1 << 64) - 1
 _MAPPED_S, _CLEAN_S, _GRACE_S = 1.0, 1.0, 1.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0002, 0.005
-_MAX_READS, _MAX_READ_BYTES, _MAX_FIELDS = 1 << 20, 256 << 20, 256
+# The deadline bounds the reads: there is a look at the stack at each stop.
+_MAX_READS, _MAX_READ_BYTES, _MAX_FIELDS = 1 << 30, 1 << 50, 256
 # One byte turns it into nothing: it is 0 for code that is withdrawn. A pending call must never raise.
 _TEXT = """if 1:
  try:

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from inject_helpers import asked, beats, busy, evaluated, regions
 from long import LONG
-from python_stack_helpers import each_interpreter
+from python_stack_helpers import each_interpreter, read_mappings
 from waiting import until
 
 from probing.api.errors import ProcessGone, TargetTimeout, UsageError
+from probing.daemon.elf.symbols import find_symbols
 from probing.daemon.inject.evaluation import MAX_CODE, Evaluation, evaluate
+from probing.daemon.processes.memory import ProcessMemory
 
 KINDS = ("threads", "forks", "signals")
 # A prime, so that no count is right by accident.
@@ -123,6 +125,26 @@ def test_nothing_is_put_into_a_process_whose_main_thread_sits_in_c() -> None:
             evaluated(process.pid, "1", 0.5)
         assert regions(process.pid) == []
         process.kill()
+
+
+def test_code_that_python_does_not_get_to_is_withdrawn() -> None:
+    """The call is one of a function that adds nothing, as a full queue of pending calls does."""
+    with busy(sys.executable) as process:
+        request = asked(process.pid, "print('never')", 0.5)
+        add = request.functions["add_pending_call"]
+        [mapping] = [m for m in read_mappings(process.pid) if m.start <= add < m.end]
+        with open(mapping.path, "rb") as file:
+            symbols = {
+                s.name: s.address for s in find_symbols(file.fileno(), ["Py_AddPendingCall", "Py_IsInitialized"])
+            }
+        other = add - symbols["Py_AddPendingCall"] + symbols["Py_IsInitialized"]
+        with pytest.raises(TargetTimeout, match="was withdrawn"):
+            evaluate(request._replace(functions={**request.functions, "add_pending_call": other}))
+        [left] = regions(process.pid)
+        start = int(left.partition("-")[0], 16) + (1 << 20)
+        assert ProcessMemory(process.pid).read_many([(start, 6)]) == [b"if 0:\n"]
+        beats(process)
+        assert evaluated(process.pid, "1")["value"] == "1"
 
 
 def test_requests_without_sense_are_refused() -> None:
