@@ -17,11 +17,12 @@ from probing.daemon.elf.symbols import matching_symbols
 from probing.daemon.inject.evaluation import Evaluation, evaluate
 from probing.daemon.inject.lookup import find_functions
 from probing.daemon.processes.liveness import real_user
+from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.python_stack.walk.threads import read_start_ns
 
 __all__ = ("ANSWER_BYTES", "SymbolParsers", "asked", "beats", "busy", "evaluated", "regions")
 
-# A region in a process is larger than this, and its size is that of no other mapping of the programs here.
+# A region in a process is larger than this.
 ANSWER_BYTES = 1 << 20
 
 
@@ -62,12 +63,14 @@ def evaluated(pid: int, code: str, seconds: float = 30.0) -> dict[str, Any]:
 
 
 def regions(pid: int) -> list[str]:
-    """Lines of /proc/PID/maps of anonymous memory as large as what an evaluation maps."""
-    found = []
+    """Lines of /proc/PID/maps of memory that an evaluation has mapped, with its text behind the answer."""
+    found, memory = [], ProcessMemory(pid)
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         span, _, _, _, inode, *name = line.split(maxsplit=5)
         start, end = (int(part, 16) for part in span.split("-"))
-        if not name and inode == "0" and ANSWER_BYTES < end - start < ANSWER_BYTES + (128 << 10):
+        is_large = not name and inode == "0" and ANSWER_BYTES < end - start < ANSWER_BYTES + (128 << 10)
+        # Python's own arenas may be as large.
+        if is_large and memory.read_many([(start + ANSWER_BYTES, 5)])[0] in (b"if 1:", b"if 0:"):
             found.append(line)
     return found
 
