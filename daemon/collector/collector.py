@@ -336,11 +336,17 @@ class Collector:
             return {}
         from probing.daemon.inject.requests import Evaluations
 
-        path, stacks = str(self._runtime / "injector.sock"), self._parsers.stacks
         evaluations = Evaluations(
-            self._config.inject, path, self._readers, stacks, answers.chosen, self._own, self._node, self._buffer,
+            self._config.inject,
+            str(self._runtime / "injector.sock"),
+            self._readers,
+            self._parsers.stacks,
+            answers.chosen,
+            self._own,
+            self._node,
+            self._buffer,
             self._clock,
-        )  # fmt: skip
+        )
         self._undo.callback(evaluations.close)
         return {"eval": evaluations.answer}
 
