@@ -15,7 +15,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probing.api.errors import CorruptTarget, PrivilegeError, ProcessGone, TargetError, TargetTimeout, UsageError
+from probing.api.errors import (
+    CorruptTarget,
+    PrivilegeError,
+    ProbingError,
+    ProcessGone,
+    TargetError,
+    TargetTimeout,
+    UsageError,
+)
 from probing.daemon.inject.consent import facts_of
 from probing.daemon.inject.moments import Moments
 from probing.daemon.inject.places import Functions, Instructions, free_address, instructions_of
@@ -188,7 +196,7 @@ class _Region:
 
     def unmap(self) -> None:
         # The code is done: that memory stays mapped is no reason to withhold its answer.
-        with suppress(TargetError):
+        with suppress(ProbingError):
             arguments = (self.address, self.size)
             limit = time.monotonic() + _CLEAN_S
             self._moments.for_system_call(lambda stop: self._system_call(stop, _MUNMAP, arguments), limit)
