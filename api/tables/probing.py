@@ -78,7 +78,7 @@ _AUDIT_COLUMNS = (
     Column("pid", I32, "Process in which code was to be run."),
     Column("start_ns", I64, "When the process started, ns since boot."),
     Column("caller", TEXT, "Who asked: the user of the socket, or the name of the token or certificate."),
-    Column("action", NAME, "eval."),
+    Column("action", NAME, "What was asked for: eval."),
     Column("state", NAME, "begun, and later ended, failed or refused."),
     Column("code", TEXT, "The code, its first 1,000 characters."),
     Column("result", TEXT, "Why it failed or was refused, or the exception that the code raised; else empty."),
