@@ -12,10 +12,12 @@ from probing.client.deletions import require_no_deletion
 from probing.client.jobs import has_ended, job_named
 from probing.client.messages import (
     Change,
+    Evaluated,
     Failure,
     Setting,
     Thread,
     Value,
+    evaluated_of,
     failure_of,
     setting_of,
     thread_of,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
-__all__ = ("Cluster", "Stacks", "Variables", "processes_sql")
+__all__ = ("Cluster", "Evaluations", "Stacks", "Variables", "processes_sql")
 
 _T = TypeVar("_T")
 
@@ -47,6 +49,14 @@ class Variables:
     """The values of the variables that were found, and the processes that could not be read."""
 
     values: list[Value]
+    failures: list[Failure]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluations:
+    """What code gave in the processes in which it ran, and the processes in which it did not."""
+
+    results: list[Evaluated]
     failures: list[Failure]
 
 
@@ -97,6 +107,28 @@ class Cluster(Queries):
         replies = self._of_job(job, ask)
         return Variables(
             [value_of(reply.node, value) for reply in replies for value in reply.values],
+            [failure_of(reply.node, failed) for reply in replies for failed in reply.failures],
+        )
+
+    def evaluate(
+        self, code: str, pids: Sequence[int] = (), job: str = "", *, rank: int | None = None, seconds: float = 5.0
+    ) -> Evaluations:
+        """Runs ``code`` in the processes, where their nodes allow it; ``seconds``: for its begin and its run.
+
+        Raises NotFound where no node has one of them.
+        """
+
+        def ask(name: str) -> list[pb.EvalReply]:
+            return self.some(
+                lambda node, left: node.evaluate(
+                    pb.EvalRequest(pids=pids, job=name, rank=rank, code=code, limit_ms=limit_ms), left
+                )
+            )
+
+        limit_ms = max(1, round(seconds * 1000))
+        replies = self._of_job(job, ask)
+        return Evaluations(
+            [evaluated_of(reply.node, result) for reply in replies for result in reply.results],
             [failure_of(reply.node, failed) for reply in replies for failed in reply.failures],
         )
 

@@ -11,12 +11,15 @@ if TYPE_CHECKING:
 
 __all__ = (
     "Change",
+    "Evaluated",
     "Failure",
     "Frame",
+    "Raised",
     "Setting",
     "Thread",
     "Value",
     "Variable",
+    "evaluated_of",
     "failure_of",
     "setting_of",
     "thread_of",
@@ -133,6 +136,58 @@ class Failure(TypedDict):
     kind: str
     reason: str
     hint: str
+
+
+class Raised(TypedDict):
+    """An exception that code raised; ``frames`` [file, line, function], outermost first."""
+
+    type: str
+    message: str
+    frames: list[list[str | int]]
+
+
+class Evaluated(TypedDict):
+    """What code gave in a process. ``value``: repr of an expression's value; None for None and for statements.
+
+    ``output``: what the main thread printed; ``dropped``: characters beyond it. ``stops``: how often the main thread
+    was stopped for it.
+    """
+
+    node: str
+    job: str
+    run: str
+    rank: int | None
+    pid: int
+    value: str | None
+    type: str | None
+    output: str
+    dropped: int
+    seconds: float
+    raised: Raised | None
+    stops: int
+    longest_stop_us: int
+
+
+def evaluated_of(node: str, e: pb.Evaluated) -> Evaluated:
+    raised: Raised | None = None
+    if e.HasField("raised"):
+        frames: list[list[str | int]] = [[frame.file, frame.line, frame.function] for frame in e.raised.frames]
+        raised = {"type": e.raised.type, "message": e.raised.message, "frames": frames}
+    return {
+        "node": node,
+        "job": e.job,
+        "run": e.run,
+        "rank": e.rank if e.HasField("rank") else None,
+        "pid": e.pid,
+        "value": e.value if e.HasField("value") else None,
+        "type": e.type or None,
+        "output": e.output,
+        "dropped": e.dropped,
+        "seconds": e.seconds,
+        "raised": raised,
+        "stops": e.stops,
+        "longest_stop_us": e.longest_stop_us,
+    }
 
 
 def thread_of(node: str, t: pb.Thread, *, native: bool = False, local_variables: bool = False) -> Thread:

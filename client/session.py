@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = (
     "hint",
     "job_named",
+    "notice_lines",
     "opened",
     "pause_lines",
     "report_failures",
@@ -31,6 +32,7 @@ __all__ = (
 
 # A clock that is off by more than this is not synchronized, which is reported.
 _CLOCK_NS = 1_000_000_000
+_MOST_NOTICES = 8
 
 
 @contextmanager
@@ -129,6 +131,20 @@ def pause_lines(cluster: Cluster) -> dict[str, str]:
     return {
         reply.node: pause_text(reply.node, reply.reason) for _, reply in cluster.status() if reply.state == "paused"
     }
+
+
+def notice_lines(cluster: Cluster) -> dict[str, str]:
+    """Returns what is to be known of the processes of each node, a line each: its pause, and code that was run in them.
+
+    By node and number.
+    """
+    found: dict[str, str] = {}
+    for _, reply in cluster.status():
+        if reply.state == "paused":
+            found[reply.node] = pause_text(reply.node, reply.reason)
+        for number, notice in enumerate(reply.notices[:_MOST_NOTICES]):
+            found[f"{reply.node} {number}"] = notice
+    return found
 
 
 def shown_pauses(settings: Settings, lines: Mapping[str, str]) -> str:

@@ -30,6 +30,7 @@ __all__ = (
     "DiagnoseConfig",
     "GpuConfig",
     "HostConfig",
+    "InjectConfig",
     "JobRowsConfig",
     "LogsConfig",
     "NcclConfig",
@@ -283,6 +284,16 @@ class DiagnoseConfig(NamedTuple):
     ] = 10.0
 
 
+class InjectConfig(NamedTuple):
+    enabled: Annotated[
+        bool, Option("let callers with the scope admin run code in the processes that jobs and users list")
+    ] = False
+    jobs: Annotated[tuple[str, ...], Option("jobs in whose processes code may be run; * for all")] = ()
+    users: Annotated[
+        tuple[str, ...], Option("users in whose processes code may be run, names or numbers; * for all but root")
+    ] = ()
+
+
 class Config(NamedTuple):
     """All options. ``Config.load`` and ``Config.from_args`` check each value and raise ConfigError."""
 
@@ -323,6 +334,7 @@ class Config(NamedTuple):
     logs: LogsConfig = LogsConfig()
     job_rows: JobRowsConfig = JobRowsConfig()
     diagnose: DiagnoseConfig = DiagnoseConfig()
+    inject: InjectConfig = InjectConfig()
 
     @property
     def public_socket(self) -> str:

@@ -158,7 +158,7 @@ class Parsers:
     def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> FileSymbols:
         del timeout
         elf = Elf(fd)
-        return FileSymbols(tuple(matching_symbols(elf, patterns)), elf.first_vaddr, elf.relocated)
+        return FileSymbols(tuple(matching_symbols(elf, patterns)), elf.first_vaddr, elf.relocated, elf.machine)
 
 
 class Now:

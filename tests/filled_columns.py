@@ -82,6 +82,7 @@ ELSEWHERE: dict[str, tuple[Elsewhere, ...]] = {
             "tests/frameworks/test_frameworks.py", "a framework that trains in a thread of its own", ("train_tid",)
         ),
     ),
+    "probing.audit": (Elsewhere("tests/integration/inject/test_inject_requests.py", "inject.enabled"),),
     "python.trace_event": (Elsewhere("tests/unit/job_rows/test_job_rows_source.py", "a job that imports probing"),),
     "python.training_metrics": (
         Elsewhere("tests/unit/job_rows/test_job_rows_source.py", "a job that imports probing", ("name", "value")),

@@ -51,6 +51,7 @@ TABLES: dict[str, Table] = {
         rdma.QPS,
         diagnosis.FINDINGS,
         probing.SOURCES,
+        probing.AUDIT,
         probing.LOSSES,
         probing.COST,
         probing.STORE,

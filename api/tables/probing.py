@@ -5,6 +5,7 @@ from __future__ import annotations
 from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, Table, stored
 
 __all__ = (
+    "AUDIT",
     "COLUMN_DOCS",
     "CONFIG",
     "COST",
@@ -73,6 +74,27 @@ _COST_COLUMNS = (
 )
 
 COST = Table("probing.cost", "What the daemon itself costs: CPU time and memory.", _COST_COLUMNS, stored(_COST_COLUMNS))
+
+_AUDIT_COLUMNS = (
+    *_NODE,
+    Column("job", NAME, "Job of the process; empty if it has none."),
+    Column("run", NAME, "Launch of the job."),
+    Column("rank", I32, "Rank of the process; NULL if it has none."),
+    Column("pid", I32, "Process in which code was to be run."),
+    Column("start_ns", I64, "When the process started, ns since boot."),
+    Column("caller", TEXT, "Who asked: the user of the socket, or the name of the token or certificate."),
+    Column("action", NAME, "What was asked for: eval."),
+    Column("state", NAME, "begun, and later ended, failed or refused."),
+    Column("code", TEXT, "The code, its first 1,000 characters."),
+    Column("result", TEXT, "Why it failed or was refused, or the exception that the code raised; else empty."),
+)
+
+AUDIT = Table(
+    "probing.audit",
+    "Code that callers had run in processes: a row when it was asked for, and one when it was over.",
+    _AUDIT_COLUMNS,
+    stored(_AUDIT_COLUMNS),
+)
 
 STORE = Table(
     "probing.store",

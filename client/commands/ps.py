@@ -16,7 +16,7 @@ from probing.client.options import Job, Wide
 from probing.client.render.output import write_objects, write_rows
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, by_job, show_value, terminal_width, wrapped
-from probing.client.session import job_named, opened, pause_lines, require_live, shown_pauses, warn
+from probing.client.session import job_named, notice_lines, opened, require_live, shown_pauses, warn
 from probing.client.settings import Settings
 from probing.client.times import Interval, interval
 from probing.client.zone import clock
@@ -90,7 +90,7 @@ def run(settings: Settings, options: Options) -> None:
             require_live(cluster, job)
         if found is not None:
             rows = rows_of(answer.table)
-            above = shown_pauses(settings, pause_lines(cluster)) + _verdicts(rows, found, width)
+            above = shown_pauses(settings, notice_lines(cluster)) + _verdicts(rows, found, width)
             table = by_job(_FIELDS, rows, width, spare=_SPARE, empty=_NOBODY)
             write_objects(settings, rows, above + table, rows)
         else:

@@ -1,6 +1,4 @@
-"""``eval``, ``repl``, ``launch`` and ``inject`` of Probing, which would run code in the job: each only names its
-replacement.
-"""
+"""``repl``, ``launch`` and ``inject`` of Probing, which would run code in the job: each only names its replacement."""
 
 from __future__ import annotations
 
@@ -14,12 +12,11 @@ import typer
 from probing.api.errors import UsageError
 from probing.client.settings import Settings
 
-__all__ = ("CONTEXT", "Options", "evaluate", "launch", "nearest", "prompt")
+__all__ = ("CONTEXT", "Options", "launch", "nearest", "prompt")
 
 CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}
 _MAX_NAMES = 5
 _MAX_CODE = 1 << 16
-_HELPER = "needs the in-process helper, which does not exist yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +24,9 @@ class Options:
     words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None
 
 
-def evaluate(_settings: Settings, options: Options) -> None:
-    hint = nearest(" ".join(options.words or ()))
-    raise UsageError(f"eval {_HELPER}: nothing is run inside a job", hint=hint)
-
-
 def prompt(_settings: Settings, _options: Options) -> None:
-    hint = "`probingctl query` without SQL is a shell for SQL; `probingctl vars NAME` and `stacks --locals` read values"
-    raise UsageError(f"repl {_HELPER}", hint=hint)
+    hint = "`probingctl eval CODE` runs code once; `vars NAME` and `stacks --locals` read values from outside"
+    raise UsageError("repl needs a helper in the process, which does not exist yet", hint=hint)
 
 
 def launch(_settings: Settings, _options: Options) -> None:

@@ -234,6 +234,9 @@ class Node:
     async def variables(self, request: pb.VarsRequest, seconds: float) -> pb.VarsReply:
         return await self._ask(pb.VarsReply, "Vars", request, seconds)
 
+    async def evaluate(self, request: pb.EvalRequest, seconds: float) -> pb.EvalReply:
+        return await self._ask(pb.EvalReply, "Eval", request, seconds)
+
     async def preflight(self, request: pb.PreflightRequest, seconds: float) -> pb.PreflightReply:
         return await self._ask(pb.PreflightReply, "Preflight", request, seconds)
 

@@ -19,7 +19,7 @@ from probing.daemon.bpf.capabilities import explained
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.bpf.session import Session
 from probing.daemon.clock import ClockPair, SystemClock
-from probing.daemon.collector.control import ControlServer, Requests
+from probing.daemon.collector.control import ControlServer, Handler, Requests
 from probing.daemon.collector.daemon_rows import CostMeter, FindingRows, Status, store_batch, summary_of, version_batch
 from probing.daemon.collector.drain import LOOK_S, DrainLoop
 from probing.daemon.collector.libraries.probes import LibraryProbes
@@ -42,6 +42,7 @@ from probing.daemon.processes.discovery import RESTORED, Discovery
 from probing.daemon.processes.liveness import OwnProcesses, is_alive
 from probing.daemon.processes.parsers import ParserPools
 from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.python_stack.answers import StackAnswers
 from probing.daemon.python_stack.source import StacksOnDemand
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.store.format import JOB_ROWS
@@ -99,6 +100,7 @@ class Collector:
             self._session = self._open_session()
             self._pausing = Pausing(self._session, self._runtime / "pause", self._clock)
             own = OwnProcesses(own_users(config))
+            self._own = own
             self._discovery = self._make_discovery(own)
             self._context = self._make_context()
             self._sources = SourceSet(self._buffer)
@@ -332,10 +334,31 @@ class Collector:
             ConditionAnswers(self._readers, answers.chosen).conditions,
         )
         users = frozenset({user_number(self._config.users.service)})
-        control = ControlServer(Path(self._config.control_socket), requests.handlers(), users)
+        handlers = {**requests.handlers(), **self._code_handlers(answers)}
+        control = ControlServer(Path(self._config.control_socket), handlers, users)
         control.on_disconnect = requests.release_all
         control.start()
         self._undo.callback(control.stop)
+
+    def _code_handlers(self, answers: StackAnswers) -> Mapping[str, Handler]:
+        """Returns the request that runs code in processes; unless it is enabled, none of it is even imported."""
+        if not self._config.inject.enabled:
+            return {}
+        from probing.daemon.inject.requests import Evaluations
+
+        evaluations = Evaluations(
+            self._config.inject,
+            str(self._runtime / "injector.sock"),
+            self._readers,
+            self._parsers.stacks,
+            answers.chosen,
+            self._own,
+            self._node,
+            self._buffer,
+            self._clock,
+        )
+        self._undo.callback(evaluations.close)
+        return {"eval": evaluations.answer}
 
     def stop(self) -> None:
         self._undo.close()

@@ -32,12 +32,13 @@ from probing.daemon.store.store import Store
 
 __all__ = (
     "ControlServer",
+    "Handler",
     "Requests",
 )
 
 # Header and payload.
 _Answer = tuple[Header, bytes]
-_Handler = Callable[[Header], _Answer]
+Handler = Callable[[Header], _Answer]
 MAX_CONNECTIONS = 32
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ _log = logging.getLogger(__name__)
 class ControlServer:
     """Listens on ``path`` with one thread for each connection, and refuses users that are not in ``users``."""
 
-    def __init__(self, path: Path, handlers: Mapping[str, _Handler], users: frozenset[int]) -> None:
+    def __init__(self, path: Path, handlers: Mapping[str, Handler], users: frozenset[int]) -> None:
         self._path = path
         self._handlers = dict(handlers)
         self._users = users | {0, os.getuid()}
@@ -156,7 +157,7 @@ class Requests:
         self._read_conditions = conditions
         self._snapshots = threading.local()
 
-    def handlers(self) -> dict[str, _Handler]:
+    def handlers(self) -> dict[str, Handler]:
         return {
             "snapshot": with_fields(self._snapshot),
             "release": with_fields(self._release),

@@ -102,7 +102,7 @@ def _symbols_answer(request: Message) -> bytes:
     symbols = [
         [*symbol[:-1], b2a_base64(symbol.head, newline=False).decode()] for symbol in matching_symbols(elf, patterns)
     ]
-    return json.dumps({"found": [symbols, elf.first_vaddr, elf.relocated]}).encode()
+    return json.dumps({"found": [symbols, elf.first_vaddr, elf.relocated, elf.machine]}).encode()
 
 
 # A module is imported at the first request for it: each pool of parsers gets only a few kinds of requests.

@@ -1,8 +1,8 @@
 """Refuses system calls to a process for good, by a seccomp filter (Linux 3.17).
 
 It forbids what Landlock allows: sockets, other processes, files opened for writing, changes of modes and owners, memory
-that limits do not count. READER, SERVICE and COLLECTOR are the calls that these processes keep. Calls that a kernel or
-an architecture lacks are left out. Numbers: arch/x86/entry/syscalls/syscall_64.tbl and
+that limits do not count. READER, INJECTOR, SERVICE and COLLECTOR are the calls that these processes keep. Calls that a
+kernel or an architecture lacks are left out. Numbers: arch/x86/entry/syscalls/syscall_64.tbl and
 include/uapi/asm-generic/unistd.h (arm64) in Linux 6.18; layout of the program and of its input:
 include/uapi/linux/{filter,seccomp,audit}.h.
 """
@@ -21,6 +21,7 @@ from probing.api.errors import PrivilegeError
 
 __all__ = (
     "COLLECTOR",
+    "INJECTOR",
     "READER",
     "SERVICE",
     "SYSTEM_CALLS",
@@ -70,6 +71,8 @@ _SOCKETS = "socket socketpair connect bind listen accept accept4"
 _FILES = "unlink unlinkat chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat"
 # A reader reads another process's memory and opens files beneath its root; it writes and stops nothing.
 READER = frozenset(("process_vm_readv", "openat2"))
+# An injector also stops its target and writes to it.
+INJECTOR = frozenset(("ptrace", "process_vm_readv", "process_vm_writev"))
 # The service creates its socket, gives it to a group and removes it.
 SERVICE = frozenset(f"{_SOCKETS} {_FILES}".split())
 # The collector needs the store's files, BPF, namespaces and the compiler, which inherits the filter.

@@ -91,11 +91,14 @@ class Symbol(NamedTuple):
 
 
 class FileSymbols(NamedTuple):
-    """Symbols of one file, the address of its first loaded segment, and whether it may be loaded elsewhere."""
+    """Symbols of one file, the address of its first loaded segment, whether it may be loaded elsewhere, and its machine
+    (e_machine).
+    """
 
     symbols: tuple[Symbol, ...]
     first_vaddr: int
     relocated: bool
+    machine: int
 
 
 # A function that returns the symbols of the file at a descriptor whose names match patterns, like ``find_symbols``.

@@ -113,6 +113,7 @@ class CallKind(Enum):
     TARGETS = ("requests for stacks or variables", 8, 4)
     PREFLIGHT = ("requests for facts before a job", 4, 2)
     MANY = ("queries for others", 8, 4)
+    EVAL = ("requests to run code", 4, 2)
     CONTROL = ("requests for status or settings", 12, 8)
 
     def __init__(self, what: str, most: int, each: int) -> None:

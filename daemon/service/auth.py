@@ -82,6 +82,7 @@ RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Status": Scope.READ,
     "Peers": Scope.READ,
     "Vars": Scope.READ,
+    "Eval": Scope.ADMIN,
     "Pause": Scope.PROBE,
     "Config": _config_scope,
     "Facts": Scope.READ,

@@ -90,6 +90,16 @@ class CollectorClient:
         """Returns the fields ``values`` and ``failures`` that docs/architecture.md describes."""
         return _read(VariablesRead, self._of_processes("vars", pids, job, timeout, {"names": list(names)}), "values")
 
+    def evaluate(
+        self, pids: Sequence[int], job: str, rank: int | None, code: str, seconds: float, caller: str, timeout: float
+    ) -> Header:
+        """Runs ``code`` in processes; returns ``results`` and ``failures`` of ``inject.requests.Evaluations``.
+
+        ``seconds``: for the code; ``timeout``: for the answer. ``caller``: for the audit rows.
+        """
+        request: Header = {"op": "eval", "pids": list(pids), "job": job, "code": code, "seconds": seconds}
+        return _read(Header, self._request({**request, "rank": rank, "caller": caller}, timeout), "results")
+
     def record_findings(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
         """Stores rows of ``diagnosis.findings``; the collector sets ``node`` and ``ts``."""
         self._request({"op": "findings", "rows": list(rows)}, timeout)

@@ -21,7 +21,7 @@ class Limits(NamedTuple):
     ``stream_s``: maximum for a caller that streams, and may take long to write the rows. ``unread_s``: how long a
     stream waits for a caller that reads nothing. ``facts_s``: default and maximum of the time for facts.
     ``preflight_s``, ``preflight_max_s``: default and maximum of the time for facts before a job. ``status_s``: the
-    collector's time to answer for Status.
+    collector's time to answer for Status. ``eval_s``, ``eval_max_s``: default and maximum of the time for code.
     """
 
     query_s: float = 30.0
@@ -34,6 +34,8 @@ class Limits(NamedTuple):
     preflight_s: float = 10.0
     preflight_max_s: float = 30.0
     control_s: float = 5.0
+    eval_s: float = 5.0
+    eval_max_s: float = 60.0
     status_s: float = 0.8
 
 

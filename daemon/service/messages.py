@@ -16,7 +16,7 @@ from probing.daemon.ipc import error_of
 from probing.daemon.service.errors import to_proto
 from probing.daemon.stack_wire import ProcessStacks, ReadFailure, VariablesRead, threads_of
 
-__all__ = ("config_reply", "stacks_reply", "status_fields", "status_for_jobs", "vars_reply")
+__all__ = ("config_reply", "eval_reply", "stacks_reply", "status_fields", "status_for_jobs", "vars_reply")
 
 _VALUE = ("job", "run", "rank", "start_ns", "tid", "func")
 _VARIABLE = ("type", "value", "number", "reason")
@@ -66,6 +66,38 @@ def vars_reply(node: str, found: VariablesRead) -> pb.VarsReply:
         return pb.VarsReply(node=node, values=values, failures=[_failure(failure) for failure in found["failures"]])
     except (KeyError, TypeError, ValueError) as e:
         raise InternalError(f"the collector's values are malformed: {type(e).__name__}: {e}") from e
+
+
+def eval_reply(node: str, found: Mapping[str, Any]) -> pb.EvalReply:
+    """Returns the collector's answer to ``eval``. Raises InternalError when it makes no sense."""
+    try:
+        return pb.EvalReply(
+            node=node,
+            results=[_evaluated(result) for result in found["results"]],
+            failures=[_failure(failure) for failure in found["failures"]],
+        )
+    except (KeyError, TypeError, ValueError) as e:
+        raise InternalError(f"the collector's results make no sense: {type(e).__name__}: {e}") from e
+
+
+def _evaluated(result: Mapping[str, Any]) -> pb.Evaluated:
+    found = result.get("error")
+    frames = [pb.CodeFrame(file=file, line=line, function=name) for file, line, name in (found or {}).get("frames", ())]
+    return pb.Evaluated(
+        job=result.get("job") or "",
+        run=result.get("run") or "",
+        rank=result.get("rank"),
+        pid=result["pid"],
+        start_ns=result.get("start_ns") or 0,
+        value=result.get("value"),
+        type=result.get("type") or "",
+        output=result.get("output") or "",
+        dropped=min(result.get("dropped") or 0, 1 << 62),
+        seconds=result.get("seconds") or 0.0,
+        raised=pb.Raised(type=found["type"], message=found["message"], frames=frames) if found else None,
+        stops=result.get("stops") or 0,
+        longest_stop_us=min(result.get("longest_stop_us") or 0, (1 << 32) - 1),
+    )
 
 
 def config_reply(node: str, found: Mapping[str, Any]) -> pb.ConfigReply:

@@ -191,6 +191,7 @@ def _service(
         outgoing=outgoing,
         take_findings=diagnosis.take,
         sight=diagnosis.sight,
+        evaluates=config.inject.enabled,
     )
     return service, diagnosis, metrics, gossip
 

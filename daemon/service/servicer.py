@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from probing.api.errors import PeerError, UsageError
+from probing.api.errors import PeerError, PrivilegeError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
+from probing.api.text import plural, utc_second
 from probing.daemon.cluster import Member
 from probing.daemon.diagnose.coordination.peers import Sight
 from probing.daemon.diagnose.gather.gatherer import Gatherer
@@ -27,7 +28,14 @@ from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.gossip import COMPRESS_BYTES, Gossip
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.members import packed_peer
-from probing.daemon.service.messages import config_reply, stacks_reply, status_fields, status_for_jobs, vars_reply
+from probing.daemon.service.messages import (
+    config_reply,
+    eval_reply,
+    stacks_reply,
+    status_fields,
+    status_for_jobs,
+    vars_reply,
+)
 from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.peer_identity import proves_node
 from probing.daemon.service.preflight.gather import Preflight
@@ -95,11 +103,12 @@ class NodeService(NodeServicer):
         outgoing: Outgoing | None = None,
         take_findings: Callable[[bytes, Caller], int] = lambda *_: 0,
         sight: Callable[[str, str], Sight] = lambda *_: Sight(),
+        evaluates: bool = False,
     ) -> None:
         """Makes the service. ``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns
         sources that Status shows in addition to the collector's. ``timed``: see ``Guarded``. ``take_findings`` stores
         findings of another node, the caller, and returns their number. ``sight`` returns the connections of a run's
-        ranks."""
+        ranks. ``evaluates``: Eval is enabled."""
         self._node = node
         self._collector = collector
         self.identify = identify
@@ -113,6 +122,8 @@ class NodeService(NodeServicer):
         self.timed = timed
         self._take_findings = take_findings
         self._sight = sight
+        self._evaluates = evaluates
+        self._code_was_run = ""
         self._admission = CallAdmission()
         self._streams = Streams(node.name, engine, self._admission, self.limits, now_ns)
         self._outgoing = outgoing or Outgoing()
@@ -176,6 +187,32 @@ class NodeService(NodeServicer):
             return _of_jobs(vars_reply(self._node.name, found), caller, "values")
 
         return await self._admission.run(CallKind.TARGETS, caller, ask)
+
+    @answering
+    async def Eval(self, request: pb.EvalRequest, context: Context, caller: Caller) -> pb.EvalReply:  # noqa: N802
+        if not self._evaluates:
+            raise PrivilegeError(
+                f"running code in processes is not enabled on node {self._node.name}",
+                hint="its administrator can set inject.enabled and list jobs or users; `probingctl vars` and `stacks` "
+                "need nothing in the process",
+            )
+        if not request.code.strip():
+            raise UsageError("there is no code to run")
+        if len(request.pids) > MAX_PIDS:
+            raise UsageError(f"more than {MAX_PIDS} processes", hint="ask for a job instead")
+        timeout = seconds_for(context, request.timeout_ms, self.limits.eval_max_s, self.limits.eval_max_s)
+        wanted = request.limit_ms / 1000 if request.limit_ms else self.limits.eval_s
+        rank = request.rank if request.HasField("rank") else None
+        arguments = (request.pids, request.job, rank, request.code, min(wanted, timeout), str(caller), timeout)
+
+        def ask() -> pb.EvalReply:
+            return eval_reply(self._node.name, self._collector.evaluate(*arguments))
+
+        reply = await self._admission.run(CallKind.EVAL, caller, ask)
+        if reply.results:
+            where = plural(len(reply.results), "process")
+            self._code_was_run = f"{caller} had code run in {where} at {utc_second(self._now_ns())}"
+        return reply
 
     def _time_for(self, request: pb.StacksRequest | pb.VarsRequest, context: Context) -> float:
         if len(request.pids) > MAX_PIDS:
@@ -278,6 +315,8 @@ class NodeService(NodeServicer):
             reply.MergeFrom(status_fields(found))
         if restarted := os.environ.get(RESTARTED):
             reply.reason = "; ".join(filter(None, (reply.reason, f"the service was started again: {restarted}")))
+        if self._code_was_run:
+            reply.notices.append(f"{self._node.name}: {self._code_was_run}; the table probing.audit lists all of it")
         reply.sources.extend(self._sources())
         reply.node_time_ns = self._now_ns()
         return reply if caller.jobs is None else status_for_jobs(reply)

@@ -38,6 +38,7 @@ __all__ = (
 PROGRAMS = {
     "collector": ("-I", "-m", "probing.daemon.collector"),
     "hook": ("-I", "-m", "probing.daemon.confined.hook"),
+    "injector": ("-I", "-m", "probing.daemon.confined.injector"),
     "interpreter": ("-I", "-m", "probing.daemon.confined.interpreter"),
     "maintenance": ("-I", "-m", "probing.daemon.confined.store_maintenance"),
     "nvml": ("-I", "-m", "probing.daemon.confined.nvml"),
@@ -76,6 +77,7 @@ class Spawner:
         self._of = {
             "collector": rights.collector,
             "hook": rights.parser,
+            "injector": rights.injector,
             "interpreter": rights.parser,
             "maintenance": rights.parser,
             "nvml": rights.nvml,

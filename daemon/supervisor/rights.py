@@ -22,6 +22,7 @@ from probing.daemon.config import Config
 __all__ = (
     "CAPABILITIES",
     "COLLECTOR",
+    "INJECTOR",
     "READER",
     "Account",
     "Rights",
@@ -48,6 +49,7 @@ CAPABILITIES = {
 }
 COLLECTOR = ("BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH")
 READER = ("SYS_PTRACE", "DAC_READ_SEARCH")
+INJECTOR = ("SYS_PTRACE",)
 
 
 class Account(NamedTuple):
@@ -109,6 +111,7 @@ class RightsTable:
     switches: bool
     collector: Rights
     reader: Rights
+    injector: Rights
     parser: Rights
     nvml: Rights
     service: Rights
@@ -161,6 +164,7 @@ def rights_table(config: Config, *, sys_admin: bool = False) -> RightsTable:
             switches=False,
             collector=Rights(None, collects),
             reader=Rights(None, READER),
+            injector=Rights(None, INJECTOR),
             parser=Rights(None, ()),
             nvml=Rights(None, ()),
             service=Rights(None, ()),
@@ -177,6 +181,7 @@ def rights_table(config: Config, *, sys_admin: bool = False) -> RightsTable:
         switches=True,
         collector=Rights(collector, collects),
         reader=Rights(collector, READER),
+        injector=Rights(collector, INJECTOR),
         parser=Rights(Account(worker.uid, worker.gid, ()), ()),
         nvml=Rights(Account(worker.uid, worker.gid, device_groups()), ()),
         service=Rights(service, ()),

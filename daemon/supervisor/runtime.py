@@ -21,7 +21,7 @@ from probing.daemon.supervisor.control import Lock, owner_of
 from probing.daemon.supervisor.node_key import HANDED, hand_key
 from probing.daemon.supervisor.rights import Account, RightsTable
 
-__all__ = ("INETD_SOCKETS", "Runtime", "make_state_dir", "pins_of", "service_config")
+__all__ = ("INETD_SOCKETS", "INJECTOR", "Runtime", "make_state_dir", "pins_of", "service_config")
 
 log = logging.getLogger("probingd.supervisor")
 # The sockets on which a connection starts a process. The process that connects owns the socket: the service owns those
@@ -30,6 +30,8 @@ INETD_SOCKETS = ("reader", "parser", "maintenance", "sql", "hook", "interpreter"
 REMAINS_S = 5.0
 _POLL_S = 0.1
 _OF_SERVICE = ("sql", "hook", "interpreter")
+# Its socket exists only where ``inject.enabled`` is set.
+INJECTOR = "injector"
 
 
 class Runtime:
@@ -123,9 +125,10 @@ class Runtime:
         # The directory is closed to all others until every socket has its owner, so nobody can put another file in its
         # place. It may exist already, with the file that pauses all probes.
         _own(self._directory, None, 0o700)
-        owners = dict.fromkeys(INETD_SOCKETS, self._rights.collector)
+        names = (*INETD_SOCKETS, INJECTOR) if self._config.inject.enabled else INETD_SOCKETS
+        owners = dict.fromkeys(names, self._rights.collector)
         owners |= dict.fromkeys(_OF_SERVICE, self._rights.service)
-        for name in INETD_SOCKETS:
+        for name in names:
             path = self._directory / f"{name}.sock"
             self.listeners[name] = _bind(path)
             if account := owners[name].account:

@@ -134,10 +134,11 @@ def test_4_backtrace(founding: Founding) -> None:
         "print(f'Step: {trainer.current_step}')",
     ],
 )
-def test_5_eval_says_what_is_nearest(code: str, founding: Founding) -> None:
-    done = founding.daemon.ctl("eval", code, check=2)
-    assert "in-process helper" in done.stderr
+def test_5_eval_where_it_is_not_enabled_says_what_is_nearest(code: str, founding: Founding) -> None:
+    done = founding.daemon.ctl("eval", "--rank", "0", code, check=1)
+    assert "not enabled" in done.stderr
     assert "hint: " in done.stderr
+    assert "probingctl " in done.stderr.partition("hint: ")[2]
 
 
 def test_6_nccl_trace(founding: Founding) -> None:

@@ -50,7 +50,8 @@ MAY_BE_EMPTY = {
     *("comm.inflight", "comm.ras", "cuda.launches", "cuda.memory", "cuda.syncs", "process.logs"),
     # Tests need no GPU.
     *("gpu.devices", "gpu.events", "gpu.links", "gpu.processes", "gpu.utilization"),
-    *("probing.cost", "probing.losses", "probing.views", "python.torch_nccl_flight_record", "python.trace_event"),
+    *("probing.audit", "probing.cost", "probing.losses", "probing.views"),
+    *("python.torch_nccl_flight_record", "python.trace_event"),
     *("diagnosis.findings", "rdma.ports", "train.steps"),
     *("net.paths", "rdma.qps"),
 }

@@ -141,6 +141,7 @@ class FakeNode(NodeServicer):
         self.facts: dict[str, list[bytes]] = {}
         self.hardware: bytes = b""
         self.values: list[pb.Value] = []
+        self.evaluated: list[pb.Evaluated] = []
         self.preflight = NodeFacts(name)
         self.preflight_asked: list[pb.PreflightRequest] = []
         # Whether answers have the time of the node, the error of its clock, and the address that the node says to have.
@@ -156,6 +157,8 @@ class FakeNode(NodeServicer):
         # What the limits of the store that hold will delete.
         self.waits: pb.Deletion | None = None
         self.stacks_asked: list[pb.StacksRequest] = []
+        self.notices: list[str] = []
+        self.code_asked: list[pb.EvalRequest] = []
         self._tables = _Tables(tables or {})
         self._pool = ThreadPoolExecutor(4)
         self._server = grpc.server(self._pool, options=(("grpc.so_reuseport", 0),))
@@ -276,6 +279,16 @@ class FakeNode(NodeServicer):
         found = [v for v in chosen if v.variable.name in names]
         return pb.VarsReply(node=self.name, values=found, failures=self.failures)
 
+    def Eval(self, request: pb.EvalRequest, context: grpc.ServicerContext) -> pb.EvalReply:
+        self._check(context)
+        self.code_asked.append(request)
+        pids, rank = set(request.pids), request.rank if request.HasField("rank") else None
+        chosen = [e for e in self.evaluated if (not pids or e.pid in pids) and rank in (None, e.rank)]
+        chosen = [e for e in chosen if not request.job or e.job == request.job]
+        if not chosen and not self.failures:
+            self._abort(context, NotFound("no such process", hint="`probingctl ps` lists them"))
+        return pb.EvalReply(node=self.name, results=chosen, failures=self.failures)
+
     def Facts(self, request: pb.FactsRequest, context: grpc.ServicerContext) -> Iterator[pb.FactsReply]:
         self._check(context)
         if request.job and request.job not in self.facts:
@@ -353,6 +366,7 @@ class FakeNode(NodeServicer):
             started_ns=10 * SECOND,
             node_time_ns=400 * SECOND,
             store_bytes=123_456_789,
+            notices=self.notices,
             sources=[
                 pb.Source(name="nccl_uprobes", state="running", rows=12345, detail="libtorch_cpu.so"),
                 pb.Source(name="host", state="degraded", reason="no /proc/pressure", lost=3),

@@ -39,6 +39,7 @@ class Collector:
     threads: list[dict[str, Any]] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
     values: list[dict[str, Any]] = field(default_factory=list)
+    evaluated: list[dict[str, Any]] = field(default_factory=list)
     paused: bool = False
     released: list[int] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -47,7 +48,19 @@ class Collector:
     server: ControlServer | None = None
 
     def start(self) -> None:
-        ops = ("snapshot", "release", "damaged", "live", "stacks", "vars", "config", "status", "pause", "tables")
+        ops = (
+            "snapshot",
+            "release",
+            "damaged",
+            "live",
+            "stacks",
+            "vars",
+            "config",
+            "status",
+            "pause",
+            "tables",
+            "eval",
+        )
         self.server = ControlServer(self.path, {op: self._handler(op) for op in ops}, frozenset())
         self.server.start()
 
@@ -92,6 +105,9 @@ class Collector:
 
     def vars(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         return {"values": self.values, "failures": self.failures}, b""
+
+    def eval(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        return {}, json.dumps({"results": self.evaluated, "failures": self.failures}).encode()
 
     def config(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         setting = {"key": request["key"], "value": request.get("value", "19"), "default": "19", "doc": "what it is"}

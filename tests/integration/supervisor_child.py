@@ -15,12 +15,12 @@ from pathlib import Path
 from probing.api.errors import FormatError, StateLocked
 from probing.daemon.config import Config
 from probing.daemon.supervisor.health import Watch, report
-from probing.daemon.supervisor.runtime import INETD_SOCKETS
+from probing.daemon.supervisor.runtime import INETD_SOCKETS, INJECTOR
 
 
 def main() -> int:
     kind, config = sys.argv[1], Config.from_args(sys.argv[2:])
-    if kind in INETD_SOCKETS:
+    if kind in (*INETD_SOCKETS, INJECTOR):
         return _helper()
     order = Path(config.state_dir, f"{kind}.order")
     if order.exists():

@@ -164,6 +164,21 @@ ATTEMPTS: dict[str, tuple[Callable[[Scene], None], tuple[grpc.StatusCode, ...], 
     ),
     "read asks to pause": (call(READER, "Pause", pb.PauseRequest(paused=True)), (NO_SCOPE,), "pause .*refused"),
     "a node asks to pause": (call(NODE, "Pause", pb.PauseRequest(paused=True)), (NO_SCOPE,), r"\(gn7\): refused"),
+    "read asks to run code": (
+        call(READER, "Eval", pb.EvalRequest(pids=[1], code="1")),
+        (NO_SCOPE,),
+        "eval '1' .*refused",
+    ),
+    "a node asks to run code": (
+        call(NODE, "Eval", pb.EvalRequest(pids=[1], code="1")),
+        (NO_SCOPE,),
+        r"\(gn7\): refused",
+    ),
+    "code for a job's token": (
+        call(TEAM, "Eval", pb.EvalRequest(job="j", code="1")),
+        (NO_SCOPE,),
+        "eval '1' .*refused",
+    ),
     "stacks of another job": (call(TEAM, "Stacks", pb.StacksRequest(job=SECRET)), (NO_SCOPE,), r"stacks .*\(team\)"),
     "stacks of all": (call(TEAM, "Stacks", pb.StacksRequest()), (NO_SCOPE,), "stacks .*refused"),
     "variables by pid": (

@@ -190,6 +190,24 @@ def test_each_process_gets_exactly_its_rights(daemon: Daemon, until: Callable[..
     assert f"answers at unix:{daemon.socket}; ask it with `probingctl -t unix:{daemon.socket} ps`" in errors
 
 
+def test_the_injectors_socket_exists_only_where_it_is_enabled(daemon: Daemon) -> None:
+    daemon.start().ready()
+    path = Path(f"{daemon.socket}.d") / "injector.sock"
+    assert path.with_name("reader.sock").is_socket()
+    assert not path.exists()
+    assert daemon.end()[0] == 0
+    daemon.more = ["--inject.enabled=true"]
+    daemon.start().ready()
+    found = path.stat()
+    assert (found.st_uid, found.st_mode & 0o777) == (60001, 0o600)
+    found_rights = daemon.connect("injector")
+    assert found_rights["Uid"].split() == ["60001"] * 4
+    assert {found_rights[f"Cap{name}"] for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {mask({"SYS_PTRACE"})}
+    assert found_rights["NoNewPrivs"] == "1"
+    assert daemon.end()[0] == 0
+    assert not path.exists()
+
+
 def test_a_deleted_state_directory_is_made_again(daemon: Daemon, until: Callable[..., object]) -> None:
     daemon.start().ready()
     shutil.rmtree(daemon.state)

@@ -18,7 +18,7 @@ from probing.daemon.config import Config
 from probing.daemon.supervisor.children import COLLECTOR_MEMORY, FEW_THREADS, PROGRAMS
 from probing.daemon.supervisor.node_key import main
 from probing.daemon.supervisor.ready import error_paths
-from probing.daemon.supervisor.rights import COLLECTOR, READER
+from probing.daemon.supervisor.rights import COLLECTOR, INJECTOR, READER
 from probing.daemon.supervisor.unit import ERROR_FILE, LASTING, status_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -97,6 +97,7 @@ def test_what_collects_has_the_cpu_first() -> None:
     [
         ("probingd-collector.service", "collector", "probing", (*COLLECTOR, "SYSLOG")),
         ("probingd-reader@.service", "reader", "probing", READER),
+        ("probingd-injector@.service", "injector", "probing", INJECTOR),
         ("probingd-parser@.service", "parser", "probing-worker", ()),
         ("probingd-nvml@.service", "nvml", "probing-worker", ()),
         ("probingd-maintenance@.service", "maintenance", "probing-worker", ()),
@@ -201,10 +202,17 @@ def test_the_sockets_belong_to_those_who_connect() -> None:
         ("hook", "probing-service"),
         ("interpreter", "probing-service"),
         ("nvml", "probing"),
+        ("injector", "probing"),
     ):
         unit = settings(f"probingd-{name}.socket")
         assert unit["ListenStream"] == f"{inner}/{name}.sock"
         assert (unit["SocketUser"], unit["SocketMode"], unit["Accept"]) == (user, "0600", "yes")
+
+
+def test_the_injector_is_not_started_with_the_others() -> None:
+    for name in ("probingd.service", "probingd.target", "probingd-collector.service", "probingd-service.service"):
+        assert "injector" not in (UNITS / name).read_text()
+    assert lines("probingd-injector.socket", "WantedBy") == ["probingd.target"]
 
 
 def test_systemd_keeps_the_ports_of_the_service() -> None:

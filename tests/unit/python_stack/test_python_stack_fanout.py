@@ -23,7 +23,7 @@ STUCK, FOREIGN, BROKEN, CHANGED = 2, 3, 4, 5
 class Parsers:
     def symbols(self, fd: int, patterns: Sequence[str], timeout: float) -> FileSymbols:
         addresses = {"_PyRuntime": 4096, "Py_Version": 8192}
-        return FileSymbols(tuple(Symbol(name, at, None, 0, b"") for name, at in addresses.items()), 0, True)
+        return FileSymbols(tuple(Symbol(name, at, None, 0, b"") for name, at in addresses.items()), 0, True, 62)
 
 
 class Readers:

@@ -224,6 +224,82 @@ class Value(_message.Message):
     variable: Variable
     def __init__(self, job: _Optional[str] = ..., run: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., start_ns: _Optional[int] = ..., tid: _Optional[int] = ..., func: _Optional[str] = ..., variable: _Optional[_Union[Variable, _Mapping]] = ...) -> None: ...
 
+class EvalRequest(_message.Message):
+    __slots__ = ("pids", "job", "rank", "code", "timeout_ms", "limit_ms")
+    PIDS_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    pids: _containers.RepeatedScalarFieldContainer[int]
+    job: str
+    rank: int
+    code: str
+    timeout_ms: int
+    limit_ms: int
+    def __init__(self, pids: _Optional[_Iterable[int]] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., code: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., limit_ms: _Optional[int] = ...) -> None: ...
+
+class EvalReply(_message.Message):
+    __slots__ = ("node", "results", "failures")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    results: _containers.RepeatedCompositeFieldContainer[Evaluated]
+    failures: _containers.RepeatedCompositeFieldContainer[TargetFailure]
+    def __init__(self, node: _Optional[str] = ..., results: _Optional[_Iterable[_Union[Evaluated, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[TargetFailure, _Mapping]]] = ...) -> None: ...
+
+class Evaluated(_message.Message):
+    __slots__ = ("job", "run", "rank", "pid", "start_ns", "value", "type", "output", "dropped", "seconds", "raised", "stops", "longest_stop_us")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RAISED_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_STOP_US_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    run: str
+    rank: int
+    pid: int
+    start_ns: int
+    value: str
+    type: str
+    output: str
+    dropped: int
+    seconds: float
+    raised: Raised
+    stops: int
+    longest_stop_us: int
+    def __init__(self, job: _Optional[str] = ..., run: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., start_ns: _Optional[int] = ..., value: _Optional[str] = ..., type: _Optional[str] = ..., output: _Optional[str] = ..., dropped: _Optional[int] = ..., seconds: _Optional[float] = ..., raised: _Optional[_Union[Raised, _Mapping]] = ..., stops: _Optional[int] = ..., longest_stop_us: _Optional[int] = ...) -> None: ...
+
+class Raised(_message.Message):
+    __slots__ = ("type", "message", "frames")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    message: str
+    frames: _containers.RepeatedCompositeFieldContainer[CodeFrame]
+    def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[_Union[CodeFrame, _Mapping]]] = ...) -> None: ...
+
+class CodeFrame(_message.Message):
+    __slots__ = ("file", "line", "function")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    line: int
+    function: str
+    def __init__(self, file: _Optional[str] = ..., line: _Optional[int] = ..., function: _Optional[str] = ...) -> None: ...
+
 class TargetFailure(_message.Message):
     __slots__ = ("pid", "rank", "job", "error")
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -241,7 +317,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("node", "version", "instance", "state", "reason", "started_ns", "node_time_ns", "sources", "store_bytes", "processes", "boot_id", "engine")
+    __slots__ = ("node", "version", "instance", "state", "reason", "started_ns", "node_time_ns", "sources", "store_bytes", "processes", "boot_id", "engine", "notices")
     NODE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +330,7 @@ class StatusReply(_message.Message):
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
     node: str
     version: str
     instance: str
@@ -266,7 +343,8 @@ class StatusReply(_message.Message):
     processes: int
     boot_id: str
     engine: str
-    def __init__(self, node: _Optional[str] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., node_time_ns: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., store_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., boot_id: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
+    notices: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[str] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., started_ns: _Optional[int] = ..., node_time_ns: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., store_bytes: _Optional[int] = ..., processes: _Optional[int] = ..., boot_id: _Optional[str] = ..., engine: _Optional[str] = ..., notices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("name", "state", "reason", "rows", "lost", "detail")

@@ -64,6 +64,11 @@ class NodeStub:
                 request_serializer=probing_dot_v1_dot_node__pb2.VarsRequest.SerializeToString,
                 response_deserializer=probing_dot_v1_dot_node__pb2.VarsReply.FromString,
                 _registered_method=True)
+        self.Eval = channel.unary_unary(
+                '/probing.v1.Node/Eval',
+                request_serializer=probing_dot_v1_dot_node__pb2.EvalRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.EvalReply.FromString,
+                _registered_method=True)
         self.Pause = channel.unary_unary(
                 '/probing.v1.Node/Pause',
                 request_serializer=probing_dot_v1_dot_node__pb2.PauseRequest.SerializeToString,
@@ -141,6 +146,14 @@ class NodeServicer:
 
     def Vars(self, request, context):
         """Values of variables of the chosen processes, read from outside.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Eval(self, request, context):
+        """Runs Python code in the main threads of the chosen processes, where the node's administrator allows it (inject.enabled
+        and the lists beside it). Scope: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -227,6 +240,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Vars,
                     request_deserializer=probing_dot_v1_dot_node__pb2.VarsRequest.FromString,
                     response_serializer=probing_dot_v1_dot_node__pb2.VarsReply.SerializeToString,
+            ),
+            'Eval': grpc.unary_unary_rpc_method_handler(
+                    servicer.Eval,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.EvalRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.EvalReply.SerializeToString,
             ),
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
@@ -426,6 +444,33 @@ class Node:
             '/probing.v1.Node/Vars',
             probing_dot_v1_dot_node__pb2.VarsRequest.SerializeToString,
             probing_dot_v1_dot_node__pb2.VarsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Eval(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/probing.v1.Node/Eval',
+            probing_dot_v1_dot_node__pb2.EvalRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.EvalReply.FromString,
             options,
             channel_credentials,
             insecure,

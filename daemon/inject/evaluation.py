@@ -1,0 +1,278 @@
+"""Evaluates code in a process: maps memory in it, puts the text there, adds the pending call, and reads the answer.
+
+There are three stops, each of them complete in itself: for mmap, for ``Py_AddPendingCall`` and for munmap. Whenever
+this process ends in between, the target goes on unchanged; at worst the memory stays mapped, unused.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probing.api.errors import (
+    CorruptTarget,
+    PrivilegeError,
+    ProbingError,
+    ProcessGone,
+    TargetError,
+    TargetTimeout,
+    UsageError,
+)
+from probing.daemon.inject.consent import facts_of
+from probing.daemon.inject.moments import Moments
+from probing.daemon.inject.places import Functions, Instructions, free_address, instructions_of
+from probing.daemon.inject.tracing import Stop, write_memory
+from probing.daemon.processes.memory import ProcessMemory
+from probing.daemon.processes.procfs import parse_maps
+from probing.daemon.processes.target import MAX_MAPS, Target
+
+__all__ = ("MAX_CODE", "MAX_SECONDS", "Evaluation", "evaluate")
+
+MAX_CODE, MAX_SECONDS = 64 << 10, 60.0
+# The area of the answer: state, length, and fields from HEAD on, as sdk/evaluate.py writes them; then the text.
+_ANSWER_BYTES, _HEAD = 1 << 20, 64
+_BEGUN, _DONE = 1, 2
+_MMAP, _MUNMAP = 9, 11
+# PROT_READ | PROT_WRITE; MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE.
+_PROTECTION, _FLAGS = 3, 0x2 | 0x20 | 0x100000
+_NOWHERE = (1 << 64) - 1
+_MAPPED_S, _CLEAN_S, _GRACE_S = 1.0, 1.0, 1.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0002, 0.005
+# The deadline bounds the reads: there is a look at the stack at each stop.
+_MAX_READS, _MAX_READ_BYTES, _MAX_FIELDS = 1 << 30, 1 << 50, 256
+# One byte turns it into nothing: it is 0 for code that is withdrawn. A pending call must never raise.
+_TEXT = """if 1:
+ try:
+  (lambda names: (
+   __import__('builtins').exec(__import__('builtins').compile({source}, '<probing>', 'exec'), names), names.clear()
+  ))({{'__name__': 'probing.evaluate', 'probing_request': {request}}})
+ except:
+  if __import__('sys').exc_info()[0] is __import__('builtins').KeyboardInterrupt:
+   __import__('_thread').interrupt_main()
+"""
+_SWITCH_AT = _TEXT.index("1")
+
+
+class Evaluation(NamedTuple):
+    """What to evaluate where. ``uid``: the real user that the process must have. ``functions``: see ``Functions``.
+
+    ``seconds``: the time in which the code has to begin and to end.
+    """
+
+    pid: int
+    start_ns: int
+    uid: int
+    functions: dict[str, int]
+    code: str
+    seconds: float
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Evaluation:
+        """Returns the request of a message. Raises UsageError."""
+        try:
+            pid, start_ns, uid = int(data["pid"]), int(data["start_ns"]), int(data["uid"])
+            found = cls(pid, start_ns, uid, dict(data["functions"]), str(data["code"]), float(data["seconds"]))
+        except (KeyError, TypeError, ValueError) as e:
+            raise UsageError("a request to run code makes no sense") from e
+        if len(found.code) > MAX_CODE:
+            raise UsageError(f"the code has {len(found.code):,} characters", hint=f"at most {MAX_CODE:,} can be run")
+        if not 0 < found.seconds <= MAX_SECONDS or found.pid <= 0 or found.start_ns <= 0:
+            raise UsageError("a request to run code makes no sense")
+        return found
+
+
+def evaluate(asked: Evaluation) -> dict[str, Any]:
+    """Runs the code in the process's main thread and returns what it gave.
+
+    Keys: ``value`` and ``type`` (of an expression), ``output``, ``dropped`` (characters of output beyond what is kept),
+    ``seconds``, ``error`` {type, message, frames [[file, line, function]]}, ``stops`` and ``longest_stop_us``.
+    Raises PrivilegeError and UnsupportedTarget for a process that no code may enter, TargetTimeout when the code has
+    not begun in time and was withdrawn, ProcessGone, TargetError.
+    """
+    deadline = time.monotonic() + asked.seconds
+    with Target(asked.pid, asked.start_ns) as target:
+        memory = ProcessMemory(asked.pid, max_calls=_MAX_READS, max_bytes=_MAX_READ_BYTES)
+        maps = parse_maps(target.read("maps", MAX_MAPS))
+        functions = Functions.from_dict(asked.functions, maps)
+        facts = facts_of(target, memory, maps)
+        if facts.uid != asked.uid:
+            raise PrivilegeError(f"process {asked.pid} has changed its user", hint="ask again")
+        instructions = instructions_of(memory, maps)
+        moments = Moments(target, memory, maps, functions, instructions)
+
+        def text(address: int) -> bytes:
+            latest = deadline if _same_clock(asked.pid) else 0
+            left = round(max(deadline - time.monotonic(), 0.0), 3)
+            request = (address, _ANSWER_BYTES, asked.code, left, latest, facts.pid, facts.filtered)
+            return _TEXT.format(source=ascii(_source()), request=ascii(request)).encode() + b"\0"
+
+        size = (_ANSWER_BYTES + len(text(_NOWHERE)) + 4095) & -4096
+        region = _Region(target, memory, moments, instructions, free_address(maps, size), size)
+        region.map(deadline)
+        try:
+            region.put(_ANSWER_BYTES, text(region.address))
+            region.run(functions, deadline)
+            region.wait(deadline)
+            answer = _decoded(region.answer())
+        finally:
+            # What may still be read or written stays.
+            if region.unused:
+                region.unmap()
+    return {**answer, "stops": len(moments.stops_us), "longest_stop_us": round(max(moments.stops_us))}
+
+
+class _Region:
+    """Memory in the process. ``unused``: nothing in the process will touch it any more."""
+
+    def __init__(
+        self,
+        target: Target,
+        memory: ProcessMemory,
+        moments: Moments,
+        instructions: Instructions,
+        address: int,
+        size: int,
+    ) -> None:
+        self._target = target
+        self._memory = memory
+        self._moments = moments
+        self._instructions = instructions
+        self.address = address
+        self.size = size
+        self.unused = True
+
+    def map(self, deadline: float) -> None:
+        arguments = (self.address, self.size, _PROTECTION, _FLAGS, _NOWHERE, 0)
+        self._moments.for_system_call(lambda stop: self._system_call(stop, _MMAP, arguments), deadline)
+        if not self._waited(mapped=True):
+            raise TargetError(
+                f"process {self._target.pid} mapped no memory", hint="is its address space limited (ulimit -v)?"
+            )
+
+    def put(self, at: int, data: bytes) -> None:
+        write_memory(self._target.pid, self.address + at, data)
+
+    def run(self, functions: Functions, deadline: float) -> None:
+        arguments = (functions.run_string, self.address + _ANSWER_BYTES)
+
+        def act(stop: Stop) -> None:
+            stop.call(functions.add_pending_call, arguments, self._instructions.restorer)
+            self.unused = False
+
+        self._moments.for_pending_call(act, deadline)
+
+    def wait(self, deadline: float) -> None:
+        """Waits for the answer. Raises TargetTimeout when the code has not begun at ``deadline``, or does not end."""
+        pid, pause = self._target.pid, _FIRST_PAUSE_S
+        while (state := self._state()) != _DONE:
+            now = time.monotonic()
+            if now > deadline and state != _BEGUN:
+                self.put(_ANSWER_BYTES + _SWITCH_AT, b"0")
+                time.sleep(_LAST_PAUSE_S)
+                if self._state() == state:
+                    raise TargetTimeout(
+                        f"the code was withdrawn: the main thread of process {pid} did not get to it in time",
+                        hint="`probingctl stacks` and `vars` show what it does, and need nothing in the process",
+                    )
+            elif now > deadline + _GRACE_S:
+                raise TargetTimeout(
+                    f"the code runs on in process {pid}: it sits in C, where it cannot be ended",
+                    hint="`probingctl stacks` shows where; its result will not be read",
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.2, _LAST_PAUSE_S)
+        self.unused = True
+
+    def answer(self) -> bytes:
+        head = self._memory.read_many([(self.address, 8)])[0] or bytes(8)
+        length = min(int.from_bytes(head[4:], "little"), _ANSWER_BYTES - _HEAD)
+        return (self._memory.read_many([(self.address + _HEAD, length)])[0] or b"") if length else b""
+
+    def unmap(self) -> None:
+        # The code is done: that memory stays mapped is no reason to withhold its answer.
+        with suppress(ProbingError):
+            arguments = (self.address, self.size)
+            limit = time.monotonic() + _CLEAN_S
+            self._moments.for_system_call(lambda stop: self._system_call(stop, _MUNMAP, arguments), limit)
+            self._waited(mapped=False)
+
+    def _system_call(self, stop: Stop, number: int, arguments: tuple[int, ...]) -> None:
+        stop.call(self._instructions.system_call, arguments, self._instructions.restorer, result=number)
+
+    def _waited(self, *, mapped: bool) -> bool:
+        """Waits until the thread that was borrowed has made its call; returns False if it does not in time."""
+        limit = time.monotonic() + _MAPPED_S
+        while self._is_mapped() != mapped:
+            if time.monotonic() > limit:
+                return False
+            time.sleep(_FIRST_PAUSE_S)
+        return True
+
+    def _is_mapped(self) -> bool:
+        maps = parse_maps(self._target.read("maps", MAX_MAPS))
+        return any((m.start, m.end) == (self.address, self.address + self.size) for m in maps)
+
+    def _state(self) -> int:
+        data = None
+        with suppress(ProcessGone):
+            data = self._memory.read_many([(self.address, 4)])[0]
+        if data is None:
+            pid = self._target.pid
+            raise ProcessGone(f"process {pid} ended, or began another program, before it had answered")
+        return int.from_bytes(data, "little")
+
+
+@cache
+def _source() -> str:
+    """Returns the text that runs in the process, without what only readers need."""
+    lines = files("probing").joinpath("evaluate.py").read_text("utf-8").partition('"""\n\n')[2].splitlines()
+    return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+def _same_clock(pid: int) -> bool:
+    # The clock that has no jumps may differ in a namespace of its own (time_namespaces(7)).
+    try:
+        return Path(f"/proc/{pid}/ns/time").stat().st_ino == Path("/proc/self/ns/time").stat().st_ino
+    except OSError:
+        return True  # a kernel before 5.6 has no such namespace
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    """Returns the answer as JSON has it. The process may have written anything. Raises CorruptTarget."""
+    answer: dict[str, Any] = {}
+    error: dict[str, Any] = {"type": "", "message": "", "frames": []}
+    for key, text in _pairs(data):
+        if key in ("value", "type", "output"):
+            answer[key] = text
+        elif key == "error":
+            error["type"] = text
+            answer["error"] = error
+        elif key == "message":
+            error["message"] = text
+        elif key == "frame":
+            file, line, function = [*text.split("\0"), "", ""][:3]
+            error["frames"].append([file, int(line) if line.isdecimal() and len(line) < 10 else 0, function])
+        elif key == "dropped" and text.isdecimal():
+            answer[key] = int(text[:18])
+        elif key == "seconds":
+            with suppress(ValueError):
+                answer[key] = seconds if math.isfinite(seconds := float(text)) else 0.0
+    return answer
+
+
+def _pairs(data: bytes) -> Iterator[tuple[str, str]]:
+    texts: list[str] = []
+    at = 0
+    while at < len(data) and len(texts) < 2 * _MAX_FIELDS:
+        end = at + 4 + int.from_bytes(data[at : at + 4], "little")
+        if at + 4 > len(data) or end > len(data):
+            raise CorruptTarget("the answer of the code makes no sense")
+        texts.append(data[at + 4 : end].decode("utf-8", "replace"))
+        at = end
+    return zip(texts[::2], texts[1::2], strict=False)

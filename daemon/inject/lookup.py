@@ -1,0 +1,48 @@
+"""Finds the functions of CPython by which code is run: a reader opens the file, a parser reads its symbols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from probing.api.errors import NotPython, UnsupportedTarget
+from probing.daemon.inject.places import SYMBOLS, Functions
+from probing.daemon.processes.parsers import ParserPool
+from probing.daemon.processes.procfs import parse_maps
+from probing.daemon.processes.reader_pool import GRACE_S, ReaderPool, seconds_left
+from probing.daemon.python_stack.walk.locate import RuntimeSymbols, candidates
+
+__all__ = ("find_functions",)
+
+_X86_64 = 62
+
+
+def find_functions(readers: ReaderPool, parsers: ParserPool, pid: int, start_ns: int, deadline: float) -> Functions:
+    """Returns the functions of process ``pid``; ``deadline`` on time.monotonic().
+
+    Raises NotPython for a process whose files have none of them, UnsupportedTarget, and as ``ReaderPool.call``.
+    """
+
+    def call(op: str, **arguments: Any) -> Any:
+        seconds = seconds_left(deadline) + GRACE_S
+        return readers.call(op, pid=pid, start_ns=start_ns, timeout=seconds, **arguments)
+
+    for mapping in candidates(parse_maps(call("maps", files=True).payload)):
+        opened = call("open", start=mapping.start)
+        try:
+            answer = parsers.symbols(opened.fds[0], SYMBOLS, timeout=max(seconds_left(deadline), 0.1))
+        except UnsupportedTarget:
+            continue
+        finally:
+            opened.close_fds()
+        found = {symbol.name: symbol for symbol in answer.symbols}
+        addresses = {name: symbol.address for name, symbol in found.items()}
+        symbols = RuntimeSymbols(addresses, answer.first_vaddr, answer.relocated)
+        if not symbols.addresses.keys() >= set(SYMBOLS):
+            continue
+        if answer.machine != _X86_64:
+            raise UnsupportedTarget(
+                f"process {pid} is no x86-64 program", hint="code is run on x86-64 alone; `vars` and `stacks` work"
+            )
+        add, run, loop, runtime = (symbols.address(name, mapping) for name in SYMBOLS)
+        return Functions(add, run, loop, loop + found[SYMBOLS[2]].size, runtime, found[SYMBOLS[3]].size)
+    raise NotPython(f"no file of process {pid} exports the functions of CPython that code is run by")

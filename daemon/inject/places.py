@@ -1,0 +1,105 @@
+"""Finds in a process the code that it is to run, all of which it has mapped itself: nothing is loaded into it.
+
+The two instructions of the C library are searched by their bytes. An address from outside counts only if it lies in
+executable memory of a file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from probing.api.errors import TargetError, UnsupportedTarget, UsageError
+from probing.daemon.processes.memory import Memory
+from probing.daemon.processes.procfs import Mapping as Mapped
+
+__all__ = ("SYMBOLS", "Functions", "Instructions", "free_address", "instructions_of")
+
+# Exported by every CPython from 3.8 to 3.15.
+SYMBOLS = ("Py_AddPendingCall", "PyRun_SimpleString", "_PyEval_EvalFrameDefault", "_PyRuntime")
+# The evaluation loop is 34 KB in 3.8 and 51 KB in 3.12; 2 KB at most where each instruction is a function of its own.
+_LEAST_LOOP = 8 << 10
+_C_LIBRARIES = (b"/libc.so.6", b"/libc-2.", b"/ld-musl-", b"/libc.musl-")
+# syscall; ret, and mov $15, %rax; syscall, which is rt_sigreturn.
+_SYSCALL, _SIGRETURN = b"\x0f\x05\xc3", b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"
+_CHUNK, _MOST_TEXT = 1 << 20, 16 << 20
+_PAGE = 4096
+_LOWEST, _HIGHEST = 1 << 32, 1 << 47
+_ROOM = 1 << 30
+
+
+class Functions(NamedTuple):
+    """Addresses in the process. ``loop`` and ``loop_end``: the evaluation loop; ``runtime``: ``_PyRuntime``."""
+
+    add_pending_call: int
+    run_string: int
+    loop: int
+    loop_end: int
+    runtime: int
+    runtime_bytes: int
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], maps: Sequence[Mapped]) -> Functions:
+        """Returns the functions that a request names. Raises UsageError unless code of a file is there."""
+        try:
+            found = cls(*(int(data[name]) for name in cls._fields))
+        except (KeyError, TypeError, ValueError) as e:
+            raise UsageError("a request to run code does not say where the interpreter is") from e
+        if not all(found.program(maps, at) for at in found[:4]):
+            raise UsageError("a request to run code names addresses without code")
+        return found
+
+    def to_dict(self) -> dict[str, int]:
+        return self._asdict()
+
+    @property
+    def has_loop(self) -> bool:
+        """The evaluation loop is one function, as GCC makes it of 3.8 to 3.12."""
+        return self.loop_end - self.loop >= _LEAST_LOOP
+
+    def program(self, maps: Sequence[Mapped], at: int = 0) -> Mapped | None:
+        """Returns the mapping of a file's code that holds ``at``, or the interpreter's functions."""
+        at = at or self.add_pending_call
+        return next((m for m in maps if m.start <= at < m.end and m.executable and m.inode), None)
+
+
+class Instructions(NamedTuple):
+    """Addresses of instructions of the C library."""
+
+    system_call: int
+    restorer: int
+
+
+def instructions_of(memory: Memory, maps: Iterable[Mapped]) -> Instructions:
+    """Finds both in the process's C library. Raises UnsupportedTarget without it."""
+    for mapping in maps:
+        if mapping.executable and any(name in mapping.path for name in _C_LIBRARIES):
+            at = _search(memory, mapping)
+            if at[_SYSCALL] and at[_SIGRETURN]:
+                return Instructions(at[_SYSCALL], at[_SIGRETURN])
+    raise UnsupportedTarget(
+        "its C library is none that code can be run with", hint="glibc and musl, as shared libraries, are known"
+    )
+
+
+def _search(memory: Memory, mapping: Mapped) -> dict[bytes, int]:
+    found = {_SYSCALL: 0, _SIGRETURN: 0}
+    end = min(mapping.end, mapping.start + _MOST_TEXT)
+    for start in range(mapping.start, end, _CHUNK - 16):
+        data = memory.read_many([(start, min(_CHUNK, end - start))])[0] or b""
+        for pattern in found:
+            if not found[pattern] and (at := data.find(pattern)) >= 0:
+                found[pattern] = start + at
+    return found
+
+
+def free_address(maps: Sequence[Mapped], size: int) -> int:
+    """Returns a random address, far from all mappings, at which ``size`` bytes are free."""
+    below = [m for m in maps if m.end < _HIGHEST]
+    gaps = zip([_LOWEST, *(m.end for m in below)], [*(m.start for m in below), _HIGHEST], strict=True)
+    roomy = [(start + _ROOM, end - _ROOM - size) for start, end in gaps if end - start > 4 * _ROOM]
+    if not roomy:
+        raise TargetError("its address space has no room", hint="it maps nearly all of its addresses")
+    start, end = max(roomy, key=lambda gap: gap[1] - gap[0])
+    return (start + int.from_bytes(os.urandom(7), "little") % (end - start)) & -_PAGE

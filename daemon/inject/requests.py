@@ -1,0 +1,219 @@
+"""Answers requests to run code in processes: asks the allow-lists, starts an injector for each, records each use."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pwd
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from probing.api.errors import (
+    InternalError,
+    NotFound,
+    PrivilegeError,
+    ProbingError,
+    ProcessGone,
+    TargetError,
+    TargetTimeout,
+    UsageError,
+)
+from probing.daemon.arrow import batch_of
+from probing.daemon.clock import Clock
+from probing.daemon.config import InjectConfig
+from probing.daemon.inject.evaluation import MAX_CODE, MAX_SECONDS, Evaluation
+from probing.daemon.inject.lookup import find_functions
+from probing.daemon.ipc import ChannelClosed, ChannelTimeout, connect
+from probing.daemon.processes.liveness import OwnProcesses, real_user
+from probing.daemon.processes.parsers import ParserPool
+from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.source import Identity, Sink
+
+__all__ = ("Evaluations",)
+
+AUDIT = "probing.audit"
+_log = logging.getLogger(__name__)
+PARALLEL = 8
+MAX_PROCESSES = 64
+# Bytes of all answers together; what a process prints at most, in ASCII, fits for each of MAX_PROCESSES.
+MAX_ANSWERS = 32 << 20
+# The injector's own start, and what it does before the code and after it.
+_START_S = 10.0
+_ALL = "*"
+_CUT = 1000
+_Chosen = Callable[[Sequence[int], str], list[Identity]]
+
+
+class _Asked(NamedTuple):
+    code: str
+    seconds: float
+    caller: str
+    most_bytes: int = MAX_ANSWERS
+
+
+class Evaluations:
+    """Safe for any thread. ``path``: the injector's socket; each connection starts a process. ``chosen`` returns the
+    processes of pids or a job, ``own`` are the daemon's own processes."""
+
+    def __init__(
+        self,
+        config: InjectConfig,
+        path: str,
+        readers: ReaderPool,
+        parsers: ParserPool,
+        chosen: _Chosen,
+        own: OwnProcesses,
+        node: str,
+        sink: Sink,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._path = path
+        self._readers = readers
+        self._parsers = parsers
+        self._chosen = chosen
+        self._own = own
+        self._node = node
+        self._sink = sink
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="evaluate")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def answer(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Answers the request ``eval`` of the control socket: payload, JSON ``results`` and ``failures``.
+
+        A result is that of ``evaluation.evaluate``, with job, run, rank, pid and start_ns.
+        """
+        asked = _Asked(str(request.get("code", "")), float(request.get("seconds", 0)), str(request.get("caller", "")))
+        if not asked.code.strip() or len(asked.code) > MAX_CODE:
+            raise UsageError(f"the code has {len(asked.code):,} characters", hint=f"1 to {MAX_CODE:,} can be run")
+        if not 0 < asked.seconds <= MAX_SECONDS:
+            raise UsageError(f"code may run for {MAX_SECONDS:g} s at most")
+        pids = [int(pid) for pid in request.get("pids", ())]
+        found = self._processes(pids, str(request.get("job") or ""), request.get("rank"))
+        each = asked._replace(most_bytes=MAX_ANSWERS // len(found))
+        answers = list(self._pool.map(lambda who: self._one(who, each), found))
+        results = [
+            {**_named(who), **one} for who, one in zip(found, answers, strict=True) if not isinstance(one, ProbingError)
+        ]
+        failures = [
+            {"pid": who.pid, "rank": who.rank, "job": who.job, "error": one.to_dict()}
+            for who, one in zip(found, answers, strict=True)
+            if isinstance(one, ProbingError)
+        ]
+        return {}, json.dumps({"results": results, "failures": failures}).encode()
+
+    def _processes(self, pids: Sequence[int], job: str, rank: object) -> list[Identity]:
+        if not pids and not job and rank is None:
+            raise UsageError("code is run in named processes", hint="give a pid, --job or --rank")
+        found = self._chosen(pids, job)
+        if not pids:
+            found = [who for who in found if who.role == "trainer"]
+        if rank is not None:
+            found = [who for who in found if who.rank == rank]
+        if not found:
+            raise NotFound("no such process is known", hint="`probingctl ps` lists jobs, ranks and processes")
+        if not pids and len(jobs := {who.job for who in found}) > 1:
+            raise UsageError(f"{len(jobs)} jobs have a rank {rank}", hint="give --job as well")
+        if len(found) > MAX_PROCESSES:
+            raise UsageError(f"{len(found)} processes are meant", hint=f"at most {MAX_PROCESSES}; give --rank or a pid")
+        return found
+
+    def _one(self, who: Identity, asked: _Asked) -> dict[str, Any] | ProbingError:
+        self._record(who, asked, "begun", "")
+        error: ProbingError
+        try:
+            answer = self._evaluated(who, asked)
+        except ProbingError as e:
+            error = e
+        except Exception as e:
+            _log.exception("code could not be run in process %d", who.pid)
+            error = InternalError(f"{type(e).__name__}: {e}")
+        else:
+            raised = (answer.get("error") or {}).get("type", "")
+            self._record(who, asked, "ended", f"the code raised {raised}" if raised else "")
+            return answer
+        self._record(who, asked, "refused" if isinstance(error, PrivilegeError) else "failed", error.message)
+        return error
+
+    def _evaluated(self, who: Identity, asked: _Asked) -> dict[str, Any]:
+        deadline = time.monotonic() + asked.seconds + _START_S
+        uid = real_user(who.pid)
+        if uid is None:
+            raise ProcessGone(f"process {who.pid} exited")
+        self._require_allowed(who, uid)
+        functions = find_functions(self._readers, self._parsers, who.pid, who.start_ns, deadline)
+        evaluation = Evaluation(who.pid, who.start_ns, uid, functions.to_dict(), asked.code, asked.seconds)
+        try:
+            with connect(self._path) as channel:
+                answer = channel.request({"op": "eval", **evaluation._asdict()}, timeout=asked.seconds + _START_S)
+        except ChannelTimeout:
+            raise TargetTimeout(
+                f"the injector of process {who.pid} did not answer", hint="ask again; the process goes on unchanged"
+            ) from None
+        except ChannelClosed as e:
+            raise InternalError(f"the injector ended: {e.message}", hint="is probingd-injector.socket active?") from e
+        answer.close_fds()
+        if len(answer.payload) > asked.most_bytes:
+            raise TargetError(f"process {who.pid} answers too much", hint="print less, or ask fewer processes at once")
+        return _checked(answer.payload)
+
+    def _require_allowed(self, who: Identity, uid: int) -> None:
+        """Raises PrivilegeError unless the configuration lists the job, or the process's user."""
+        config = self._config
+        if who.pid in self._own or who.pid in (os.getpid(), os.getppid()):
+            raise PrivilegeError(f"process {who.pid} is the daemon's own", hint="code is run in watched processes")
+        if who.job and _is_listed([who.job], config.jobs):
+            return
+        users = [str(uid), *_names(uid)]
+        # All users but root, whose name has to be there.
+        if set(users) & set(config.users) or (uid and _ALL in config.users):
+            return
+        raise PrivilegeError(
+            f"code may not be run in process {who.pid} of user {users[-1]}"
+            + (f" and job {who.job!r}" if who.job else ", which is of no job"),
+            hint="inject.jobs and inject.users of the node's configuration list what is allowed",
+        )
+
+    def _record(self, who: Identity, asked: _Asked, state: str, result: str) -> None:
+        row = {
+            **_named(who),
+            "node": self._node,
+            "ts": self._clock.pair().real_ns,
+            "caller": asked.caller[:_CUT],
+            "action": "eval",
+            "state": state,
+            "code": asked.code[:_CUT],
+            "result": result[:_CUT],
+        }
+        self._sink.put(AUDIT, batch_of(AUDIT, [row]))
+
+
+def _named(who: Identity) -> dict[str, Any]:
+    return {"job": who.job, "run": who.run, "rank": who.rank, "pid": who.pid, "start_ns": who.start_ns}
+
+
+def _is_listed(names: Iterable[str], allowed: Sequence[str]) -> bool:
+    return _ALL in allowed or not set(names).isdisjoint(allowed)
+
+
+def _names(uid: int) -> list[str]:
+    try:
+        return [pwd.getpwuid(uid).pw_name]
+    except KeyError:
+        return []
+
+
+def _checked(payload: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(payload)
+    except ValueError as e:
+        raise InternalError("the injector's answer makes no sense") from e
+    if not isinstance(answer, dict):
+        raise InternalError("the injector's answer makes no sense")
+    return answer

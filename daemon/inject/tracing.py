@@ -1,0 +1,216 @@
+"""Stops a thread for some 200 us by ptrace, and has it call one function when it goes on.
+
+Whoever traces a thread and dies leaves it as it is at that moment. So each change is made in an order in which every
+prefix of it is harmless: memory that nobody uses, then all registers at once (``frame``), then the detachment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from probing.api.errors import PrivilegeError, ProcessGone, TargetError
+from probing.daemon.inject.frame import Registers, signal_frame
+
+__all__ = ("Stop", "thread_stopped", "write_memory")
+
+# include/uapi/linux/ptrace.h, include/uapi/linux/elf.h, include/uapi/linux/wait.h.
+_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
+_GETREGS, _SETREGS, _GETREGSET, _GETSIGMASK, _GET_RSEQ = 12, 13, 0x4204, 0x420A, 0x420F
+_NT_X86_XSTATE, _EVENT_STOP, _WALL = 0x202, 128, 0x40000000
+_SIGTRAP = 5
+# A thread stops within microseconds, unless it waits for a CPU, or is in an uninterruptible wait.
+_STOP_S, _LOOK_S = 2.0, 20e-6
+_MAX_XSTATE = 16 << 10
+# System calls that the kernel does not restart after a stop (signal(7)): they would end early.
+_NOT_RESTARTED = frozenset((232, 281, 441, 65, 220, 128, 208, 333))
+_EINTR, _RESTART = -errno.EINTR & (1 << 64) - 1, -513 & (1 << 64) - 1
+_RSEQ = struct.Struct("<QII")
+# struct rseq_cs: version, flags, start_ip, post_commit_offset.
+_CRITICAL = struct.Struct("<IIQQ")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_ptrace = _libc.ptrace
+_ptrace.restype = ctypes.c_long
+_ptrace.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _Range(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+
+
+_readv, _writev = _libc.process_vm_readv, _libc.process_vm_writev
+for _copy in (_readv, _writev):
+    _copy.restype = ctypes.c_ssize_t
+    _copy.argtypes = (
+        ctypes.c_int,
+        ctypes.POINTER(_Range),
+        ctypes.c_ulong,
+        ctypes.POINTER(_Range),
+        ctypes.c_ulong,
+        ctypes.c_ulong,
+    )
+
+
+def write_memory(pid: int, address: int, data: bytes) -> None:
+    """Writes ``data`` at ``address`` of the process. Raises ProcessGone, PrivilegeError or TargetError."""
+    buffer = ctypes.create_string_buffer(data, len(data))
+    local, remote = _Range(ctypes.addressof(buffer), len(data)), _Range(address, len(data))
+    count = _writev(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+    if count != len(data):
+        raise _error(pid, ctypes.get_errno() if count < 0 else errno.EFAULT, "its memory cannot be written")
+
+
+class Stop:
+    """Thread ``tid`` stands still, outside of any system call.
+
+    ``since``: the last moment on time.monotonic() at which it had not stopped.
+    """
+
+    def __init__(self, tid: int, registers: Registers, since: float) -> None:
+        self.tid = tid
+        self.registers = registers
+        self.since = since
+
+    def is_restartable_sequence(self) -> bool:
+        """Returns whether the thread is in a restartable sequence (rseq(2)), which the kernel aborts on resumption."""
+        found = ctypes.create_string_buffer(32)
+        if _ptrace(_GET_RSEQ, self.tid, 32, ctypes.addressof(found)) < 0:
+            return False  # a kernel before 5.13, or no sequences at all
+        area, size, _ = _RSEQ.unpack_from(found.raw)
+        if not area or not size:
+            return False
+        (at,) = struct.unpack("<Q", _read(self.tid, area + 8, 8) or bytes(8))
+        if not at:
+            return False
+        _, _, start, length = _CRITICAL.unpack(_read(self.tid, at, _CRITICAL.size) or bytes(_CRITICAL.size))
+        return bool(start <= self.registers.rip < start + length)
+
+    def call(self, function: int, arguments: Sequence[int], restorer: int, *, result: int = 0) -> None:
+        """Has the thread call ``function`` once it goes on, and then continue as if nothing had been.
+
+        ``arguments``: those of a C function; a system call's are in the same registers, except for the fourth. RAX is
+        ``result`` at the call, the number of a system call. Raises TargetError when its stack has no room.
+        """
+        blocked = ctypes.c_uint64()
+        self._ask(_GETSIGMASK, 8, ctypes.addressof(blocked))
+        frame = signal_frame(self.registers, blocked.value, self._xstate(), restorer)
+        try:
+            write_memory(self.tid, frame.address, frame.data)
+        except ProcessGone:
+            raise
+        except TargetError as e:
+            raise TargetError(f"the stack of thread {self.tid} has no room for a signal frame", hint="ask again") from e
+        changed = Registers.from_buffer_copy(self.registers)
+        first = (*arguments, *[0] * (6 - len(arguments)))
+        changed.rdi, changed.rsi, changed.rdx, changed.r10, changed.r8, changed.r9 = first
+        changed.rcx, changed.rax = first[3], result
+        changed.rip, changed.rsp, changed.orig_rax = function, frame.address, (1 << 64) - 1
+        # The direction flag is clear at a call.
+        changed.eflags &= ~0x400
+        self._ask(_SETREGS, 0, ctypes.addressof(changed))
+
+    def _xstate(self) -> bytes:
+        buffer = ctypes.create_string_buffer(_MAX_XSTATE)
+        into = _Range(ctypes.addressof(buffer), _MAX_XSTATE)
+        self._ask(_GETREGSET, _NT_X86_XSTATE, ctypes.addressof(into))
+        return buffer.raw[: into.size]
+
+    def _ask(self, request: int, address: int, data: int) -> None:
+        if _ptrace(request, self.tid, address, data) < 0:
+            raise _error(self.tid, ctypes.get_errno(), "it cannot be examined")
+
+
+@contextmanager
+def thread_stopped(tid: int) -> Iterator[Stop | None]:
+    """Stops the thread for the body; yields None where it cannot be used: in a system call, or at a signal.
+
+    Raises ProcessGone, PrivilegeError, or TargetError: another process traces it, or it does not stop.
+    """
+    if _ptrace(_SEIZE, tid, 0, 0) < 0:
+        raise _error(tid, ctypes.get_errno(), "it cannot be traced")
+    signal = 0
+    try:
+        if _ptrace(_INTERRUPT, tid, 0, 0) < 0:
+            raise _error(tid, ctypes.get_errno(), "it cannot be stopped")
+        status, since = _wait(tid)
+        if status >> 16 != _EVENT_STOP:
+            # A signal came first. It is delivered with the detachment.
+            signal = os.WSTOPSIG(status)
+            yield None
+            return
+        registers = Registers()
+        if _ptrace(_GETREGS, tid, 0, ctypes.addressof(registers)) < 0:
+            raise _error(tid, ctypes.get_errno(), "it cannot be examined")
+        if registers.in_system_call:
+            _restart(tid, registers)
+            yield None
+        elif os.WSTOPSIG(status) != _SIGTRAP:
+            yield None  # it is stopped by job control
+        else:
+            yield Stop(tid, registers, since)
+    finally:
+        # A thread that has not stopped cannot be detached; the kernel does it when this process ends.
+        _ptrace(_DETACH, tid, 0, signal)
+
+
+def _wait(tid: int) -> tuple[int, float]:
+    """Returns the status of waitpid(2) once the thread has stopped, and when it was last seen not to have."""
+    since = time.monotonic()
+    deadline = since + _STOP_S
+    while True:
+        try:
+            found, status = os.waitpid(tid, os.WNOHANG | _WALL)
+        except ChildProcessError:
+            raise ProcessGone(f"thread {tid} exited") from None
+        if found:
+            if not os.WIFSTOPPED(status):
+                raise ProcessGone(f"thread {tid} exited")
+            return status, since
+        if time.monotonic() > deadline:
+            raise TargetError(
+                f"thread {tid} does not stop: it is in an uninterruptible wait, as in vfork",
+                hint="ask again; `probingctl stacks` shows what it waits for",
+            )
+        since = time.monotonic()
+        time.sleep(_LOOK_S)
+
+
+def _restart(tid: int, registers: Registers) -> None:
+    """Lets a system call that the stop ended begin again, where the kernel would not do so."""
+    if registers.orig_rax in _NOT_RESTARTED and registers.rax == _EINTR and not _signals_pend(tid):
+        registers.rax = _RESTART  # ERESTARTNOINTR: again, with the same arguments
+        _ptrace(_SETREGS, tid, 0, ctypes.addressof(registers))
+
+
+def _signals_pend(tid: int) -> bool:
+    try:
+        with open(f"/proc/{tid}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+        pending = int(lines[b"SigPnd"], 16) | int(lines[b"ShdPnd"], 16)
+        return bool(pending & ~int(lines[b"SigBlk"], 16))
+    except (OSError, KeyError, ValueError):
+        return True
+
+
+def _read(pid: int, address: int, size: int) -> bytes | None:
+    buffer = ctypes.create_string_buffer(size)
+    local, remote = _Range(ctypes.addressof(buffer), size), _Range(address, size)
+    count = _readv(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+    return buffer.raw if count == size else None
+
+
+def _error(tid: int, code: int, what: str) -> TargetError | PrivilegeError:
+    if code == errno.ESRCH:
+        return ProcessGone(f"thread {tid} exited")
+    if code == errno.EPERM:
+        return PrivilegeError(
+            f"thread {tid}: {what}: {os.strerror(code)}",
+            hint="it takes CAP_SYS_PTRACE and kernel.yama.ptrace_scope below 3, and no other tracer",
+        )
+    return TargetError(f"thread {tid}: {what}: {os.strerror(code)}", hint="ask again")

@@ -1,0 +1,70 @@
+"""Code run in the ranks of a real job through the whole daemon; without enabling nothing of it can be reached."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from e2e_support import EXAMPLE, Daemon, end_process, start_ranks
+from ports import free_port
+from waiting import until
+
+from probing.api.errors import UsageError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
+from probing.daemon.ipc import connect
+
+INJECTOR = "probing.daemon.confined.injector"
+
+
+def test_code_in_the_ranks_of_a_job(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    """A daemon of its own: it is configured for this."""
+    daemon = make_daemon("n1", "--inject.enabled=true", "--inject.users=root").start()
+    port = free_port()
+    job = f"n1/127.0.0.1:{port}"
+    ranks = start_ranks(tmp_path / "job.log", EXAMPLE, "--steps", "1000000", "--delay-ms", "5", port=port)
+    try:
+        running = f"SELECT rank, pid FROM process.processes WHERE role = 'trainer' AND job = '{job}' ORDER BY rank"
+        until(lambda: len(daemon.query(running)) == 2, what="two ranks")
+        rows = daemon.query(running)
+        counted = f"SELECT count(*) AS n FROM comm.ops WHERE job = '{job}'"
+        until(lambda: daemon.query(counted)[0]["n"] > 20, what="operations before it")
+        code = "import torch.distributed as dist; print(dist.get_rank(), dist.get_world_size(), dist.get_backend())"
+        found = daemon.json("eval", "--job", job, "--limit", "20s", code)
+        assert [(one["rank"], one["pid"], one["output"]) for one in found] == [
+            (row["rank"], row["pid"], f"{row['rank']} 2 gloo\n") for row in rows
+        ]
+        assert daemon.ctl("eval", "--job", job, "--rank", "1", "--limit", "20s", "__name__").stdout == "'__main__'\n"
+        failed = daemon.ctl("eval", str(rows[0]["pid"]), "--limit", "20s", "1 // 0", check=1)
+        assert "the code raised ZeroDivisionError" in failed.stderr
+
+        audit = daemon.query("SELECT rank, pid, caller, state, code, result FROM probing.audit ORDER BY ts")
+        assert [(row["state"], row["result"]) for row in audit if row["code"] == "1 // 0"] == [
+            ("begun", ""),
+            ("ended", "the code raised ZeroDivisionError"),
+        ]
+        assert {row["caller"].partition(",")[0] for row in audit} == {"unix: uid 0"}
+        assert "had code run in 1 process" in daemon.ctl("ps").stdout
+        until(lambda: not daemon.children().get(INJECTOR), what="the end of the injectors")
+        before = daemon.query(counted)[0]["n"]
+        until(lambda: daemon.query(counted)[0]["n"] > before + 20, what="operations after it")
+    finally:
+        end_process(ranks)
+
+
+def test_without_enabling_nothing_can_be_reached(daemon: Daemon) -> None:
+    inner = Path(f"{daemon.socket}.d")
+    assert (inner / "reader.sock").is_socket()
+    assert not (inner / "injector.sock").exists()
+    assert "not enabled" in daemon.ctl("eval", str(os.getpid()), "1", check=1).stderr
+    with grpc.insecure_channel(daemon.target) as channel, pytest.raises(grpc.RpcError) as caught:
+        NodeStub(channel).Eval(pb.EvalRequest(rank=0, code="1"), timeout=30)
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    # The service itself could not ask for it either.
+    with connect(str(inner / "control" / "collector.sock")) as control, pytest.raises(UsageError, match="no request"):
+        control.request({"op": "eval", "pids": [1], "code": "1", "seconds": 1.0}, timeout=30)
+    assert INJECTOR not in daemon.children()
+    assert daemon.query("SELECT count(*) AS n FROM probing.audit") == [{"n": 0}]
