@@ -9,35 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fakes import Parsers
 from python_stack_helpers import LocalReaders, program
 from waiting import until
 
-from probing.daemon.elf.file import Elf
-from probing.daemon.elf.symbols import matching_symbols
 from probing.daemon.inject.evaluation import Evaluation, evaluate
 from probing.daemon.inject.lookup import find_functions
 from probing.daemon.processes.liveness import real_user
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.python_stack.walk.threads import read_start_ns
 
-__all__ = ("ANSWER_BYTES", "SymbolParsers", "asked", "beats", "busy", "evaluated", "regions")
+__all__ = ("ANSWER_BYTES", "asked", "beats", "busy", "evaluated", "regions")
 
 # A region in a process is larger than this.
 ANSWER_BYTES = 1 << 20
-
-
-class SymbolParsers:
-    """Answers ``symbols`` as a parser process does."""
-
-    def symbols(self, fd: int, patterns: Any, timeout: float = 10.0) -> dict[str, Any]:
-        del timeout
-        elf = Elf(fd)
-        found = [{"name": s.name, "address": s.address, "size": s.size} for s in matching_symbols(elf, patterns)]
-        facts = {"first_vaddr": elf.first_vaddr, "relocated": elf.relocated, "machine": elf.machine}
-        return {"symbols": found, **facts}
-
-    def call(self, *_: Any, **__: Any) -> dict[str, Any]:
-        raise NotImplementedError
 
 
 @contextmanager
@@ -52,7 +37,7 @@ def busy(python: str, *kinds: str) -> Iterator[subprocess.Popen[str]]:
 def asked(pid: int, code: str, seconds: float = 30.0, **changed: Any) -> Evaluation:
     start_ns = read_start_ns(pid)
     deadline = time.monotonic() + 60
-    functions = find_functions(LocalReaders(), SymbolParsers(), pid, start_ns, deadline)  # type: ignore[arg-type]
+    functions = find_functions(LocalReaders(), Parsers(), pid, start_ns, deadline)  # type: ignore[arg-type]
     uid = real_user(pid)
     assert uid is not None
     return Evaluation(pid, start_ns, uid, functions.to_dict(), code, seconds)._replace(**changed)
