@@ -1,4 +1,4 @@
-"""Limits statements that something is absent or well: they hold only if all nodes of the command have answered."""
+"""Says for which nodes a statement such as "nothing is wrong" holds: only for the nodes that have answered."""
 
 from __future__ import annotations
 

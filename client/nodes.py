@@ -92,7 +92,7 @@ def choose(
 
 
 def _vouches(own: str, peers: Sequence[pb.Peer]) -> bool:
-    """Returns whether the target (the node ``own``) has a version that says how the identity of its peers is proven."""
+    """Returns whether the version of the target (the node ``own``) reports how the identity of peers is proven."""
     return any(peer.node == own and peer.bound for peer in peers)
 
 

@@ -51,7 +51,7 @@ class Bound(NamedTuple):
         return f"now() - INTERVAL {milliseconds} MILLISECOND" if milliseconds else "now()"
 
     def earlier(self, length_s: float) -> Bound:
-        """Returns the bound ``length_s`` seconds before this one."""
+        """Returns the time that is ``length_s`` seconds earlier."""
         if self.at_ns is not None:
             return Bound(at_ns=self.at_ns - round(length_s * _SECOND_NS))
         return Bound(self.ago_s + length_s)

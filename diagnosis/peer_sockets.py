@@ -103,7 +103,7 @@ def _errors(rank: Rank) -> list[str]:
 
 
 def _plain(address: str) -> str:
-    """Returns an address as Python writes it, an IPv4 address within IPv6 as IPv4; "loopback" for all loopback
+    """Returns an address as Python writes it, an IPv4-mapped IPv6 address as IPv4; "loopback" for all loopback
     addresses.
     """
     if address == "localhost":

@@ -50,7 +50,7 @@ _MEMORY = (
     Column("dirty_bytes", I64, "Pages that wait to be written, bytes."),
     Column("writeback_bytes", I64, "Pages that are being written, bytes."),
     Column("slab_bytes", I64, "Memory that the kernel uses for its own objects, bytes; NULL for groups of version 1."),
-    Column("committed_bytes", I64, "Memory that was promised to processes, bytes; only for the node."),
+    Column("committed_bytes", I64, "Memory that processes have committed (Committed_AS), bytes; only for the node."),
     Column(
         "high_bytes",
         I64,

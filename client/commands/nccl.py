@@ -106,7 +106,7 @@ def collect(
     active = {_key(row) for name in ("ops", "inflight") for row in results[name]}
     members: dict[tuple[object, ...], list[Row]] = {}
     for row in results["known"]:
-        # There are too many communicators without operations in the interval and now to show them all.
+        # Without operations there are too many communicators to show.
         if _key(row) in active or comm is not None:
             members.setdefault(_key(row), []).append(row)
     for rows in members.values():

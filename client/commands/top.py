@@ -38,7 +38,7 @@ __all__ = ("EXAMPLES", "Options", "collect", "run")
 EXAMPLES = ("probingctl top --all-nodes --job 4711", "probingctl top --once")
 # Ends all modes of the terminal that textual has switched on, and restores its cursor and contents.
 _SCREEN_BACK = b"\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[<u\x1b[?1004l\x1b[?25h\x1b[?1049l"
-# For this long the first answer is awaited; then the screen is drawn without it, s.
+# How long the screen waits for the first answer before it is drawn, s.
 _FIRST_S = 1.0
 # The longest that the screen waits for a node, s.
 _PATIENCE_S = 5.0
@@ -118,7 +118,7 @@ def _screen(cluster: Cluster, job: str | None, interval: float, window: float) -
 
     live = Live(cluster, _where(job), interval, window)
     with leaving_by_it(_SCREEN_BACK):
-        # It asks the nodes while textual is imported.
+        # The nodes are asked while the library textual is imported.
         live.start()
         from probing.client.top.screen import run_screen
 

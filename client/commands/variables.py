@@ -94,7 +94,9 @@ def run(settings: Settings, options: Options) -> None:
 
 def _check(options: Options, names: Sequence[str], pids: Sequence[int]) -> None:
     if options.unwatch and names:
-        raise UsageError("--unwatch takes no names", hint="it ends the watch of a job, a process, or everywhere")
+        raise UsageError(
+            "--unwatch takes no names", hint="--unwatch ends all watches of a job, of a process, or of the node"
+        )
     if not options.unwatch and not names:
         raise UsageError("there is no name of a variable", hint="for example: probingctl vars --job 4711 loss step")
     for name in names if options.watch else ():

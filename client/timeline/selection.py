@@ -34,14 +34,14 @@ class Section(NamedTuple):
 
     def select(self, where: str) -> str:
         """Returns the SELECT of the rows that meet ``where``."""
-        # An alias ts would hide from the node that ts bounds the files that it must open.
+        # With an alias ts, nodes do not see the condition on ts, and open all of their files.
         columns = ", ".join(name if sql == name else f"{sql} AS {name}" for name, sql in self.columns.items())
         more = f" AND {self.condition}" if self.condition else ""
         return f"SELECT {columns} FROM {sql_table(self.table)} WHERE {where}{more}"
 
 
 class Slice(NamedTuple):
-    """A part of a range, UTC ns by our clock, that has about ``rows`` rows."""
+    """A part of a range of time with about ``rows`` rows. ``low``, ``high``: UTC ns by the clock of this machine."""
 
     low: int
     high: int

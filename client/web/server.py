@@ -83,7 +83,7 @@ class _Doorkeeper:
         self._here: Counter[str] = Counter()
 
     def enter(self, near: socket.socket) -> Peer | None:
-        """Returns the peer, which has a place until ``leave``; None: there is no place."""
+        """Counts a connection until ``leave``, and returns its peer; None if there are too many connections."""
         peer = self._peer_of(near)
         if peer is None or self._here.total() >= _MOST or self._here[peer.name] >= _MOST_OF_ONE:
             return None

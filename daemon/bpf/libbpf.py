@@ -146,7 +146,7 @@ class Object:
             raise AttachError(f"{self.name}: map {name} cannot be pinned at {path}")
 
     def resize(self, name: str, entries: int) -> None:
-        """Sets the entries of a map, or the bytes of a ring (a power of two and of pages), before loading."""
+        """Sets max_entries of a map, before loading; of a ring its bytes, a power of two and a multiple of a page."""
         if self._lib.bpf_map__set_max_entries(self._maps[name], entries):
             raise AttachError(f"{self.name}: map {name} cannot have size {entries}")
 

@@ -63,7 +63,7 @@ _MAX_SYMBOLS = 2 << 20
 _MAX_NAME = 1024
 # Occurrences in the string table plus symbols compared, over all patterns of a search.
 _MAX_COMPARED = 1 << 16
-# The most offsets in the string table at which a name is compared: up to 64 before each match.
+# The most offsets of the string table that a search compares; a match makes it compare up to 64 offsets before it.
 _MAX_STARTS = 1 << 22
 _MAX_MATCHES = 512
 _TOO_MANY = "too many symbols of the ELF file match"

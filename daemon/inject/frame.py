@@ -39,7 +39,7 @@ class Registers(ctypes.Structure):
 
 
 class Frame(NamedTuple):
-    """``data`` belongs at ``address``, which is the stack pointer at the first instruction of the function."""
+    """A signal frame: its bytes, and the address on the stack at which the called function finds it."""
 
     address: int
     data: bytes

@@ -64,7 +64,7 @@ def role_in_title(cmdline: tuple[str, ...]) -> str:
 
 
 def place_in_title(cmdline: tuple[str, ...]) -> Place | None:
-    """Returns the place in the title of a process: ``VLLM::Worker_PP1_TP3``, or any title with ``rank 3/8``."""
+    """Returns the rank that the title of a process names: ``VLLM::Worker_PP1_TP3``, or any title with ``rank 3/8``."""
     pattern, match = _pattern(cmdline)
     if pattern is not None and match is not None:
         if not pattern.parts:

@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SegmentContents:
-    """A decoded Parquet file. ``table``: empty if its metadata names none; times are UTC ns."""
+    """A decoded Parquet file. ``table``: its name, "" if the metadata of the file name no table. Times are UTC ns."""
 
     table: str
     columns: tuple[str, ...]

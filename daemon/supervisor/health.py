@@ -106,7 +106,7 @@ def guard(main: Callable[[], int]) -> int:
 
 # The time for a start, s: the log is recovered, programs are loaded, processes are found.
 _START_S = 120.0
-# The number of requests within the time after which the watcher gives up.
+# The watcher gives up after a time, in which it makes this number of requests.
 PARTS = 5
 # The pause between two requests before the first answer, s; short, since the start waits for that answer.
 SOON_S = 0.05

@@ -28,7 +28,7 @@ APART_S = 0.25
 MAX_NATIVE = 8
 # The time for a reading, s: a process that does not answer must not take the time of the others.
 _READ_S = 2.0
-# The time for native stacks, s: the first of a build of torch take seconds.
+# The time for native stacks, s: the first native stacks of a build of torch take seconds.
 _NATIVE_S = 3.0
 _MAX_FAILURES = 16
 _KINDS = ("stacks", "condition", "native stacks")

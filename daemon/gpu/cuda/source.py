@@ -51,7 +51,7 @@ RING = "cuda_syncs"
 GIVE_UP_NS = 60_000_000_000
 _STREAMS, _RESTS, _PROCESSES = "cuda_streams", "cuda_rests", "cuda_processes"
 _KEY = struct.Struct("<QQQ")
-# How often the program runs that closes the rest of a stream: 64 operations each time, of at most 1024.
+# The most runs of the program that closes the open operations of a stream; a run closes 64 of at most 1,024.
 _REST_RUNS = 32
 # How long events are distrusted, ns: longer than the time between two rounds, even on a busy machine.
 _DISTRUST_NS = 5_000_000_000

@@ -114,7 +114,7 @@ def handlers() -> dict[str, Callable[[Message], bytes]]:
         timeout_ms = request.header.get("timeout_ms", 1000)
         numbers = isinstance(starts, list) and isinstance(absent, list) and isinstance(timeout_ms, int | float)
         if not numbers or len(starts) != len(request.fds) or len(absent) > _MAX_ABSENT:
-            raise UsageError("unwind needs a descriptor for each of its starts")
+            raise UsageError("unwind needs a descriptor for each mapping")
         deadline = time.monotonic() + timeout_ms / 1000
         return json.dumps(unwinder.unwind(request.payload, starts, request.fds, frozenset(absent), deadline)).encode()
 

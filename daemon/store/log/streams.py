@@ -90,7 +90,7 @@ class _Names:
         return pa.DictionaryArray.from_arrays(indices, self._values, safe=False)
 
     def _moved(self, dictionary: pa.Array[Any]) -> pa.Array[Any] | None:
-        # None: the codes need no change. A source keeps its dictionary, so the last one is remembered.
+        # None: the codes need no change. Batches of a source share a dictionary, so the last dictionary is remembered.
         if self._seen is not None and self._seen[0].equals(dictionary):
             return self._seen[1]
         names = dictionary.to_pylist()

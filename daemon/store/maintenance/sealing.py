@@ -121,7 +121,7 @@ class _Writing:
     def check(self) -> None:
         """Raises FormatError unless all decoded rows are in segments."""
         if self._file is not None or any(self._left.values()):
-            raise FormatError(f"log parts {self._numbers} did not give the rows that were decoded")
+            raise FormatError(f"log parts {self._numbers} have decoded rows that are in no segment")
 
     def close(self) -> None:
         """Removes an unfinished segment."""

@@ -50,8 +50,8 @@ class _Problem:
 
 @dataclass(slots=True)
 class Findings:
-    """The result. ``daemon_pid``: the pid of the daemon that has locked the directory, or "". Rows are those of
-    manifest and log.
+    """What was wrong with a state directory. ``daemon_pid``: the pid of the daemon that has locked it, or "". The
+    numbers of rows come from manifest and log.
     """
 
     state_dir: str
