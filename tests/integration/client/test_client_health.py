@@ -68,7 +68,7 @@ def test_what_could_not_be_read_is_said(ctl: Run, nodes: tuple[FakeNode, FakeNod
     nodes[0].hardware = b"\xff"
     code, out, _ = ctl("health")
     assert code == 4
-    assert out.startswith("node alpha: the facts make no sense")
+    assert out.startswith("node alpha: the facts are malformed")
 
 
 def test_a_node_that_does_not_answer_is_missing(ctl: Run, nodes: tuple[FakeNode, FakeNode]) -> None:

@@ -153,7 +153,7 @@ def test_hostile_facts_are_refused_and_escaped(ctl: Run, nodes: tuple[FakeNode, 
     code, out, _ = ctl("preflight", addresses(nodes), "--iface", "eth0")
     assert code == 3
     assert "\x1b" not in out
-    assert "beta does not answer: the facts make no sense" in out
+    assert "beta does not answer: the facts are malformed" in out
 
 
 @pytest.mark.parametrize(
