@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections import Counter
@@ -37,7 +36,6 @@ MAX_ROWS, MAX_TURN_ROWS = 8_192, 65_536
 MAX_OF_PROCESS, MAX_OF_USER, MAX_MEMORIES = 40, 256, 512
 # A row is read when it is this old: a processor may show the number of a row before the row, ns.
 SETTLE_NS = 5_000_000
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -81,7 +79,13 @@ class JobRows(Source):
     @classmethod
     def make(cls, context: Context) -> JobRows:
         return cls(
-            context.readers, context.find(UserTables), context.sink, context.clock, context.node, context.rows_read
+            context.readers,
+            context.find(UserTables),
+            context.sink,
+            context.clock,
+            context.node,
+            context.rows_read,
+            lambda process: bool(context.settings.value("job_rows.enabled", process)),
         )
 
     def start(self) -> None:

@@ -6,7 +6,8 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fakes import Processes, Sink
@@ -16,6 +17,7 @@ from probing.api.errors import ConfigError, TargetTimeout
 from probing.api.tables import TABLES
 from probing.api.tables.user import job_columns, job_table, user_table_from, user_table_to
 from probing.daemon.clock import SystemClock
+from probing.daemon.context import Context
 from probing.daemon.ipc import Message
 from probing.daemon.job_rows import source as job_rows
 from probing.daemon.job_rows.source import JobRows
@@ -218,6 +220,34 @@ def test_a_process_that_cannot_be_read_is_asked_less_and_less(scene: Scene) -> N
     assert scene.readers.asked == 1
     scene.turn()
     assert scene.source._processes[RANK.key].pause_s == 4.0
+
+
+def test_the_setting_switches_the_reading_off_for_a_job(scene: Scene) -> None:
+    asked: list[tuple[str, Identity]] = []
+    enabled = [False]
+
+    def value(key: str, who: Identity) -> bool:
+        asked.append((key, who))
+        return enabled[0]
+
+    context = SimpleNamespace(
+        readers=scene.readers,
+        find={UserTables: scene.tables}.__getitem__,
+        sink=scene.sink,
+        clock=SystemClock(),
+        node="n1",
+        rows_read={},
+        settings=SimpleNamespace(value=value),
+    )
+    source = JobRows.make(cast(Context, context))
+    source.process_identified(RANK)
+    probing.ExternalTable("losses", ["step"]).append([0])
+    source.turn()
+    assert (scene.sink.rows, scene.readers.asked) == ([], 0)
+    assert asked == [("job_rows.enabled", RANK)]
+    enabled[0] = True
+    source.turn()
+    assert [row["step"] for row in scene.sink.rows] == [0]
 
 
 def test_nothing_is_read_while_probes_are_paused(scene: Scene) -> None:
