@@ -14,18 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from probing.client.profile.model import Frame
-from probing.client.timeline.coding import UNKNOWN, Ints, blocks, encoded, mixed, runs
-from probing.client.timeline.drawing import FLYING, POINT, SLICE, Drawn, drawn
+from probing.client.timeline.coding import UNKNOWN, Ints, blocks, encoded, mixed, numbered, runs
+from probing.client.timeline.drawing import COMMS, FLYING, MOST_LANES, POINT, SLICE, Drawn, Lanes, drawn
 from probing.client.timeline.facts import about
-from probing.client.timeline.lanes import Lanes
 from probing.client.timeline.lines import chosen, content, decimals, integers, joined, microseconds, quoted
 from probing.client.timeline.model import Counters, Operations, Samples
 from probing.client.timeline.reading import Timeline
 
 __all__ = ("write_chrome",)
 
-_MOST_LANES = 32
-_COMMS = 1 << 16
 # Processes of the format that are no ranks.
 _FINDINGS, _FIRST_NODE = 0, 1 << 24
 
@@ -51,7 +48,7 @@ class _Writer:
         self._timeline = timeline
         self._names = timeline.names
         self._sink = sink
-        self._lanes = Lanes(_MOST_LANES)
+        self._lanes = Lanes(MOST_LANES)
         self._named: dict[Hashable, int] = {}
         self._threads: dict[int, int] = {}
         self._frames: dict[tuple[Frame, ...], int] = {}
@@ -78,7 +75,7 @@ class _Writer:
         line = joined(
             '{"ph":"X","cat":"step","name":',
             chosen(texts, where),
-            *self._at(rows.process + 1, self._thread_of(rows.process, self._steps), rows.begin),
+            *self._at(rows.process + 1, numbered(rows.process, self._steps), rows.begin),
             ',"dur":',
             microseconds(rows.end - rows.begin),
             ',"args":{"comm_ns":',
@@ -91,12 +88,12 @@ class _Writer:
 
     def operations(self, rows: Operations) -> None:
         look = drawn(rows, *self._timeline.errors())
-        track = rows.process * _COMMS + rows.comm
+        track = rows.process * COMMS + rows.comm
         lanes = np.zeros(len(rows), np.int64)
         spread = np.flatnonzero(look.kind != POINT)
         lanes[spread] = self._lanes.of(track[spread], look.begin[spread], look.end[spread])
         look.kind = np.where(lanes < 0, POINT, look.kind)
-        tid = self._thread_of(track * _MOST_LANES + np.maximum(lanes, 0), self._lane)
+        tid = numbered(track * MOST_LANES + np.maximum(lanes, 0), self._lane)
         for block in blocks(np.arange(len(rows))):
             part, shape, threads = rows.taken(block), look.taken(block), tid[block]
             for kind, head, tail in ((SLICE, "X", ""), (FLYING, "B", ""), (POINT, "i", ',"s":"t"')):
@@ -185,7 +182,7 @@ class _Writer:
         line = joined(
             '{"ph":"i","s":"t","cat":"sample","name":',
             chosen(names, where),
-            *self._at(process + 1, self._thread_of(rows.thread, self._python), rows.time),
+            *self._at(process + 1, numbered(rows.thread, self._python), rows.time),
             ',"sf":',
             integers(numbers[where]),
             ',"args":{"samples":',
@@ -275,15 +272,11 @@ class _Writer:
                 self._event({"ph": "M", "name": f"process_{key}", "pid": pid, "tid": 0, "args": {key: value}})
         return pid
 
-    def _thread_of(self, keys: Ints, number_of: Callable[[int], int]) -> Ints:
-        distinct, where = encoded(pa.array(keys))
-        return np.array([number_of(key) for key in distinct], np.int64)[where]
-
     def _steps(self, process: int) -> int:
         return self._tid(("steps", process), process, "steps", 0)
 
     def _lane(self, key: int) -> int:
-        process, comm = divmod(key // _MOST_LANES, _COMMS)
+        process, comm = divmod(key // MOST_LANES, COMMS)
         return self._tid(("lane", key), process, self._names.title(comm), 10 + comm)
 
     def _python(self, index: int) -> int:

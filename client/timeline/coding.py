@@ -26,6 +26,7 @@ __all__ = (
     "distinct",
     "encoded",
     "mixed",
+    "numbered",
     "numbers",
     "reals",
     "runs",
@@ -63,6 +64,12 @@ def encoded(column: pa.Array[Any]) -> tuple[list[Any], Ints]:
     """Returns the distinct values of a column without NULL, and for each row the place of its value."""
     coded: Any = column.dictionary_encode()
     return coded.dictionary.to_pylist(), np.asarray(coded.indices.to_numpy(), np.int64)
+
+
+def numbered(values: Ints, number_of: Callable[[int], int]) -> Ints:
+    """Returns a number for each value; ``number_of`` is called once for each distinct value."""
+    found, where = encoded(pa.array(values))
+    return np.array([number_of(value) for value in found], np.int64)[where]
 
 
 def blocks(rows: Ints) -> Iterator[Ints]:

@@ -1,4 +1,7 @@
-"""How an operation is drawn: as a slice, a slice without an end, or a point; and the parts of the slice."""
+"""How an operation is drawn: as a slice, a slice without an end, or a point; the parts of the slice, and its lane.
+
+Intervals of a track that overlap are drawn in lanes of their own, since slices of a lane must nest.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from probing.client.timeline.coding import UNKNOWN, Ints
+from probing.client.timeline.coding import UNKNOWN, Ints, runs
 from probing.client.timeline.model import SPANNING, Columns, Operations
 
-__all__ = ("FLYING", "POINT", "SLICE", "Drawn", "drawn")
+__all__ = ("COMMS", "FLYING", "MOST_LANES", "POINT", "SLICE", "Drawn", "Lanes", "drawn")
 
 SLICE, FLYING, POINT = 0, 1, 2
+MOST_LANES = 32
+"""The lanes of a communicator of a rank."""
+COMMS = 1 << 16
+"""More than there are communicators: a track is the number of a process times this, and that of a communicator."""
 
 
 @dataclass(slots=True)
@@ -49,3 +56,43 @@ def drawn(rows: Operations, errors: Ints, nodes: Ints) -> Drawn:
     low = np.maximum(np.maximum(low, begin), waited)
     open_ended = (kind == SLICE) & (rows.done_hi != UNKNOWN) & (rows.done_lo != rows.done_hi) & (low < end)
     return Drawn(kind, begin, end, waited, np.where(open_ended, low, UNKNOWN))
+
+
+class Lanes:
+    """Gives out lanes of tracks. An interval takes the first lane of its track whose last interval ended before."""
+
+    def __init__(self, most: int) -> None:
+        """``most``: lanes of a track; intervals that find all of them taken get none."""
+        self._most = most
+        self._ends: dict[int, list[int]] = {}
+
+    def of(self, track: Ints, begin: Ints, end: Ints) -> Ints:
+        """Returns the lane of each interval, from 0; -1 where all are taken.
+
+        The end of an interval belongs to it: the next one in its lane begins later.
+        """
+        lanes = np.zeros(len(track), np.int64)
+        order = np.lexsort((begin, track))
+        tracks, begins, ends = track[order], begin[order], end[order]
+        firsts, counts = runs(tracks)
+        free = np.r_[True, begins[1:] > ends[:-1]][: len(order)]
+        earlier = [self._ends.get(key, [-1])[0] for key in tracks[firsts].tolist()]
+        free[firsts] = begins[firsts] > np.array(earlier, np.int64)
+        for first, last in zip(firsts.tolist(), (firsts + counts).tolist(), strict=True):
+            lasts = self._ends.setdefault(int(tracks[first]), [])
+            if free[first:last].all():
+                lasts[:1] = [int(ends[last - 1])]
+            else:
+                rows = zip(begins[first:last].tolist(), ends[first:last].tolist(), strict=True)
+                lanes[order[first:last]] = [self._lane(lasts, *row) for row in rows]
+        return lanes
+
+    def _lane(self, lasts: list[int], begin: int, end: int) -> int:
+        for lane, before in enumerate(lasts):
+            if before < begin:
+                lasts[lane] = end
+                return lane
+        if len(lasts) >= self._most:
+            return -1
+        lasts.append(end)
+        return len(lasts) - 1

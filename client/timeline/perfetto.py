@@ -12,12 +12,10 @@ from functools import partial
 from typing import IO
 
 import numpy as np
-import pyarrow as pa
 
-from probing.client.timeline.coding import UNKNOWN, Coder, Ints, blocks, encoded
-from probing.client.timeline.drawing import FLYING, POINT, drawn
+from probing.client.timeline.coding import UNKNOWN, Coder, Ints, blocks, numbered
+from probing.client.timeline.drawing import COMMS, FLYING, MOST_LANES, POINT, Lanes, drawn
 from probing.client.timeline.facts import about
-from probing.client.timeline.lanes import Lanes
 from probing.client.timeline.model import Counters, Operations, Samples
 from probing.client.timeline.packets import Filling, Hole, Part, Template, fixed, message, number, text
 from probing.client.timeline.reading import Timeline
@@ -26,9 +24,7 @@ from probing.client.timeline.tracks import ANNOTATIONS, CATEGORIES, NAMES, TEXTS
 __all__ = ("write_perfetto",)
 
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
-_MOST_LANES = 32
 _LAST_NS = 2**62
-_COMMS = 1 << 16
 # Places among the tracks of a node: processes without a rank first, counters last.
 _NO_RANK, _BELOW_RANKS = -1, 1 << 30
 _TIMES = {"at", "begin", "doubt", "end", "waited"}
@@ -56,7 +52,7 @@ class _Writer:
         self._timeline = timeline
         self._names = timeline.names
         self._templates: dict[Hashable, Template] = {}
-        self._lanes = Lanes(_MOST_LANES)
+        self._lanes = Lanes(MOST_LANES)
 
     def steps(self) -> None:
         rows = self._timeline.steps
@@ -64,8 +60,8 @@ class _Writer:
         lanes = Lanes(1).of(rows.process, rows.begin, rows.end - 1)
         rows = rows.taken(np.flatnonzero(lanes == 0))
         columns: Filling = {
-            "track": _numbered(rows.process, self._steps_of),
-            "name": _numbered(rows.step, lambda step: self._name("step" if step == UNKNOWN else f"step {step}")),
+            "track": numbered(rows.process, self._steps_of),
+            "name": numbered(rows.step, lambda step: self._name("step" if step == UNKNOWN else f"step {step}")),
             "begin": rows.begin,
             "end": rows.end,
             "comm_ns": rows.comm_ns,
@@ -78,18 +74,18 @@ class _Writer:
 
     def operations(self, rows: Operations) -> None:
         look = drawn(rows, *self._timeline.errors())
-        track = rows.process * _COMMS + rows.comm
+        track = rows.process * COMMS + rows.comm
         lanes = np.zeros(len(rows), np.int64)
         spread = np.flatnonzero(look.kind != POINT)
         lanes[spread] = self._lanes.of(track[spread], look.begin[spread], look.end[spread])
         columns: Filling = {
-            "track": _numbered(track * _MOST_LANES + np.maximum(lanes, 0), self._lane),
+            "track": numbered(track * MOST_LANES + np.maximum(lanes, 0), self._lane),
             "name": self._coded(NAMES, self._names.ops)[rows.op],
             "begin": look.begin,
             "end": look.end,
             "waited": look.waited,
             "doubt": look.doubt,
-            "for": _numbered(np.where(look.waited != UNKNOWN, rows.last, -1), self._waits_for),
+            "for": numbered(np.where(look.waited != UNKNOWN, rows.last, -1), self._waits_for),
             "flow": _flow(rows.comm, rows.seq),
             "seq": rows.seq,
             "bytes": rows.size,
@@ -111,9 +107,9 @@ class _Writer:
         stacks = self._timeline.stacks(np.unique(rows.stack).tolist())
         numbers = {key: self.trace.stack([self.trace.frame(*f) for f in frames]) for key, frames in stacks.items()}
         columns: Filling = {
-            "track": _numbered(rows.thread, self._thread),
-            "name": _numbered(rows.stack, lambda stack: self._name(stacks[stack][-1].func)),
-            "stack": _numbered(rows.stack, numbers.__getitem__),
+            "track": numbered(rows.thread, self._thread),
+            "name": numbered(rows.stack, lambda stack: self._name(stacks[stack][-1].func)),
+            "stack": numbered(rows.stack, numbers.__getitem__),
             "at": rows.time,
             "weight": rows.duration.astype(np.float64),
             "samples": rows.count,
@@ -123,7 +119,7 @@ class _Writer:
         self._write(self._template("sample", self._sample), columns, np.arange(len(rows)))
 
     def counters(self, rows: Counters) -> None:
-        columns: Filling = {"track": _numbered(rows.counter, self._counter), "at": rows.time, "value": rows.value}
+        columns: Filling = {"track": numbered(rows.counter, self._counter), "at": rows.time, "value": rows.value}
         template = self._template("counter", lambda: [_event("at", _COUNTER, fixed(44, "value"))])
         self._write(template, columns, np.arange(len(rows)))
 
@@ -236,7 +232,7 @@ class _Writer:
 
     def _lane(self, key: int) -> int:
         """Returns the track of a lane. ``key`` combines process, communicator and lane."""
-        process, comm = divmod(key // _MOST_LANES, _COMMS)
+        process, comm = divmod(key // MOST_LANES, COMMS)
         name, identity = self._names.title(comm), self._names.comms.values[comm].comm
         return self.trace.track(("lane", key), name, self._process(process), order=10 + comm, about=identity)
 
@@ -270,9 +266,3 @@ def _event(at: str, kind: int, *parts: list[Part]) -> list[Part]:
 def _flow(comm: Ints, seq: Ints) -> Ints:
     """Returns the number of an operation, the same for all its ranks: never 0 for a seq below 2**47."""
     return (comm + 1 << 47) | seq & (1 << 47) - 1
-
-
-def _numbered(values: Ints, number_of: Callable[[int], int]) -> Ints:
-    """Returns a number for each value; ``number_of`` is called once for each distinct value."""
-    distinct, where = encoded(pa.array(values))
-    return np.array([number_of(value) for value in distinct], np.int64)[where]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from long import examples
 
 from probing.client.timeline.coding import UNKNOWN, Entries, Ints, distinct, mixed, runs
-from probing.client.timeline.lanes import Lanes
+from probing.client.timeline.drawing import Lanes
 from probing.client.timeline.matching import awaited, steps_at
 from probing.client.timeline.model import Operations, Steps
 from probing.client.timeline.packets import Hole, Template, fixed, message, number, packet, text
