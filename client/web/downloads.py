@@ -14,6 +14,7 @@ from probing.api.errors import UsageError
 from probing.client.render.writers import writer_of
 from probing.client.web.panels import Question
 from probing.client.web.sql import cluster_of
+from probing.client.web.streams import left
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectSendStream
@@ -57,8 +58,7 @@ class FileAnswer:
                     errors.append(e)
 
         async def leave() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
+            await left(receive)
             pieces.close()
 
         begun = False
@@ -155,6 +155,4 @@ def trace(question: Question) -> tuple[Write, str, str]:
 
 
 def _range(question: Question) -> tuple[str, str, str | None]:
-    parameters = question.parameters
-    begin = parameters.text("from", parameters.text("since", "5m"))
-    return parameters.text("job"), begin, parameters.text("to", parameters.text("until", "")) or None
+    return question.parameters.text("job"), *question.parameters.bounds("5m")

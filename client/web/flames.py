@@ -62,8 +62,7 @@ def _selection(question: Question) -> Selection:
         "wall" if wall else "cpu",
         trains=wall,
     )
-    begin = parameters.text("from", parameters.text("since", "5m"))
-    return at_times(whole, begin, parameters.text("to", parameters.text("until", "")) or None)
+    return at_times(whole, *parameters.bounds("5m"))
 
 
 def _tree(profiles: list[Profile], *, by_rank: bool = False) -> dict[str, Any]:

@@ -72,8 +72,12 @@ class Parameters:
 
     def interval(self, since: str) -> Interval:
         """Returns the interval of ``from`` and ``to``, else of ``since`` and ``until``; ``since`` is the default."""
+        return interval(*self.bounds(since))
+
+    def bounds(self, since: str) -> tuple[str, str | None]:
+        """Returns ``from`` and ``to``, else ``since`` and ``until``, as texts; ``since`` is the default."""
         begin, end = self.text("from", self.text("since", since)), self.text("to", self.text("until", ""))
-        return interval(begin, end or None)
+        return begin, end or None
 
 
 def _nested(value: Any) -> bool:

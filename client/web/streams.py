@@ -1,4 +1,4 @@
-"""Answers that are sent bit by bit: server-sent events, and files."""
+"""Answers that are sent bit by bit: server-sent events, and what they share with files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from probing.client.web.live import Live
 from probing.client.web.visitors import Visitor
 
-__all__ = ("EventStream", "Placed")
+__all__ = ("EventStream", "Placed", "left")
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -46,7 +46,7 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
         sending = asyncio.ensure_future(self._send(send))
-        leaving = asyncio.ensure_future(_left(receive))
+        leaving = asyncio.ensure_future(left(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -68,6 +68,7 @@ class EventStream:
             await events.aclose()  # type: ignore[attr-defined]
 
 
-async def _left(receive: Receive) -> None:
+async def left(receive: Receive) -> None:
+    """Returns when the reader of an answer is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
