@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from probing.api.errors import UnsupportedTarget
 
-__all__ = ("FRAME_BYTES", "Frame", "Registers", "signal_frame")
+__all__ = ("Frame", "Registers", "signal_frame")
 
 
 _NAMES = """
@@ -45,8 +45,6 @@ class Frame(NamedTuple):
     data: bytes
 
 
-# More than a frame takes with all registers of AVX-512.
-FRAME_BYTES = 8 << 10
 _RED_ZONE = 128
 _CODE_SEGMENT = 0x33
 # pretcode; uc_flags, uc_link, uc_stack; the registers and segments of struct sigcontext; err, trapno, oldmask, cr2,

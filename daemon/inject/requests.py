@@ -21,12 +21,13 @@ from probing.api.errors import (
     TargetTimeout,
     UsageError,
 )
+from probing.api.typed import typed_json
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.config import InjectConfig
 from probing.daemon.inject.evaluation import MAX_CODE, MAX_SECONDS, Evaluation
 from probing.daemon.inject.lookup import find_functions
-from probing.daemon.ipc import ChannelClosed, ChannelTimeout, connect
+from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Header, connect
 from probing.daemon.processes.liveness import OwnProcesses, real_user
 from probing.daemon.processes.parsers import ParserPool
 from probing.daemon.processes.reader_pool import ReaderPool
@@ -161,7 +162,10 @@ class Evaluations:
         answer.close_fds()
         if len(answer.payload) > asked.most_bytes:
             raise TargetError(f"process {who.pid} answers too much", hint="print less, or ask fewer processes at once")
-        return _checked(answer.payload)
+        try:
+            return typed_json(Header, answer.payload)
+        except ValueError as e:
+            raise InternalError("the injector's answer makes no sense") from e
 
     def _require_allowed(self, who: Identity, uid: int) -> None:
         """Raises PrivilegeError unless the configuration lists the job, or the process's user."""
@@ -207,13 +211,3 @@ def _names(uid: int) -> list[str]:
         return [pwd.getpwuid(uid).pw_name]
     except KeyError:
         return []
-
-
-def _checked(payload: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(payload)
-    except ValueError as e:
-        raise InternalError("the injector's answer makes no sense") from e
-    if not isinstance(answer, dict):
-        raise InternalError("the injector's answer makes no sense")
-    return answer

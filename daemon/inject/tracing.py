@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 from probing.api.errors import PrivilegeError, ProcessGone, TargetError
 from probing.daemon.inject.frame import Registers, signal_frame
+from probing.daemon.processes.memory import ProcessMemory
 
 __all__ = ("Stop", "thread_stopped", "write_memory")
 
@@ -44,17 +45,16 @@ class _Range(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
 
 
-_readv, _writev = _libc.process_vm_readv, _libc.process_vm_writev
-for _copy in (_readv, _writev):
-    _copy.restype = ctypes.c_ssize_t
-    _copy.argtypes = (
-        ctypes.c_int,
-        ctypes.POINTER(_Range),
-        ctypes.c_ulong,
-        ctypes.POINTER(_Range),
-        ctypes.c_ulong,
-        ctypes.c_ulong,
-    )
+_writev = _libc.process_vm_writev
+_writev.restype = ctypes.c_ssize_t
+_writev.argtypes = (
+    ctypes.c_int,
+    ctypes.POINTER(_Range),
+    ctypes.c_ulong,
+    ctypes.POINTER(_Range),
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
 
 
 def write_memory(pid: int, address: int, data: bytes) -> None:
@@ -85,10 +85,12 @@ class Stop:
         area, size, _ = _RSEQ.unpack_from(found.raw)
         if not area or not size:
             return False
-        (at,) = struct.unpack("<Q", _read(self.tid, area + 8, 8) or bytes(8))
+        memory = ProcessMemory(self.tid)
+        (at,) = struct.unpack("<Q", memory.read_many([(area + 8, 8)])[0] or bytes(8))
         if not at:
             return False
-        _, _, start, length = _CRITICAL.unpack(_read(self.tid, at, _CRITICAL.size) or bytes(_CRITICAL.size))
+        critical = memory.read_many([(at, _CRITICAL.size)])[0] or bytes(_CRITICAL.size)
+        _, _, start, length = _CRITICAL.unpack(critical)
         return bool(start <= self.registers.rip < start + length)
 
     def call(self, function: int, arguments: Sequence[int], restorer: int, *, result: int = 0) -> None:
@@ -196,13 +198,6 @@ def _signals_pend(tid: int) -> bool:
         return bool(pending & ~int(lines[b"SigBlk"], 16))
     except (OSError, KeyError, ValueError):
         return True
-
-
-def _read(pid: int, address: int, size: int) -> bytes | None:
-    buffer = ctypes.create_string_buffer(size)
-    local, remote = _Range(ctypes.addressof(buffer), size), _Range(address, size)
-    count = _readv(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
-    return buffer.raw if count == size else None
 
 
 def _error(tid: int, code: int, what: str) -> TargetError | PrivilegeError:

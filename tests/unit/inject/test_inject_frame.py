@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probing.api.errors import UnsupportedTarget
-from probing.daemon.inject.frame import FRAME_BYTES, Registers, signal_frame
+from probing.daemon.inject.frame import Registers, signal_frame
 
 RESTORER = 0x7F0000001234
 AVX = 0x7
@@ -21,6 +21,10 @@ def xstate(size: int = 2696, features: int = 0x2E7, in_use: int = AVX) -> bytes:
     struct.pack_into("<Q", area, 512, in_use)
     area[160:168] = b"register"
     return bytes(area)
+
+
+# More than a frame takes with all registers of AVX-512.
+FRAME_BYTES = 8 << 10
 
 
 def registers(rsp: int = 0x7FFC12345678) -> Registers:
