@@ -92,21 +92,25 @@ class UserTables(Mapping[str, Table]):
             raise ConfigError(f"{full} is a table of the daemon", hint="give the job's table another name")
         with self._lock:
             older = self._user.get(full)
-            merged = {} if older is None else job_columns(older)
+            before = {} if older is None else job_columns(older)
+            merged = dict(before)
             for column, kind in columns.items():
-                kinds = merged.setdefault(column, [])
-                if kind not in kinds:
-                    kinds.append(kind)
+                kinds = merged.get(column, [])
+                merged[column] = kinds if kind in kinds else [*kinds, kind]
+            if older is not None and merged == before:
+                return older
             table = job_table(name, merged)
             if older is None:
-                of_jobs = sum(table.startswith(f"{JOB_SCHEMA}.") for table in self._user)
-                if of_jobs >= MAX_JOB_TABLES or self._made_by[owner] >= MAX_OF_USER:
-                    what = (
-                        f"{of_jobs} tables of jobs, {self._made_by[owner]} of them made by uid {owner} since the start"
-                    )
-                    raise ConfigError(f"there is no place for {full}: there are {what}")
-                self._made_by[owner] += 1
-            return self._keep(table)
+                self._require_place(full, owner)
+            table = self._keep(table)
+            self._made_by[owner] += older is None
+            return table
+
+    def _require_place(self, name: str, owner: int) -> None:
+        of_jobs, of_owner = sum(table.startswith(f"{JOB_SCHEMA}.") for table in self._user), self._made_by[owner]
+        if of_jobs >= MAX_JOB_TABLES or of_owner >= MAX_OF_USER or len(self._user) >= MAX_TABLES:
+            made = f"{of_owner} of them made by uid {owner} since the start"
+            raise ConfigError(f"there is no place for {name}: there are {len(self._user)} tables, {made}")
 
     def _keep(self, table: Table) -> Table:
         older = self._user.get(table.name)
