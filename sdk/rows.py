@@ -28,7 +28,18 @@ if TYPE_CHECKING:
     # Name; i64, f64 or text; bytes.
     Column = tuple[str, str, int]
 
-__all__ = ("ExternalTable", "FixedTable")
+__all__ = (
+    "HEAD",
+    "HEADER_BYTES",
+    "LONG",
+    "MAGIC",
+    "MEMORY_NAME",
+    "NO_INTEGER",
+    "NO_TEXT",
+    "SHORT",
+    "ExternalTable",
+    "FixedTable",
+)
 
 MAGIC = b"PRBROWS1"
 # Magic, bytes of a slot, number of slots, length of the description; the description as JSON follows.
@@ -102,6 +113,11 @@ class _Ring:
         self.memory.close()
         os.close(self.fd)
 
+    def put(self, number: int, t: int, values: Sequence[Any]) -> None:
+        """Writes the row ``number``. Raises struct.error, TypeError or ValueError where a value does not fit."""
+        place = HEADER_BYTES + number % self.count * self.row.size
+        self.row.pack_into(self.memory, place, number, time.monotonic_ns(), t, *values, number)
+
     def rows(self) -> list[tuple[int, tuple[Any, ...]]]:
         """Returns the rows that are in memory, oldest first, each with its number."""
         found = []
@@ -131,9 +147,7 @@ class FixedTable:
             ring = self._made() if self.works else None
             if ring is None:
                 return
-        number = next(ring.numbers)
-        place = HEADER_BYTES + number % ring.count * ring.row.size
-        ring.row.pack_into(ring.memory, place, number, time.monotonic_ns(), NO_INTEGER, *values, number)
+        ring.put(next(ring.numbers), NO_INTEGER, values)
 
     def _made(self) -> _Ring | None:
         with self._guard:
@@ -234,11 +248,10 @@ class ExternalTable:
         ring, number = self._ring, 0
         if ring is not None:
             number = next(ring.numbers)
-            place = HEADER_BYTES + number % ring.count * ring.row.size
             if ring.texts:
                 values = [v.encode(errors="replace") if v.__class__ is str else v for v in values]
             try:
-                ring.row.pack_into(ring.memory, place, number, time.monotonic_ns(), t, *values, number)
+                ring.put(number, t, values)
                 return
             except (struct.error, TypeError, ValueError):
                 pass
@@ -248,7 +261,7 @@ class ExternalTable:
         """Returns the newest rows that are still in memory, oldest first: the time of each, µs, and its values."""
         since_boot_ns = time.time_ns() - time.monotonic_ns()
         rows = []
-        for ring in [*self._older, *([] if self._ring is None else [self._ring])]:
+        for ring in self._rings():
             kinds = [kind for _, kind, _ in ring.columns]
             for _, (mono_ns, t, *values) in ring.rows():
                 shown = [_shown(kind, value) for kind, value in zip(kinds, values)]
@@ -269,8 +282,7 @@ class ExternalTable:
             packed = [_packed(kind, value) for (_, kind, _), value in zip(ring.columns, values)]
             if ring is not before:
                 number = next(ring.numbers)
-            place = HEADER_BYTES + number % ring.count * ring.row.size
-            ring.row.pack_into(ring.memory, place, number, time.monotonic_ns(), t, *packed, number)
+            ring.put(number, t, packed)
         except Exception:  # a training must not fail by its notes
             self.refused += 1
 
@@ -278,17 +290,20 @@ class ExternalTable:
         """Returns the ring if its columns can hold ``values``, else a new ring with wider types."""
         before: Sequence[Column | None] = [None] * len(values) if self._ring is None else self._ring.columns
         columns = [_column(name, *pair) for name, *pair in zip(self._names, before, values)]
-        if self._ring is not None:
-            if columns == self._ring.columns:
-                return self._ring
-            self._older.append(self._ring)
-            for ring in self._older[:-_MAX_OLDER]:
-                ring.close()
-            del self._older[:-_MAX_OLDER]
-        return _Ring(self.name, columns)
+        if self._ring is not None and columns == self._ring.columns:
+            return self._ring
+        new = _Ring(self.name, columns)
+        self._older = self._rings()
+        for ring in self._older[:-_MAX_OLDER]:
+            ring.close()
+        del self._older[:-_MAX_OLDER]
+        return new
+
+    def _rings(self) -> list[_Ring]:
+        return self._older if self._ring is None else [*self._older, self._ring]
 
     def _close(self) -> None:
-        for ring in [*self._older, *([] if self._ring is None else [self._ring])]:
+        for ring in self._rings():
             ring.close()
         self._ring = None
         self._older.clear()

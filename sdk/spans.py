@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
     from probing.rows import Column
 
-__all__ = ("attach_training_phases", "event", "is_enabled", "metric", "phase", "span", "step")
+__all__ = ("METRICS", "TRACE", "attach_training_phases", "event", "is_enabled", "metric", "phase", "span", "step")
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 SPAN_START, SPAN_END, EVENT = range(3)
 # Column by column as python.trace_event has them; record_type is one of the three numbers above.
-_TRACE: list[Column] = [
+TRACE: list[Column] = [
     *((name, "i64", 8) for name in ("record_type", "trace_id", "span_id", "parent_id", "time", "thread_id")),
     *((name, "text", size) for name, size in (("name", SHORT), ("phase", SHORT), ("location", SHORT))),
     *((name, "text", LONG) for name in ("attributes", "event_attributes")),
 ]
-_METRICS: list[Column] = [("step", "i64", 8), ("value", "f64", 8), ("name", "text", SHORT)]
+METRICS: list[Column] = [("step", "i64", 8), ("value", "f64", 8), ("name", "text", SHORT)]
 _PHASES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "step": "optimizer"}
-_trace = FixedTable("trace_event", _TRACE)
-_metrics = FixedTable("training_metrics", _METRICS)
+_trace = FixedTable("trace_event", TRACE)
+_metrics = FixedTable("training_metrics", METRICS)
 # Ids are unique in a job but for a chance of one to some billions: a random start for each process, then counted.
 _ids = itertools.count(int.from_bytes(os.urandom(7), "little"))
 _current: contextvars.ContextVar[_Span | None] = contextvars.ContextVar("probing_span", default=None)

@@ -200,7 +200,7 @@ class DrainLoop:
         pair = self._clock.pair()
         batches, positions, lost = self._buffer.take(), dict(self._positions), self._lost()
         if (rows := self._buffer.taken_read) != self._positions.get(JOB_ROWS, {}).get("rows", {}):
-            positions[JOB_ROWS] = {"boot_id": self._clock.boot_id, "rows": dict(rows)}
+            positions[JOB_ROWS] = {"boot_id": self._clock.boot_id, "rows": rows}
         ends: dict[str, int] = {}
         size = 0
         for name in [name for name in self._rings if name in due]:

@@ -41,7 +41,7 @@ class RowBuffer:
         self._waiting = 0
         # How far memories of jobs were read: for the rows that were put, and for the rows that were taken.
         self._read: dict[str, int] = {}
-        self.taken_read: Mapping[str, int] = {}
+        self.taken_read: dict[str, int] = {}
         self.rows: dict[str, int] = defaultdict(int)
         self.lost_rows: dict[str, int] = defaultdict(int)
         # Reported losses by source and stage.

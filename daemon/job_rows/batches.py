@@ -15,19 +15,16 @@ from probing.daemon.clock import ClockPair
 from probing.daemon.columns import batch, identity_columns, named, numbers, times
 from probing.daemon.job_rows.memory import Rows
 from probing.daemon.source import Identity
+from probing.rows import NO_INTEGER, NO_TEXT
+from probing.spans import METRICS, TRACE
 
 __all__ = ("BUILT_IN", "job_batch", "metric_batch", "span_batch")
 
-# What stands for NULL in the memory (sdk/rows.py): the smallest integer, NaN, a byte that begins no text in UTF-8.
-_NO_INTEGER, _NO_TEXT = np.iinfo(np.int64).min, b"\xff"
 _RECORD_TYPES = ("span_start", "span_end", "event")
 # The columns that the library writes into its own tables.
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
-    "trace_event": {
-        **dict.fromkeys(("record_type", "trace_id", "span_id", "parent_id", "time", "thread_id"), "i64"),
-        **dict.fromkeys(("name", "phase", "location", "attributes", "event_attributes"), "text"),
-    },
-    "training_metrics": {"step": "i64", "value": "f64", "name": "text"},
+    "trace_event": {name: kind for name, kind, _ in TRACE},
+    "training_metrics": {name: kind for name, kind, _ in METRICS},
 }
 
 
@@ -37,7 +34,7 @@ def job_batch(
     """Returns the rows as a batch of ``table``, which ``job_table`` has made, and which has all of ``columns``."""
     found = _common(node, who, rows, pair)
     found["timestamp"] = numbers(
-        np.where(rows["time"] == _NO_INTEGER, (rows["mono_ns"] + pair.mono_to_utc_ns) // 1000, rows["time"])
+        np.where(rows["time"] == NO_INTEGER, (rows["mono_ns"] + pair.mono_to_utc_ns) // 1000, rows["time"])
     )
     for column, kinds in job_columns(table).items():
         for place, kind in zip([column, *(f"{column}__{kind}" for kind in kinds[1:])], kinds, strict=True):
@@ -90,11 +87,11 @@ def _common(node: str, who: Identity, rows: Rows, pair: ClockPair) -> dict[str, 
 def _column(rows: Rows, name: str, kind: str) -> pa.Array[Any]:
     values = rows[f":{name}"]
     if kind == "i64":
-        return numbers(values, values == _NO_INTEGER)
+        return numbers(values, values == NO_INTEGER)
     if kind == "f64":
         return numbers(values, np.isnan(values))
     distinct, which = np.unique(values, return_inverse=True)
     # Few texts are distinct. The bytes of a text that was cut may end within a character.
-    texts = [None if text == _NO_TEXT else text.decode(errors="ignore") for text in distinct.tolist()]
+    texts = [None if text == NO_TEXT else text.decode(errors="ignore") for text in distinct.tolist()]
     place = numbers(which.astype(np.int32))
     return pa.DictionaryArray.from_arrays(place, pa.array(texts, pa.string())).dictionary_decode()

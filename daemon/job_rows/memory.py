@@ -11,7 +11,6 @@ import fcntl
 import json
 import mmap
 import os
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +19,13 @@ import numpy.typing as npt
 
 from probing.api.errors import FormatError
 from probing.api.tables.user import JOB_TYPES, MAX_COLUMNS, USER_NAME
+from probing.rows import HEAD, HEADER_BYTES, LONG, MAGIC, MEMORY_NAME
 
 __all__ = ("MEMORY_LINK", "RowMemory", "Rows", "Taken")
 
-MEMORY_LINK = b"/memfd:probing-rows"
+MEMORY_LINK = f"/memfd:{MEMORY_NAME}"
 """How the link of such a descriptor in /proc/PID/fd begins."""
-_MAGIC = b"PRBROWS1"
-_HEAD = struct.Struct("<8sIII")
-_HEADER_BYTES = 8192
 _MAX_BYTES = 2 << 20
-_MAX_TEXT = 256
 _MAX_NUMBER = 1 << 53
 # Rows that one call copies in order at first: most calls find none or few.
 _FIRST = 16
@@ -58,16 +54,16 @@ class RowMemory:
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         except OSError:
             sealed = 0
-        if not sealed or not _HEADER_BYTES < status.st_size <= _MAX_BYTES:
+        if not sealed or not HEADER_BYTES < status.st_size <= _MAX_BYTES:
             raise FormatError(f"the memory of a job's table has {status.st_size} bytes, or is not sealed")
         memory = mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ)
-        magic, slot, count, length = _HEAD.unpack_from(memory)
-        if magic != _MAGIC or _HEAD.size + length > _HEADER_BYTES:
+        magic, slot, count, length = HEAD.unpack_from(memory)
+        if magic != MAGIC or HEAD.size + length > HEADER_BYTES:
             raise FormatError("the memory of a job's table has no description")
-        self.table, self.columns, dtype = _described(bytes(memory[_HEAD.size : _HEAD.size + length]))
-        if dtype.itemsize != slot or not 0 < count <= (status.st_size - _HEADER_BYTES) // slot:
+        self.table, self.columns, dtype = _described(bytes(memory[HEAD.size : HEAD.size + length]))
+        if dtype.itemsize != slot or not 0 < count <= (status.st_size - HEADER_BYTES) // slot:
             raise FormatError(f"the memory of the job's table {self.table} does not have the size of its rows")
-        self._slots: Rows = np.frombuffer(memory, dtype, count, _HEADER_BYTES)
+        self._slots: Rows = np.frombuffer(memory, dtype, count, HEADER_BYTES)
         self._new = position is None
         self._next = position or 1
         # The number at which a slot was not written yet though later slots were, at the last call.
@@ -136,7 +132,7 @@ def _described(text: bytes) -> tuple[str, dict[str, str], np.dtype[np.void]]:
         raise FormatError(f"the job's table {table} has {len(names)} columns, or two of one name")
     fields: list[tuple[str, str]] = [("number", "<u8"), ("mono_ns", "<i8"), ("time", "<i8")]
     for name, kind, size in columns:
-        if kind not in JOB_TYPES or not (2 <= size <= _MAX_TEXT if kind == "text" else size == 8):
+        if kind not in JOB_TYPES or not (2 <= size <= LONG if kind == "text" else size == 8):
             raise FormatError(f"the job's table {table} has a column of type {kind[:20]!r} with {size} bytes")
         # A text begins with its length; what follows it is zero.
         fields += (

@@ -219,4 +219,4 @@ def _name(key: ProcessKey, inode: int) -> str:
 
 
 def _asked(process: _Process) -> dict[str, Any]:
-    return {"link": MEMORY_LINK.decode(), "known": list(process.memories)}
+    return {"link": MEMORY_LINK, "known": list(process.memories)}

@@ -39,7 +39,7 @@ def test_rows_of_a_process(python: str, readers: ReaderPool) -> None:
     with child(python, "-c", PROGRAM) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        asked = {"pid": process.pid, "link": MEMORY_LINK.decode()}
+        asked = {"pid": process.pid, "link": MEMORY_LINK}
         answer = readers.call("memory_files", **asked, known=[])
         fds = [answer.take_fd() for _ in answer.header["inodes"]]
         memories = {memory.table: memory for memory in map(RowMemory, fds)}

@@ -48,8 +48,11 @@ def test_rows_come_once_and_in_order(table: probing.ExternalTable) -> None:
     assert steps(memory, most=7) == [1, 2, 3, 4, 5, 6, 7]
     assert steps(memory) == list(range(8, 24))
     assert steps(memory) == []
+    assert probing.ExternalTable.get_or_create("losses", ["other"]) is table
+    table.append_many([[step, 0.5, "b"] for step in (24, 25)])
+    assert steps(memory) == [24, 25]
     again = memory_of(table, position=20)
-    assert steps(again) == [19, 20, 21, 22, 23]
+    assert steps(again) == [19, 20, 21, 22, 23, 24, 25]
 
 
 def test_rows_that_are_overwritten_are_counted(table: probing.ExternalTable) -> None:
