@@ -124,13 +124,16 @@ def test_who_comes_back_sees_what_is_so_now(
     page: Page, pair: tuple[FakeNode, FakeNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "_LINGER_S", 0.0)
+    # Other tests of this process may have left threads of this name.
+    others = fetching()
     with page.events("/api/live/jobs") as events:
         assert next(events)[1]["jobs"][0]["ranks"] == 4
-    until(lambda: not fetching(), what="the end of the threads")
+        assert fetching() - others
+    until(lambda: fetching() <= others, what="the end of the threads")
     pair[1].replace("process.processes", [])
     with page.events("/api/live/jobs") as events:
         assert next(events)[1]["jobs"][0]["ranks"] == 2
 
 
-def fetching() -> bool:
-    return any(thread.name == "fetch" for thread in threading.enumerate())
+def fetching() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "fetch"}
