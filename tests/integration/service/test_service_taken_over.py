@@ -63,6 +63,9 @@ class Honest:
         self.processes[name] = start(root, listen, token_file(root), seed, named, *tls, *FAST, *args)
 
     def peers(self, name: str = "a") -> dict[str, pb.Peer]:
+        """Returns what ``name`` says of the nodes; raises AssertionError if its service has ended."""
+        if (status := self.processes[name].poll()) is not None:
+            raise AssertionError(f"{name} exited with {status}: {self.processes[name].communicate()[1]}")
         with grpc.insecure_channel(f"unix:{self.root / name}/s.sock") as channel, contextlib.suppress(grpc.RpcError):
             found = NodeStub(channel).Peers(pb.PeersRequest(), timeout=10, wait_for_ready=True).peers
             return {peer.node: peer for peer in found}
@@ -143,8 +146,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def honest(tmp_path: Path, authority: Authority) -> Iterator[Honest]:
-    made = Honest(tmp_path, authority)
+def honest(open_tmp_path: Path, authority: Authority) -> Iterator[Honest]:
+    # The path of a service's socket has at most 84 bytes; tmp_path has the name of the test, and a number that grows.
+    made = Honest(open_tmp_path, authority)
     try:
         made.start("a")
         made.start("b")
@@ -271,6 +275,7 @@ def test_it_gains_nothing_by_a_token_beside_its_certificate(honest: Honest, take
 
 def test_two_nodes_with_one_name_and_two_certificates_are_said(honest: Honest) -> None:
     honest.start("twin", node="b")
+    until(lambda: honest.peers("twin"), what="an answer of the twin")
     until(lambda: honest.peers()["b"].problem, what=lambda: str(honest.peers()))
     found = honest.peers()["b"]
     assert (found.address, found.state) == (honest.address("b"), "healthy")
@@ -290,8 +295,8 @@ def test_a_renewed_certificate_is_the_same_node(honest: Honest) -> None:
     assert (found.proof, found.problem, found.bound) == ("certificate", "", True)
 
 
-def test_certificates_without_names_prove_hosts_and_keys_prove_nodes(tmp_path: Path, authority: Authority) -> None:
-    made = Honest(tmp_path, authority)
+def test_certificates_without_names_prove_hosts_and_keys_prove_nodes(open_tmp_path: Path, authority: Authority) -> None:
+    made = Honest(open_tmp_path, authority)
     files = authority.host("shared")
     try:
         made.start("a", files=files)
