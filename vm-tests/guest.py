@@ -6,6 +6,7 @@ QEMU translates every instruction here (no KVM), which costs a guest about nine 
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import time
 import timeit
@@ -28,6 +29,10 @@ LOOP_S, HOST_LOOP_S = 0.5, 0.07
 HOST_LOOPS = 10
 MEMORY_MB = 2048
 CPUS = 2
+# The registers and stacks of all CPUs, and the stacks of blocked tasks: by QEMU's monitor, and by a kernel that still
+# answers keys. The key 8 lets all of them through to the serial port.
+STATE = ("info registers -a", "sendkey alt-sysrq-8", "sendkey alt-sysrq-l", "sendkey alt-sysrq-w")
+STATE_S = 5.0
 
 
 class GuestFailed(AssertionError):
@@ -50,6 +55,7 @@ class Guest:
         self._log = folder / "qemu.log"
         self._serial = folder / "serial.log"
         self._agent_port = folder / "agent"
+        self._monitor_port = folder / "monitor"
         self._disk = folder / "disk.qcow2"
         self._payload = payload
         self._cache = "writeback" if durable else "unsafe"
@@ -111,7 +117,7 @@ class Guest:
         try:
             return self._agent.shell(command, seconds * self.slowness)
         except AgentSilent as e:
-            raise GuestFailed(f"{e}\n{self.console_end()}") from e
+            raise GuestFailed(f"{e}\n{self._state()}\n{self.console_end()}") from e
 
     def write(self, path: str, text: str) -> None:
         self.run(f"cat >{path} <<'END-OF-FILE'\n{text}\nEND-OF-FILE")
@@ -148,7 +154,19 @@ class Guest:
     def console_end(self) -> str:
         """Returns what QEMU and the guest's kernel wrote last."""
         logs = (path for path in (self._log, self._serial) if path.exists())
-        return "".join(path.read_text(errors="replace")[-3000:] for path in logs)
+        return "".join(path.read_text(errors="replace")[-20_000:] for path in logs)
+
+    def _state(self) -> str:
+        """Returns the registers of the CPUs; the stacks are then in the log of the serial port."""
+        answer = b""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as monitor:
+            monitor.connect(str(self._monitor_port))
+            for command in STATE:
+                monitor.sendall(command.encode() + b"\n")
+                time.sleep(STATE_S)
+                answer += monitor.recv(1 << 16, socket.MSG_DONTWAIT)
+        lines = answer.decode(errors="replace").splitlines()
+        return "\n".join(line for line in lines if line.startswith(("CPU#", "R")))
 
     def _agent_answers(self) -> bool:
         if self._agent is None:
@@ -164,7 +182,7 @@ class Guest:
             self._agent = None
 
     def _command(self, parameters: str) -> list[str]:
-        line = f"console={self.CONSOLE} quiet panic=-1 random.trust_cpu=on {parameters}"
+        line = f"console={self.CONSOLE} quiet panic=-1 random.trust_cpu=on sysrq_always_enabled {parameters}"
         port = "virtserialport,chardev=agent,name=org.qemu.guest_agent.0"
         return [
             *(self.QEMU, "-nodefaults", "-display", "none", "-no-reboot", "-nic", "none"),
@@ -173,7 +191,7 @@ class Guest:
             # By writeback flushes reach the image file; installing a package makes thousands.
             *("-drive", f"file={self._disk},if=virtio,cache={self._cache},discard=unmap"),
             *("-drive", f"file={self._payload},if=virtio,format=raw,readonly=on"),
-            *("-serial", f"file:{self._serial}"),
+            *("-serial", f"file:{self._serial}", "-monitor", f"unix:{self._monitor_port},server=on,wait=off"),
             *("-chardev", f"socket,id=agent,path={self._agent_port},server=on,wait=off"),
             *("-device", "virtio-serial-pci", "-device", port, "-device", "virtio-rng-pci"),
         ]
