@@ -21,7 +21,7 @@ from probing.daemon.store.recovery.directory import Recovered
 
 __all__ = ("Appender",)
 
-# A part ends at part_bytes, or at this many times part_bytes before compression.
+# A part is closed once its file has part_bytes, or its rows before compression this many times part_bytes.
 _RAW_FACTOR = 2
 
 

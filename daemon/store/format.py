@@ -34,9 +34,10 @@ _TABLE = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)+")
 
 
 class RingPosition(TypedDict, total=False):
-    """How far a kernel ring was read: ``map_id`` of its BPF map, ``lost`` records already reported in losses.
+    """The position up to which a kernel ring was read. ``map_id``: the id of its BPF map; ``lost``: the number of lost
+    records that were already reported.
 
-    ``rows``, of JOB_ROWS only: the number of the next row to be read from each memory that a job fills.
+    ``rows``, only in JOB_ROWS: the number of the next row to read from each memory that a job fills.
     """
 
     boot_id: str
@@ -49,7 +50,7 @@ class RingPosition(TypedDict, total=False):
 # Positions by name of the ring.
 Positions = dict[str, RingPosition]
 JOB_ROWS = "job_rows"
-"""The name under which positions say how far the memories of jobs were read: not in a ring of the kernel."""
+"""The name of the position in the memories that jobs fill, which are no kernel ring."""
 
 
 class NewerFormat(FormatError):
@@ -81,7 +82,7 @@ def checked_positions(value: Any) -> Positions:
         raise ValueError("positions are not an object")
     for position in value.values():
         if not isinstance(position, dict) or not isinstance(position.get("boot_id", ""), str):
-            raise ValueError("a position is not an object with a boot")
+            raise ValueError("a position is not an object with a boot_id")
         for name in ("map_id", "position", "lost"):
             number_in(position.get(name, 0))
         rows = position.get("rows", {})
