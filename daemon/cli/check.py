@@ -75,7 +75,7 @@ _OnlyConfig = Annotated[
 
 
 def command(context: typer.Context, output: FormatOption = Format.TABLE, only_config: _OnlyConfig = False) -> int:
-    """Check the features that the daemon uses; list what is lost without each; exit with 3 if a needed one is missing."""
+    """Check this host's features and what is lost without them; exit with 3 if a needed feature is missing."""
     config = config_of(context)
     if only_config:
         check_config(config)

@@ -156,7 +156,7 @@ def _check_time_series(node: exp.GenerateSeries, step: exp.Interval) -> None:
     s.
     """
     if not isinstance(node.parent, exp.Table):
-        raise QueryRejected("use a series of times only in FROM")
+        raise QueryRejected("a series of times is allowed only in FROM")
     if not isinstance(step.this, exp.Literal) or not step.this.name.isdigit():
         raise QueryRejected("the step of a series of times must be a literal", hint="write it as in INTERVAL 1 MINUTE")
     if step.text("unit").upper().rstrip("S") not in _TIME_STEPS or int(step.this.name) < 1:
@@ -186,4 +186,4 @@ def _integer(node: exp.Expr | None, what: str) -> int:
 
 
 def _too_large(what: str, limit: int) -> QueryRejected:
-    return QueryRejected(f"{what}: more than {limit}", hint="ask for less")
+    return QueryRejected(f"{what}: the size is above {limit}", hint="use a smaller size")

@@ -54,7 +54,7 @@ class Lock:
                 return cls(path, fd)
             holder = None if held else _holder(fd)
             if holder is None and not held and _is_at(path, fd):
-                # A daemon's lock is exclusive; a shared lock is another user's, from when all users could read the file.
+                # A daemon's lock is exclusive; a shared lock is of a user who opened the file when all could read it.
                 path.unlink(missing_ok=True)
             os.close(fd)
             if holder is not None:

@@ -219,7 +219,7 @@ def test_warnings_are_sent_at_the_end(raw: grpc.Channel) -> None:
     ticket = packed(sql.TicketStatementQuery(statement_handle=b"SELECT count(*) AS n FROM global.comm.ops"))
     answer = FlightServiceStub(raw).DoGet(flight.Ticket(ticket=ticket), timeout=60, metadata=BEARER)
     assert len(list(answer)) == 2
-    assert b"this node was asked for its own" in dict(answer.trailing_metadata())[WARNINGS_KEY]
+    assert b"only this node was asked" in dict(answer.trailing_metadata())[WARNINGS_KEY]
 
 
 def test_calls_of_other_clients(raw: grpc.Channel) -> None:
