@@ -1,7 +1,7 @@
 """Accepts TCP connections of callers who are not identified yet.
 
-A handshake has a time limit, and there are few places for handshakes, but no caller can keep others out. The kernel
-names the user of the peer.
+Handshakes are limited in time and number, but no caller can keep other callers out. The kernel names the user of the
+peer.
 """
 
 from __future__ import annotations
@@ -173,4 +173,4 @@ def _why(error: Exception) -> str:
         return f"TLS: {(error.reason or 'error').replace('_', ' ').lower()}"
     if isinstance(error, ConnectionAbortedError):
         return f"no TLS handshake within {HANDSHAKE_S:.0f} s"
-    return "it went away in the handshake"
+    return "it closed the connection in the handshake"

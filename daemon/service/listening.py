@@ -1,5 +1,5 @@
-"""The TCP ports for gRPC and HTTP. The supervisor hands them over, or they are bound here, which is tried again until
-they are free.
+"""The TCP ports for gRPC and HTTP. The supervisor hands their sockets over, or this process binds them, with retries
+until the ports are free.
 """
 
 from __future__ import annotations

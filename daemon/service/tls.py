@@ -97,7 +97,7 @@ class Tls:
         return self._context
 
     def certificate(self, connection: Any) -> Certificate | None:
-        """Returns the certificate at the other end of ``connection`` (an SSLObject); None if it showed none."""
+        """Returns the certificate that the other end of ``connection`` (an SSLObject) showed, or None."""
         shown = connection.getpeercert()
         if not shown:
             return None
@@ -145,8 +145,8 @@ class Tls:
         return self._own_names
 
     def files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Returns PEM for a call to a peer: the peer's authorities, our key and our chain; None for each that is not
-        set.
+        """Returns PEM for a call to a peer: (the peer's authorities, our key, our chain); None for a file that is not
+        configured.
         """
         self.server()
         return self._pem
@@ -207,7 +207,7 @@ def _authorities(name: str, key: str) -> frozenset[bytes]:
 def _nodes(names: Iterable[tuple[str, str]]) -> frozenset[str]:
     """Returns the names of nodes among the alternative ``names`` of a certificate (RFC 5280, 4.2.1.6).
 
-    A wildcard stands for many nodes, so it proves none.
+    A wildcard stands for many nodes, so it proves no name.
     """
     return frozenset(name.lower() for kind, name in names if kind == "DNS" and "*" not in name)
 

@@ -37,7 +37,7 @@ def messages_of(items: Iterator[Item]) -> Iterator[tuple[pb.FlightData | End, in
             if message.type == "schema":
                 schema = pa.ipc.read_schema(message)
             elif message.type == "dictionary":
-                # A batch with new dictionary codes cannot be read without them.
+                # A batch with new dictionary codes cannot be read without these codes.
                 schema = None
             for part in _small(message, schema):
                 yield _data(part)
@@ -64,7 +64,7 @@ class _File(io.BufferedReader):
 
     def read(self, length: int | None = -1) -> bytes:
         if length is not None and length > MAX_MESSAGE:
-            message = f"{size(length)} of rows in one piece are too many for Flight"
+            message = f"a batch of rows has {size(length)}, Flight sends at most {size(MAX_MESSAGE)}"
             raise QueryError(message, hint="select fewer or shorter columns")
         return super().read(length)
 
