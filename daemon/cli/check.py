@@ -182,7 +182,8 @@ def _objects() -> Finding:
     sources = sorted(OBJECTS.glob("*.bpf.c"))
     lacking = [source.name for source in sources if not source.with_suffix(".o").exists()]
     detail = f"not built: {', '.join(lacking)}" if lacking else f"{len(sources)} built"
-    cost, remedy = "their events are not collected", "install clang, and run `python -m probing.daemon.bpf.build`"
+    cost = "the events of these programs are not collected"
+    remedy = "install clang, and run `python -m probing.daemon.bpf.build`"
     return _finding("programs", not lacking, True, detail, cost, remedy)
 
 

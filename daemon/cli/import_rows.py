@@ -21,7 +21,7 @@ __all__ = ("command",)
 def command(
     context: typer.Context,
     table: Annotated[
-        str, typer.Option("--table", metavar="NAME", help="The table of Parquet files that do not name it.")
+        str, typer.Option("--table", metavar="NAME", help="The table of Parquet files without a table name.")
     ] = "",
 ) -> int:
     """Import rows of other state directories and of Parquet files (SOURCE...) into --state-dir, each once."""

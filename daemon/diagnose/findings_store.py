@@ -22,7 +22,7 @@ __all__ = ("FindingsStore", "Outbox")
 
 LIVE_S = 2.0
 QUERY_S = 3.0
-# A job may stand still over a weekend, in which its finding does not change.
+# Seven days: a job may stand still over a weekend, in which its finding gets no new row.
 # Findings of this node come first: findings of other nodes cannot displace them.
 _NEWEST = """\
 SELECT * FROM diagnosis.findings WHERE ts > now() - INTERVAL 7 DAY
@@ -97,7 +97,7 @@ class Outbox:
             self._share(row)
 
     def keep(self, row: _Row) -> None:
-        """Queues a row of another node's finding, which is only stored."""
+        """Queues a row of another node's finding, which is stored, but starts no hook and is not shared."""
         self._queue(self._of_others, row, MAX_OF_OTHERS)
 
     def flush(self) -> None:

@@ -87,7 +87,7 @@ class JobFindings:
         self._known: set[str] = set()
         self._doubtful: set[str] = set()
         self._noted = False
-        # Pids of ranks that waited for requests when that was last known; the job has not advanced since.
+        # Pids of the ranks that waited for requests in the last look that could tell; the job has not advanced since.
         self._idle: frozenset[int] = frozenset()
         self._sees_idle = False
         # The time since which each silent node has not answered, UTC ns.
@@ -223,9 +223,9 @@ class JobFindings:
         return [Event(row, new)]
 
     def _sure(self, name: str, finding: Finding, look: LookResult) -> bool:
-        """Returns whether a finding needs no second look: a death, memory over many readings with its limit, a finding
-        that the last look showed, or a finding of a stall. A hang needs a second look unless a culprit was in the same
-        place twice: the blamed ranks may advance again."""
+        """Returns whether a finding needs no second look: a death, memory in a deep look, which has many readings, a
+        finding that the last look showed, or a finding of a stall. A hang needs a second look unless a culprit was in
+        the same place twice: the blamed ranks may advance again."""
         group = finding.verdict.group
         if look.beside and name not in self._doubtful:
             # The node that diagnoses the job may be about to report the same finding.

@@ -25,7 +25,7 @@ _RIPE_S = 0.2
 # The time between the first two looks at a job that is older than the daemon, s: the second look confirms the first.
 _SECOND_LOOK_S = 1.5
 _LEAST_PAUSE_S = 0.1
-# The times after a death at which to look, s: ranks that die of it end meanwhile.
+# The times of the looks after a death, s: ranks that die because of it end meanwhile.
 _AFTER_DEATH_S = (0.5, 2.5)
 # A look that reads stacks twice takes a second. After a look that takes longer than _SLOW_S, no look follows for _REST
 # times as long, except the first looks at a stall and looks at a death: on a busy machine all looks are slow.
@@ -87,7 +87,7 @@ class Schedule:
         """Stores the newest state of the job. Returns whether the job has advanced since the last state."""
         before = self.job
         if job.newest_ns is None:
-            # A collector that was replaced has seen no operation yet.
+            # A new collector has seen no operation yet.
             self.known_to_advance(before.newest_ns)
         if job.usual_gap_ns is None:
             job = replace(job, usual_gap_ns=before.usual_gap_ns)
@@ -211,7 +211,7 @@ class Reviews:
         self._changed = False
 
     def reviewed(self, now: float, *, doubtful: bool, found: bool) -> None:
-        """Plans the next review. ``doubtful``: it has to confirm this review; ``found``: a finding is open."""
+        """Plans the next review. ``doubtful``: it has to confirm the last review; ``found``: a finding is open."""
         self._last = now
         if doubtful:
             self.next = now + min(self._review_s, _CONFIRM_S)

@@ -1,13 +1,13 @@
 """Allowlists of the gate: node classes of sqlglot, and functions of DuckDB.
 
 There are allow-lists and no deny-lists: DuckDB 2.0 has 1,702 scalar functions, of which some read files, settings and
-secrets or sleep, and each version adds more. The names are those of sqlglot 30.30.
+secrets or sleep, and each version adds more. The names come from sqlglot 30.30.
 
 ``check_sizes`` limits the size of values that a short expression can produce, and checks functions that are named by a
 string.
 
-DuckDB checks deadlines and memory between vectors, so a huge scalar call is stopped by neither: ``repeat('x',
-4000000000)`` under a memory limit of 200 MB took 7.7 GiB and 32 s (DuckDB 2.0.0). Such calls must have literal sizes.
+DuckDB checks deadlines and memory between vectors, so neither stops a huge scalar call: ``repeat('x', 4000000000)``
+under a memory limit of 200 MB took 7.7 GiB and 32 s (DuckDB 2.0.0). Such calls must have literal sizes.
 """
 
 from __future__ import annotations

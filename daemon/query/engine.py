@@ -66,7 +66,7 @@ class _Request:
         return [one for one in self.statements if isinstance(one, Checked)]
 
     def without(self, failed: Mapping[str, ProbingError]) -> _Request:
-        """Returns the request with the error of each statement that names a table in ``failed``."""
+        """Returns the request, in which each statement that names a table in ``failed`` has the error of that table."""
 
         def outcome(one: Checked | ProbingError) -> Checked | ProbingError:
             if isinstance(one, ProbingError):

@@ -22,7 +22,7 @@ GRACE_S = 1.0
 _SPLIT = "split it: use WITH for its parts"
 _NARROW = "ask again: a new worker runs it; if its worker ends each time, aggregate or narrow the time range"
 # There are more workers than slots for requests (``concurrency``): when a query has run for half a second, another
-# worker starts for the next query. Starting one costs more CPU than most queries.
+# worker starts for the next query. Starting a worker costs more CPU than most queries.
 QUERY = Policy(
     "SQL worker",
     size=64,

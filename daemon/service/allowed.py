@@ -139,7 +139,7 @@ def around(ip: Ip) -> Network:
 
 
 def own_networks(proc: Path = Path("/proc/net")) -> Iterator[Network]:
-    """Yields the networks of this machine's interfaces but loopback, from proc(5)'s net/route and net/if_inet6.
+    """Yields the networks of this machine's interfaces except loopback, from proc(5)'s net/route and net/if_inet6.
 
     Reading them waits for no driver, unlike netlink, which psutil uses.
     """

@@ -104,7 +104,7 @@ class CallKind(Enum):
     """A kind of calls, which share threads: at most ``most`` calls of a share at the same time, and ``each`` calls of
     one caller.
 
-    TCP has ``each / 2`` calls more, which are not for a single token or certificate.
+    TCP has ``each / 2`` more calls in all, but at most ``most`` calls of one token or certificate.
     """
 
     QUERY = ("queries", 32, 16)

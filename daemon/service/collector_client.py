@@ -199,7 +199,7 @@ def _read(kind: type[_T], message: Message, what: str) -> _T:
     try:
         return typed(kind, {**message.header, **typed_json(Header, message.payload or b"{}")})
     except ValueError as e:
-        raise InternalError(f"the collector's {what} make no sense: {e}") from e
+        raise InternalError(f"the collector's {what} are malformed: {e}") from e
 
 
 class _Segment(Struct):

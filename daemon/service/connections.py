@@ -28,7 +28,7 @@ __all__ = (
 
 
 def peer_name(connection: Connection) -> str:
-    """Returns ``ADDRESS, uid N`` for a peer whose socket is of this network namespace, else ``ADDRESS``; ``unknown``
+    """Returns ``ADDRESS, uid N`` for a peer whose socket is in this network namespace, else ``ADDRESS``; ``unknown``
     for a connection that has ended."""
     try:
         address = str(connection.getpeername()[0])
@@ -43,8 +43,8 @@ _C = TypeVar("_C")
 
 class Places(Generic[_C]):
     """Places for at most ``most`` connections, and for ``each`` of one holder. A new connection always gets a place. If
-    its holder has ``each`` connections, the oldest of these loses its place; else the oldest of the holder with the
-    most connections does."""
+    none is free, it replaces the oldest connection of its holder, if the holder has ``each`` connections, or else of
+    the holder with the most connections."""
 
     def __init__(self, most: int, each: int) -> None:
         self._most = most

@@ -47,8 +47,8 @@ def packed(message: Message) -> pb.GossipMessage:
 
 
 def message_of(sent: pb.GossipMessage, *, local: bool = False) -> Message:
-    """Returns ``sent`` after a check. Raises PeerError for a message out of bounds. ``local``: Unix sockets are valid
-    addresses.
+    """Returns the message in ``sent``. Raises PeerError for a message above the limits. ``local``: Unix sockets are
+    valid addresses.
     """
     lists = len(sent.marks), len(sent.wanted), len(sent.buckets), len(sent.digests)
     if sent.ByteSize() > MAX_BYTES or len(sent.updates) > MAX_UPDATES or max(lists) > MAX_MARKS:

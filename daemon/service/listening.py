@@ -112,7 +112,7 @@ class TcpPort:
         self._task = asyncio.create_task(self._serve_given(listener))
 
     def fails(self, problem: str) -> None:
-        """Reports that the supervisor could not bind the port."""
+        """Stores ``problem``, the reason why the supervisor could not bind the port, for Status."""
         self._problem = problem
 
     def sources(self) -> list[pb.Source]:

@@ -77,7 +77,7 @@ def eval_reply(node: str, found: Mapping[str, Any]) -> pb.EvalReply:
             failures=[_failure(failure) for failure in found["failures"]],
         )
     except (KeyError, TypeError, ValueError) as e:
-        raise InternalError(f"the collector's results make no sense: {type(e).__name__}: {e}") from e
+        raise InternalError(f"the collector's results are malformed: {type(e).__name__}: {e}") from e
 
 
 def _evaluated(result: Mapping[str, Any]) -> pb.Evaluated:

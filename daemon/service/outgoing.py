@@ -234,7 +234,7 @@ class PeerStubs:
         return self._outgoing.metadata(address, node) or None
 
     async def close_idle(self) -> None:
-        """Closes connections without calls: those that were idle for IDLE_S, and the oldest beyond MAX_CHANNELS."""
+        """Closes connections without calls that were idle for IDLE_S, and the oldest ones beyond MAX_CHANNELS."""
         self._broken, broken = [], self._broken
         for peer in broken:
             if peer.users:

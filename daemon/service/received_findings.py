@@ -77,7 +77,7 @@ class ReceivedFindings:
 
     @property
     def problems(self) -> list[str]:
-        """Returns why rows were refused lately, by the node that sent them, for ``status``."""
+        """Returns the reasons why rows were refused lately, one for each sender, for ``status``."""
         return list(self._refused.values())
 
     @property
@@ -126,7 +126,7 @@ class ReceivedFindings:
             self.refused += 1
             raise PrivilegeError(
                 f"node {sender or 'of this certificate'} is not proven to take part in the job",
-                hint="its ranks must be connected with those of a node that takes part (docs/cluster.md)",
+                hint="its ranks must be connected with ranks of a node that takes part (docs/cluster.md)",
             )
         return sender
 
@@ -172,7 +172,7 @@ def _rows(rows: bytes) -> list[Row]:
 def _checked(row: Any) -> Row:
     found = checked_row(_TABLE, row, _OWN)
     if any(not isinstance(found.get(name), str) for name in _NAMES) or type(found.get("opened")) is not int:
-        raise UsageError("a finding lacks a field by which it is identified")
+        raise UsageError(f"a finding lacks one of the fields {', '.join(_NAMES)}, opened")
     if found["state"] not in ("open", "closed") or found["severity"] not in _SEVERITIES:
         raise UsageError("a finding must be open or closed, and an error, a warning or a note")
     if sum(len(value) for value in found.values() if isinstance(value, str)) > MAX_ROW_BYTES:

@@ -132,8 +132,8 @@ class Relay:
         link.known = caller
 
     def _has_room(self, caller: Caller) -> bool:
-        """Returns whether ``caller`` may have one more connection. If another token has more connections than the
-        caller's token, ends a connection of that token to make room."""
+        """Returns whether ``caller`` may have one more connection. If its share is full, and another token has more
+        connections than its token, ends a connection of the other token to make room."""
         share = [(one, link) for link in self._links.values() if (one := link.known) and one.share == caller.share]
         if sum(one.key == caller.key for one, _ in share) >= EACH[caller.share]:
             return False

@@ -83,7 +83,7 @@ class Spool(Generic[T]):
 
     @property
     def rests(self) -> bool:
-        """Whether the query has only waited for its reader for REST_S."""
+        """Whether the query has waited for its reader for REST_S."""
         since = self._waits_since
         return since is not None and time.monotonic() - since >= REST_S
 
@@ -155,7 +155,7 @@ class Spool(Generic[T]):
         return part
 
     def _room(self, size: int) -> bool | None:
-        """Returns whether a part of ``size`` would count to the shared bytes; None if there is no room for it."""
+        """Returns whether a part of ``size`` counts towards the shared limit; None if there is no room for it."""
         if self._closed:
             raise QueryError("the query was cancelled: nobody waits for its answer")
         if self._held + size <= EACH_BYTES and self._spools.take(size):

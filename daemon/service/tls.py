@@ -71,7 +71,7 @@ class Tls:
 
     @property
     def has_peers(self) -> bool:
-        """Whether nodes have authorities of their own, so that other nodes accept a node's certificate alone."""
+        """Whether nodes have authorities of their own: then a node's certificate needs no token beside it."""
         return bool(self._config.peer_ca)
 
     @property
@@ -123,7 +123,7 @@ class Tls:
 
     @property
     def loads(self) -> int:
-        """The number of times that files were loaded: a connection from before the last load may have an old
+        """The number of times that files were loaded: a connection that was opened before the last load may have an old
         certificate.
         """
         if self.wanted:

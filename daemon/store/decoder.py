@@ -1,4 +1,4 @@
-"""Decodes files by a process without rights: ``verify`` and ``import`` do not trust the files that they read."""
+"""Decodes files in a process without rights: ``verify`` and ``import`` do not trust the files that they read."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Decoder:
         self.close()
 
     def _contents(self, kind: type[_T], task: str, fd: int, fields: dict[str, object]) -> _T:
-        """Returns the contents of a file, which must be the only step of ``task``."""
+        """Returns the contents of a file. ``task`` must yield them as its only step."""
         with closing(self._steps(task, fd, fields)) as steps:
             contents = next(steps, None)
             if not isinstance(contents, Contents) or next(steps, None) is not None:

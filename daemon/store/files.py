@@ -1,5 +1,5 @@
-"""The store's calls to the file system, as a protocol so that tests can make each of them fail. Errors of the file
-system become errors of the store.
+"""The store's calls to the file system, as a protocol so that tests can make each call fail. Errors of the file system
+become errors of the store.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ __all__ = (
 )
 
 FORMAT_VERSION = 1
-# File names of parts have twelve digits, but no store lives long enough to need the first.
+# File names of parts have twelve digits, but no store lives long enough to need the first digit.
 MAX_PART = 10**11 - 1
 # Sequence numbers, times and counts must fit into a signed 64-bit column.
 MAX_NUMBER = (1 << 63) - 1
@@ -77,7 +77,7 @@ def decoded(text: bytes) -> dict[str, Any]:
 
 
 def checked_positions(value: Any) -> Positions:
-    """Returns ``value`` if it is a valid set of ring positions. Raises ValueError."""
+    """Returns ``value`` if it is a valid set of ring positions; otherwise raises ValueError."""
     if not isinstance(value, dict):
         raise ValueError("positions are not an object")
     for position in value.values():
@@ -94,14 +94,14 @@ def checked_positions(value: Any) -> Positions:
 
 
 def checked_table(name: Any) -> str:
-    """Returns ``name`` if it is a possible name of a table, and so of its folder. Raises ValueError."""
+    """Returns ``name`` if it is a valid name of a table and of its folder; otherwise raises ValueError."""
     if not isinstance(name, str) or len(name) > _MAX_TABLE_NAME or not _TABLE.fullmatch(name):
         raise ValueError(f"{str(name)[:80]!r} is not a valid name of a table")
     return name
 
 
 def number_in(value: Any, least: int = 0, most: int = MAX_NUMBER) -> int:
-    """Returns ``value`` if it is an integer from ``least`` to ``most``. Raises ValueError."""
+    """Returns ``value`` if it is an integer from ``least`` to ``most``; otherwise raises ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ValueError("a number is out of bounds")
     return value

@@ -174,7 +174,7 @@ class StoreState:
             self._dropped_rows += sum(s.rows for s in segments)
 
     def vanished(self, segments: Iterable[Segment], parts: Collection[Part]) -> None:
-        """Removes ``segments`` and ``parts`` whose files were deleted by others."""
+        """Removes ``segments`` and ``parts`` whose files another program has deleted."""
         with self._lock:
             for segment in segments:
                 self._segments.pop(segment.path, None)

@@ -215,7 +215,7 @@ def describe(code: int) -> str:
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Terminates processes together, and kills those that still run after ``seconds``."""
+    """Terminates processes together, and kills processes that still run after ``seconds``."""
     for process in processes:
         with suppress(ProcessLookupError):
             process.terminate()

@@ -71,10 +71,10 @@ def lock_path(config: Config) -> Path:
 
 
 def owner_of(config: Config) -> int | None:
-    """Returns the pid of the supervisor of ``config.socket``, from the kernel; None if none runs.
+    """Returns the pid of the supervisor of ``config.socket``, from the kernel; None if no supervisor runs.
 
-    It must hold an exclusive lock and run as the owner of the file: root, this process's user, or the owner of the
-    directory.
+    The supervisor must hold an exclusive lock and run as the owner of the file: root, this process's user, or the owner
+    of the directory.
     """
     path = lock_path(config)
     try:
@@ -85,7 +85,7 @@ def owner_of(config: Config) -> int | None:
         raise StoreError(f"cannot read {path}: {e.strerror}", hint="run this as root") from e
     try:
         owner = _require_file(path, fd).st_uid
-        # In a directory that all may write to, any user can create the lock.
+        # In a directory that all users may write to, any user can create the lock.
         if owner not in (0, os.geteuid(), path.parent.stat().st_uid):
             return None
         pid = _holder(fd)

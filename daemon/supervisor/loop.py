@@ -88,7 +88,7 @@ class Supervisor:
     """Runs the daemon until a signal ends it; raises the error that ended a failed start.
 
     SIGTERM and SIGINT stop the daemon and remove every pin. SIGUSR1 stops it and keeps the pins. SIGHUP restarts the
-    children with the configuration that ``reread`` returns, unless that is wrong.
+    children with the configuration that ``reread`` returns, unless that configuration is invalid.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Notifies systemd of readiness, health and stopping (sd_notify(3)), and keeps listening sockets with it while this
+"""Notifies systemd of readiness, health and stopping (sd_notify(3)), and stores listening sockets in it while this
 process restarts (FDSTORE=1, sd_listen_fds(3)); does nothing without systemd.
 
 systemd closes the sockets once the unit is stopped for good.

@@ -158,7 +158,7 @@ class _Offer(NamedTuple):
 
 class Coordinator:
     """The coordination of this node with the other nodes of its jobs. ``start`` begins the threads that share rows and
-    look at claims.
+    examine claims.
 
     ``look_s``: seconds between two checks whether a job that another node leads stands still.
     """
@@ -196,7 +196,7 @@ class Coordinator:
         self._proofs.close()
 
     def step(self) -> None:
-        """Looks at the claims of other nodes, and at silent leaders, if a look is due."""
+        """Examines the claims of other nodes, and looks at silent leaders, if that is due."""
         self._proofs.step()
         self._silence.step()
 
@@ -238,7 +238,7 @@ class Coordinator:
             left = self._offer(offer.row, offer.nodes)
             if left and offer.tries > 1:
                 with self._waiting:
-                    # A node that is being restarted takes the row soon.
+                    # A node that is being restarted accepts the row soon.
                     self._queue(_Offer(time.monotonic() + RETRY_S, offer.row, left, offer.tries - 1), newer=False)
             else:
                 self.dropped += bool(left)
@@ -258,7 +258,7 @@ class Coordinator:
         self._offers.append(offer)
 
     def _next(self) -> _Offer | None:
-        """Waits for the offer that is due first and removes it; None after the stop."""
+        """Waits for the next due offer, removes and returns it; returns None after the stop."""
         with self._waiting:
             while not self._stopped:
                 offer = min(self._offers, key=lambda one: one.due, default=None)

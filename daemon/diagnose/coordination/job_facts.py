@@ -110,7 +110,7 @@ _Answers = dict[str, Facts]
 
 
 class JobFacts:
-    """The facts of jobs, from all nodes of each. Safe for many threads."""
+    """Gathers the facts of jobs, from all nodes of each job. Safe for many threads."""
 
     def __init__(self, node: str, local: Gatherer, peers: Proofs, rules: Sequence[Rule] = RULES) -> None:
         self._node = node
@@ -123,15 +123,15 @@ class JobFacts:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def read_ahead(self, job: str, *, timeout: float) -> None:
-        """Reads the conditions of this node's processes, so that the next facts have differences. Raises
+        """Reads the conditions of this node's processes, so that the next facts show what changed since. Raises
         ProbingError.
         """
         self._local.read_ahead(job, timeout=timeout)
 
     def standing(self, job: str, run: str, *, timeout: float) -> Hashable:
-        """Returns where the ranks of a run stand in their code, to be compared with an earlier answer.
+        """Returns where the ranks of a run stand in their code, for a comparison with an earlier answer.
 
-        None for a run of several nodes, and where a part cannot be read.
+        None for a run of several nodes, or if a part cannot be read.
         """
         return None if self._peers.holders(job, run) else self._local.standing(job, timeout=timeout)
 
@@ -188,7 +188,7 @@ class JobFacts:
         own = {self._node}
         # One victim is enough; if this node has a victim, no other node is asked for one.
         witness = [] if own & set(victims) else victims[:1]
-        # Without a suspect: ranks that wait in no operation may do something else.
+        # Without a suspect, ranks that wait in no operation come first: they may do something else.
         idle = [rank.node for rank in facts.ranks if not rank.open and rank.exit is None]
         chosen = [*culprits[: MAX_DEEP - 1], *witness] if culprits else [*idle, *(rank.node for rank in facts.ranks)]
         return [node for node in dict.fromkeys(chosen) if node not in own]

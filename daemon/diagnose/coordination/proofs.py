@@ -45,8 +45,8 @@ _Key = tuple[str, str]
 @dataclass(slots=True)
 class _Run:
     """The claims on one run. ``since``, ``due``, ``trains``: monotonic s. ``trains``: when an operation had ended and
-    connections were read; None: not yet. ``proven``: by node, the proof that it takes part, in words. ``asked``: how
-    often each node was asked. ``sights``: the sights of nodes that have answered. ``whole``: all ranks are on this
+    connections were read; None: not yet. ``proven``: the proofs of nodes that take part, as texts by node. ``asked``:
+    how often each node was asked. ``sights``: the sights of nodes that have answered. ``whole``: all ranks are on this
     node. ``unproven``: the nodes that claim to take part without a proof."""
 
     since: float

@@ -111,7 +111,7 @@ def conditions_of(first: _Reading | None, second: _Reading) -> dict[Key, Conditi
     """
     before = {Key.of(one): one for one in first["processes"]} if first else {}
     loads = _loads(first), _loads(second)
-    # The readings carry CLOCK_MONOTONIC.
+    # The times in readings are CLOCK_MONOTONIC.
     clock_ns = time.time_ns() - time.monotonic_ns()
     return {Key.of(one): _condition(before.get(Key.of(one)), one, loads, clock_ns) for one in second["processes"]}
 

@@ -231,7 +231,7 @@ class Gatherer:
             first = pair[0] if len(pair) > 1 else None
             return conditions_of(first, pair[-1]), waits, idle_cpus_of(first, pair[-1])
         except (KeyError, TypeError, ValueError) as e:
-            read.missing.append(Missing("condition", f"the conditions make no sense: {type(e).__name__}"))
+            read.missing.append(Missing("condition", f"the conditions are malformed: {type(e).__name__}"))
             return {}, {}, None
 
     def _window(self, live: Rows, until: int) -> Window:
@@ -304,5 +304,5 @@ def _threads(
     try:
         return threads_of_processes(both[0], both[1], read.native, waits, innermost)
     except (ProbingError, KeyError, TypeError, ValueError) as e:
-        read.missing.append(Missing("stacks", f"the stacks make no sense: {type(e).__name__}"))
+        read.missing.append(Missing("stacks", f"the stacks are malformed: {type(e).__name__}"))
         return {}

@@ -82,7 +82,7 @@ class Readings:
         try:
             read()
         except Exception as e:
-            self._add_missing(kind.split()[-1], f"the {kind} of job {self._job} make no sense: {type(e).__name__}")
+            self._add_missing(kind.split()[-1], f"the {kind} of job {self._job} are malformed: {type(e).__name__}")
 
     def _read_stacks(self) -> None:
         first = self._stacks([], with_locals=True)
@@ -127,7 +127,7 @@ class Readings:
         try:
             return read()
         except NotFound:
-            # A process, or the last one of the job, has just ended.
+            # A process, or the last process of the job, has just ended.
             return None
         except ProbingError as e:
             self._add_missing(kind.split()[-1], f"no {kind} of job {self._job}: {e.message}")

@@ -59,7 +59,7 @@ def threads_of_processes(
 
 
 def lines_of(stacks: Iterable[ProcessStacks]) -> Hashable:
-    """Returns the Python lines of the threads that train, to be compared with a later reading.
+    """Returns the Python lines of the threads that train, for a comparison with a later reading.
 
     Raises InternalError for malformed stacks.
     """

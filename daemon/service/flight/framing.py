@@ -111,7 +111,7 @@ def _data(message: pa.ipc.Message) -> tuple[pb.FlightData, int]:
 
 
 def _small(message: pa.ipc.Message, schema: pa.Schema | None) -> Iterator[pa.ipc.Message]:
-    """Yields ``message``; if it is a batch above MAX_BODY that ``schema`` is enough to read, yields parts of it."""
+    """Yields ``message``, or parts of it if it is a batch above MAX_BODY that can be read with ``schema``."""
     size = message.body.size if message.body is not None else 0
     if message.type != "record batch" or size <= MAX_BODY or schema is None:
         yield message

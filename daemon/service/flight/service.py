@@ -51,7 +51,7 @@ _Query = Callable[[node.QueryRequest, Any, Caller, Form | None], Awaitable[None]
 class FlightService(FlightServiceServicer):
     """The Flight service. ``query`` answers a Query of a caller, ``identify`` returns the caller of a call."""
 
-    # Clients of Flight SQL show the text of a status, and cannot read our form of an error.
+    # Clients of Flight SQL show the text of a status, and cannot read the error in our metadata.
     hints = True
 
     def __init__(

@@ -1,5 +1,5 @@
-"""``probingd import``: imports rows of other state directories and of Parquet files into this one, without importing a
-row twice.
+"""``probingd import``: imports rows of other state directories and of Parquet files into this state directory, each row
+once.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def import_sources(
 ) -> Imported:
     """Imports each file of ``sources`` once, whatever its name. After a kill the next call imports the rest.
 
-    ``table`` is the table of Parquet files that do not name theirs. ``progress`` is called with the bytes done and the
-    bytes in all. Damaged files are listed in ``problems``. Raises StateLocked while a daemon uses the directory or a
+    ``table`` is the table of Parquet files without a table name. ``progress`` is called with the imported bytes and the
+    total bytes. Damaged files are listed in ``problems``. Raises StateLocked while a daemon uses the directory or a
     source, StoreFull, StoreError and UsageError.
     """
     if not target.root.is_dir():

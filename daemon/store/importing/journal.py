@@ -100,7 +100,9 @@ class Journal:
         return self._entries.get(sha)
 
     def begin(self, sha: str, node: str, parts: tuple[int, int] | None, tables: dict[str, Span]) -> Entry:
-        """Adds the entry of a file whose rows come next. An interrupted file gets a new number and keeps its pieces."""
+        """Adds the entry of a file before its rows are appended. An interrupted file gets a new number and keeps its
+        pieces.
+        """
         older = self._entries.get(sha)
         self._newest += 1
         entry = Entry(self._newest, sha, node, parts, tables, older.pieces if older else 0)

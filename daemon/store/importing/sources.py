@@ -35,7 +35,7 @@ _FILES = SystemFiles()
 
 @dataclass(frozen=True, slots=True)
 class ImportProblem:
-    """The reason why ``path`` was not imported, or only partly."""
+    """The reason why ``path`` was not imported completely."""
 
     path: str
     what: str

@@ -158,7 +158,7 @@ def decode_records(
 
 
 def decode_stream(chunks: Sequence[bytes | memoryview]) -> tuple[pa.Table, str]:
-    """Returns the rows of a whole stream, and why the stream breaks off, or ""."""
+    """Returns (rows, problem) of a whole stream. ``problem``: why the stream breaks off, or ""."""
     decoder = StreamDecoder()
     batches = decoder.decode(chunks)
     schema = decoder.schema

@@ -88,8 +88,8 @@ class PartWriter:
     ) -> None:
         """Writes one record.
 
-        Raises OSError, InternalError for batches that do not have the schemas, FormatError for batches that are too
-        large.
+        Raises OSError, InternalError for batches without the schemas of their tables, FormatError for too large
+        batches.
         """
         part = self.part
         chunks = self._streams.encode(batches)

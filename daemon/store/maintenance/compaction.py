@@ -1,7 +1,7 @@
 """Compaction: chooses small neighbouring segments and merges them, a little at each turn.
 
-Under load sealing makes a segment of each table every few seconds. Neighbours are merged once they together have many
-times the size of the largest. So each row is rewritten two or three times until its segment is full.
+Under load sealing makes a segment of each table every few seconds. Neighbours are merged once they have together many
+times the size of the largest neighbour. So each row is rewritten two or three times until its segment is full.
 """
 
 from __future__ import annotations

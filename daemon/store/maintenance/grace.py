@@ -94,7 +94,7 @@ class Grace:
         return self.without((), wanted)
 
     def without(self, keys: Collection[str], wanted: StoreLimits) -> StoreLimits:
-        """Returns the limits that apply now, but with the wanted values for the settings ``keys``."""
+        """Returns the limits that apply now, except that the settings ``keys`` have their wanted values."""
         kept = {name: w.kept for name, w in self._waiting.items() if name.partition(":")[0] not in keys}
         return _with_bounds(wanted, {**_bounds(wanted), **kept})
 
@@ -115,7 +115,7 @@ class Grace:
             waiting = self._waiting.pop(name, None)
             kept = waiting.kept if waiting else old
             if new < kept:
-                # A waiting limit that becomes stricter again begins a new wait; otherwise its wait goes on.
+                # A waiting limit that becomes even stricter begins a new wait; otherwise its wait goes on.
                 self._waiting[name] = waiting if waiting and new >= old else _Waiting(kept, grace_s)
         return True
 

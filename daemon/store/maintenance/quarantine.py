@@ -113,7 +113,7 @@ _SCRUB_BYTES = 16 << 20
 
 
 class Quarantine:
-    """Checks segments and sets bad ones aside. Safe for any thread."""
+    """Checks segments and sets bad segments aside. Safe for any thread."""
 
     def __init__(self, context: StoreContext, editor: ManifestEditor) -> None:
         self._context = context

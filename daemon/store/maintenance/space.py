@@ -87,7 +87,7 @@ def to_drop(
 ) -> list[Segment]:
     """Returns the segments to drop, oldest first.
 
-    ``now_ns`` is UTC. A segment with later times, which are wrong, is as old as the log parts before it.
+    ``now_ns`` is UTC. A segment with later times, which are wrong, counts as old as the log parts before it.
     ``other_bytes``: bytes that the store uses for other files than segments; ``free_bytes``: free space of the file
     system, including dropped files that snapshots still hold; ``need``: bytes that must fit in addition.
     """

@@ -22,7 +22,7 @@ __all__ = ("NODE_KEY", "OWN_NAMES", "Directory", "Recovered", "part_numbers", "s
 # Other files of the collector in the same directory, NAME.json; a file has the name NAME.new while it is written.
 _OTHERS = ("changes", "flight_dumps", "limits", "nccl_layouts", "user_tables")
 NODE_KEY = "node.key"
-"""The file with the key of the node, which is root's (``supervisor.node_key``)."""
+"""The file with the key of the node; it belongs to root (``supervisor.node_key``)."""
 OWN_NAMES = {"lock", "imports.jsonl", NODE_KEY, MANIFEST, f"{MANIFEST}.tmp", WAL_DIR, CORRUPT_DIR} | {
     f"{name}.{end}" for name in _OTHERS for end in ("json", "new")
 }

@@ -219,8 +219,8 @@ def test_answers_that_make_no_sense_are_named() -> None:
     node.broken = True
     [facts] = gatherer(node).facts("j", timeout=20.0)
     assert [one.text for one in facts.missing if "sense" in one.text] == [
-        "the conditions make no sense: KeyError",
-        "the stacks make no sense: KeyError",
+        "the conditions are malformed: KeyError",
+        "the stacks are malformed: KeyError",
     ]
 
 
