@@ -172,7 +172,9 @@ class Decoder:
         except ChannelTimeout:
             raise FormatError("it could not be decoded in time") from None
         except ChannelClosed:
-            raise FormatError("the process that decoded it ended: the file may need too much memory") from None
+            raise FormatError(
+                "the process that decoded it ended: the file may need too much memory or CPU time"
+            ) from None
         except InternalError as e:
             raise FormatError(f"it could not be decoded: {e.message}") from e
         except ProbingError:

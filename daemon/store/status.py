@@ -21,7 +21,7 @@ class TableStatus(TypedDict):
 
 class StateStatus(TypedDict):
     """The status of the open store, as JSON values. ``state``: "running", or "degraded" because of ``reason``.
-    ``records`` and the fields after it count since the start of the daemon.
+    ``records`` and the fields after it count since the store was opened.
     """
 
     state: str

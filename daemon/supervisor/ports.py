@@ -73,7 +73,7 @@ class Ports:
             self._ports.setdefault(name, _Port(address))
 
     def bind(self, *, now: bool = False) -> None:
-        """Binds the ports that are due, or with ``now`` all ports that do not listen, for the running service."""
+        """Binds the due ports, or with ``now`` all ports that do not listen, and hands them to the running service."""
         for name, port in self._ports.items():
             if port.listener is None and (now or port.due <= time.monotonic()) and self._bind(name, port):
                 self._tell(name, port)

@@ -64,7 +64,7 @@ class _File(io.BufferedReader):
 
     def read(self, length: int | None = -1) -> bytes:
         if length is not None and length > MAX_MESSAGE:
-            message = f"a batch of rows has {size(length)}, Flight sends at most {size(MAX_MESSAGE)}"
+            message = f"a batch of {size(length)} is too large for Flight"
             raise QueryError(message, hint="select fewer or shorter columns")
         return super().read(length)
 

@@ -38,7 +38,7 @@ class ManifestEditor:
         self._gone: set[str] = set()
 
     def commit(self, edit: Edit) -> None:
-        """Writes ``edit`` and the drops of failed edits, and removes leftover files. Raises OSError."""
+        """Writes ``edit`` and the pending drops, and removes leftover files. Raises OSError."""
         with self.lock:
             self._manifest.commit(edit._replace(drop=(*edit.drop, *self._gone)))
             self._gone.clear()

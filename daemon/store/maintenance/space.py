@@ -208,7 +208,7 @@ class Space:
         return ""
 
     def room(self) -> int:
-        """Returns the bytes that a merge may use without reaching a limit; may be negative. Raises OSError."""
+        """Returns the bytes that a merge may use without coming near a limit; may be negative. Raises OSError."""
         limits = self._limits
         room = limits.max_bytes - self._used() - self._state.held_bytes
         return min(room, self._free()[0] - limits.keep_free_bytes - limits.part_bytes)
