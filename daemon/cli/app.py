@@ -1,4 +1,4 @@
-"""The command line of ``probingd``: its commands in typer, and the configuration's options behind each of them."""
+"""The command line of ``probingd``: its commands in typer, each of which also accepts the configuration's options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ("invoke", "program")
 
 
 def _run(context: typer.Context) -> int:
-    """Start the daemon and stay; print `ready` on stdout once it collects and answers."""
+    """Run the daemon in the foreground; print `ready` on stdout once it collects and answers."""
     return run(context.args)
 
 
@@ -42,7 +42,7 @@ _READS: dict[str, tuple[str, ...]] = {
     "import": ("state_dir", "node_name", "store.max_bytes", "store.keep_free_bytes"),
     "verify": ("state_dir",),
 }
-# The exit code after Ctrl-C, the same that a shell gives.
+# The exit code after Ctrl-C, as in a shell.
 _INTERRUPTED = 130
 # The length of the longest option, plus two spaces.
 _OPTION_WIDTH = 34
@@ -90,7 +90,7 @@ class _Group(TyperGroup):
 
 def program() -> Any:
     """Returns the command ``probingd``; its ``main`` runs it."""
-    # Before the command an unknown option is an unknown command; after it, it belongs to the configuration.
+    # An unknown option before the command is an unknown command; after the command it belongs to the configuration.
     context = {"help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "max_content_width": 120}
     app = typer.Typer(cls=_Group, add_completion=False, rich_markup_mode=None, context_settings=context)
     app.callback()(_root)
@@ -126,7 +126,7 @@ def _write_configuration(formatter: Any) -> None:
 
 
 def _write_keys_of(command: str, formatter: Any) -> None:
-    """Writes the options of the configuration that a command reads, and where the others are listed."""
+    """Writes the options of the configuration that a command reads, and the command that lists all options."""
     with formatter.section(f"Configuration (also keys of {DEFAULT_FILE})"):
         formatter.write_dl(_rows_of(_READS.get(command, ())), col_max=_OPTION_WIDTH)
     formatter.write_paragraph()

@@ -1,4 +1,4 @@
-"""``probingd check`` shows what works on this machine, and what each missing feature costs."""
+"""``probingd check`` shows which features work on this machine, and what is lost without each missing feature."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from probing.daemon.supervisor.runtime import pins_of
 __all__ = ("Finding", "check", "check_config", "command", "needed_is_missing", "print_table")
 
 AS_ROOT = "start it as root or by its systemd unit"
-# The daemon collects nothing without these features; without others it runs, but loses something.
+# Without these features the daemon collects nothing. Without other features it runs, but collects less.
 NEEDED_FEATURES = ("btf", "ringbuf")
 # Each of these features keeps a pinned probe in place while no collector runs.
 LASTING_FEATURES = ("uprobe_multi", "perf_link", "event_map")
@@ -75,7 +75,7 @@ _OnlyConfig = Annotated[
 
 
 def command(context: typer.Context, output: FormatOption = Format.TABLE, only_config: _OnlyConfig = False) -> int:
-    """List what works here and what each missing feature costs; exit with 3 when something needed is missing."""
+    """Check this host's features and what is lost without them; exit with 3 if a needed feature is missing."""
     config = config_of(context)
     if only_config:
         check_config(config)
@@ -89,10 +89,10 @@ def command(context: typer.Context, output: FormatOption = Format.TABLE, only_co
 
 
 def check_config(config: Config) -> None:
-    """Raises the ConfigError that would end the collector or the service at the start: limits, users, ports, their
-    files.
+    """Checks limits, users, ports and their files. Raises the ConfigError that would end the collector or the service
+    at the start.
     """
-    # Imported late: the modules import what collector and service need.
+    # Imported late: these modules import large parts of the collector and the service.
     from probing.daemon.collector.settings import check_settings
     from probing.daemon.service.auth import Doors
 
@@ -144,7 +144,7 @@ def _finding(name: str, good: bool, needed: bool, detail: str, cost: str, remedy
 def _kernel() -> Finding:
     oldest = ".".join(map(str, OLDEST_KERNEL))
     good = kernel_release() >= OLDEST_KERNEL
-    cost, remedy = "programs cannot be loaded, or lack what they call", f"boot Linux {oldest} or newer"
+    cost, remedy = "programs cannot be loaded, or lack kernel functions", f"boot Linux {oldest} or newer"
     return _finding("kernel", good, True, os.uname().release, cost, remedy)
 
 
@@ -153,7 +153,7 @@ def _lockdown() -> Iterator[Finding]:
     mode.
     """
     if mode := lockdown_mode():
-        cost = "programs that read the kernel's memory are refused, and perf events"
+        cost = "the kernel refuses programs that read its memory, and perf events"
         state = "limited" if mode == CONFIDENTIALITY else "ok"
         yield Finding("lockdown", state, False, mode, cost, REMEDY)
 
@@ -169,20 +169,21 @@ def _library_and_features() -> Iterator[Finding]:
     # Importing this loads libbpf, so it is imported as late as possible.
     from probing.daemon.bpf.capabilities import capabilities
 
-    for found in capabilities():
-        needed = found.name in NEEDED_FEATURES
-        if found.untried:
+    for feature in capabilities():
+        needed = feature.name in NEEDED_FEATURES
+        if feature.untried:
             detail = "cannot be tried without CAP_BPF and CAP_PERFMON"
-            yield Finding(found.name, "unknown", needed, detail)
+            yield Finding(feature.name, "unknown", needed, detail)
         else:
-            yield _finding(found.name, found.present, needed, found.reason, found.cost, found.remedy)
+            yield _finding(feature.name, feature.present, needed, feature.reason, feature.cost, feature.remedy)
 
 
 def _objects() -> Finding:
     sources = sorted(OBJECTS.glob("*.bpf.c"))
     lacking = [source.name for source in sources if not source.with_suffix(".o").exists()]
     detail = f"not built: {', '.join(lacking)}" if lacking else f"{len(sources)} built"
-    cost, remedy = "what they would see is not collected", "install clang, and run `python -m probing.daemon.bpf.build`"
+    cost = "the events of these programs are not collected"
+    remedy = "install clang, and run `python -m probing.daemon.bpf.build`"
     return _finding("programs", not lacking, True, detail, cost, remedy)
 
 
@@ -198,7 +199,7 @@ def _rights(config: Config) -> Iterator[Finding]:
 
 def _users(config: Config) -> Finding:
     if not changes_users():
-        cost = "all processes run as one user: the service could reach what readers may read"
+        cost = "all processes run as one user: the service could read all that readers may read"
         return Finding("users", "limited", False, f"cannot change the user from uid {os.getuid()}", cost, AS_ROOT)
     if missing := missing_users(config.users):
         return Finding("users", "ok", False, f"`probingd run` makes {', '.join(missing)}")
@@ -229,10 +230,10 @@ def _tool(name: str, package: str, cost: str) -> Finding:
 def _walls() -> Iterator[Finding]:
     """Yields findings about Landlock and seccomp, which confine SQL workers and parsers further."""
     abi = landlock_abi()
-    cost = "workers are kept from files by their user alone"
+    cost = "only the rights of their user keep workers from files"
     remedy = "boot Linux 5.13 or newer with landlock among the security modules (lsm=)"
     yield _finding("landlock", abi >= 1, False, f"version {abi}", cost, remedy)
-    cost = "a worker that is taken over can make any system call"
+    cost = "a worker under an attacker's control can make any system call"
     remedy = "boot a kernel with CONFIG_SECCOMP_FILTER, or allow it in the container"
     yield _finding("seccomp", calls_can_be_refused(), False, "filters of system calls", cost, remedy)
 
@@ -240,18 +241,18 @@ def _walls() -> Iterator[Finding]:
 def _state_dir(config: Config) -> Finding:
     path = Path(config.state_dir)
     choose = "choose another state_dir"
-    there = path
-    while not there.exists():
-        there = there.parent
+    existing = path
+    while not existing.exists():
+        existing = existing.parent
     try:
-        free = shutil.disk_usage(there).free
+        free = shutil.disk_usage(existing).free
     except OSError as e:
         return Finding("state directory", "missing", True, f"{path}: {e.strerror}", "rows cannot be kept", choose)
     detail = f"{path}, {size(free)} free"
-    if not os.access(there, os.W_OK):
+    if not os.access(existing, os.W_OK):
         return Finding("state directory", "missing", True, f"{detail}, not writable", "rows cannot be kept", choose)
     if free <= config.store.keep_free_bytes:
-        cost = "the oldest rows go first, then no new ones are kept: store.keep_free_bytes wants more to be free"
+        cost = "the oldest rows are dropped, then new rows are refused: store.keep_free_bytes asks for more free space"
         return Finding("state directory", "limited", False, detail, cost, f"free some space, or {choose}")
     return Finding("state directory", "ok", True, detail)
 
@@ -297,4 +298,4 @@ def _asked(name: str, ask: Callable[[], Finding]) -> Finding:
     try:
         return ask()
     except (ProbingError, OSError) as e:
-        return Finding(name, "limited", False, str(e), "its state is not known", "ask as root")
+        return Finding(name, "limited", False, str(e), "its state is not known", "run this as root")

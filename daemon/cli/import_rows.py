@@ -1,4 +1,4 @@
-"""``probingd import`` copies stored rows from elsewhere into this state directory."""
+"""``probingd import`` copies rows of other state directories and of Parquet files into this state directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ("command",)
 def command(
     context: typer.Context,
     table: Annotated[
-        str, typer.Option("--table", metavar="NAME", help="The table of Parquet files that do not name theirs.")
+        str, typer.Option("--table", metavar="NAME", help="The table of Parquet files without a table name.")
     ] = "",
 ) -> int:
     """Import rows of other state directories and of Parquet files (SOURCE...) into --state-dir, each once."""

@@ -32,7 +32,7 @@ FormatOption = Annotated[Format, typer.Option(*FORMAT_NAMES, help="Print a table
 
 
 def config_of(context: typer.Context) -> Config:
-    """Returns the configuration from the options that are not the command's. Raises ConfigError."""
+    """Returns the configuration, from the options that the command does not define. Raises ConfigError."""
     return Config.from_args(context.args, default_file=True)
 
 
@@ -45,8 +45,8 @@ def decoder(config: Config) -> Decoder:
     """Returns a decoder that runs as the parsers' user if this process can change its user."""
     from probing.daemon.store.decoder import Decoder
 
-    found = account(config, "parser")
-    return Decoder(found.uid, found.gid) if found else Decoder()
+    user = account(config, "parser")
+    return Decoder(user.uid, user.gid) if user else Decoder()
 
 
 def account(config: Config, process: str) -> Account | None:

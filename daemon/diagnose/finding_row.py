@@ -29,7 +29,7 @@ def finding_id(job: str, run: str, finding: Finding) -> str:
 
 def finding_row(job: str, run: str, finding: Finding, opened_ns: int) -> Row:
     """Returns the row of an open finding, without ``node`` and ``ts``, which the collector adds. Times are UTC ns."""
-    found, advice = finding_dict(finding), finding.advice
+    fields, advice = finding_dict(finding), finding.advice
     ranks = [culprit.rank for culprit in finding.culprits]
     return {
         "job": job,
@@ -44,7 +44,7 @@ def finding_row(job: str, run: str, finding: Finding, opened_ns: int) -> Row:
         "nodes": ",".join(dict.fromkeys(culprit.node for culprit in finding.culprits))[:_MAX_TEXT],
         "victims": _numbers(finding.victims),
         "about": finding.about[:_MAX_TEXT],
-        **{name: _json(found[name]) for name in _JSON_COLUMNS},
+        **{name: _json(fields[name]) for name in _JSON_COLUMNS},
         "advice": advice.action if advice is not None else None,
         "advice_nodes": ",".join(advice.nodes)[:_MAX_TEXT] if advice is not None else None,
         "advice_reason": advice.reason[:_MAX_TEXT] if advice is not None else None,
@@ -78,7 +78,7 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 
 def _json(items: Sequence[Any]) -> str:
-    """Returns the first of ``items`` as JSON, as many as fit."""
+    """Returns as many of ``items`` as fit, the first ones, as JSON."""
     kept = list(items)
     while len(text := json.dumps(kept, separators=(",", ":"))) > _MAX_JSON:
         kept = kept[: len(kept) // 2]

@@ -22,8 +22,8 @@ __all__ = ("FindingsStore", "Outbox")
 
 LIVE_S = 2.0
 QUERY_S = 3.0
-# A job may stand still over a weekend, in which its finding does not change.
-# Findings of this node come first: findings of other nodes cannot fill their places.
+# Seven days: a job may stand still over a weekend, in which its finding gets no new row.
+# Findings of this node come first: findings of other nodes cannot displace them.
 _NEWEST = """\
 SELECT * FROM diagnosis.findings WHERE ts > now() - INTERVAL 7 DAY
 QUALIFY row_number() OVER (PARTITION BY job, run, finding_id ORDER BY ts DESC) = 1
@@ -31,7 +31,7 @@ ORDER BY (coalesce(found_by, {node}) = {node}) DESC, (state = 'open') DESC, ts D
 
 
 class FindingsStore:
-    """Reads stored findings by queries, and has the collector store new ones."""
+    """Reads stored findings by queries, and sends new findings to the collector, which stores them."""
 
     def __init__(self, collector: Collector, queries: Engine, node: str) -> None:
         self._newest = _NEWEST.format(node=sql_text(node))
@@ -43,8 +43,8 @@ class FindingsStore:
         return self._collector.live("comm.progress", LIVE_S)
 
     def findings(self) -> Sequence[Mapping[str, Any]]:
-        """Returns the newest row of each finding of the last week, findings of this node first, then open ones; times
-        are UTC ns.
+        """Returns the newest row of each finding of the last week, findings of this node first, then open findings of
+        other nodes; times are UTC ns.
 
         Raises ProbingError.
         """
@@ -58,7 +58,7 @@ class FindingsStore:
         self._collector.record_findings(rows, LIVE_S)
 
 
-# Rows that wait while the collector does not take them: of this node, and of other nodes.
+# The most rows of this node, and of other nodes, that wait until the collector stores them.
 MAX_ROWS, MAX_OF_OTHERS = 256, 64
 _log = logging.getLogger(__name__)
 _Row = Mapping[str, Any]
@@ -97,7 +97,7 @@ class Outbox:
             self._share(row)
 
     def keep(self, row: _Row) -> None:
-        """Queues a row of another node's finding, which is only stored."""
+        """Queues a row of another node's finding, which is stored, but starts no hook and is not shared."""
         self._queue(self._of_others, row, MAX_OF_OTHERS)
 
     def flush(self) -> None:

@@ -77,7 +77,7 @@ def _jobs(batch: pa.RecordBatch) -> list[JobNow]:
             "calls",
         )
     }
-    # The rows of a process, one a communicator, follow each other.
+    # A process has a row for each communicator; its rows follow each other.
     first = (np.diff(column["pid"], prepend=-1) != 0) | (np.diff(column["start_ns"], prepend=-1) != 0)
     over = column["ended"] >= 0
     newest = _most(which, len(index), np.maximum(column["last_call"], column["last_done"]))
@@ -94,7 +94,7 @@ def _jobs(batch: pa.RecordBatch) -> list[JobNow]:
         )
     )
     now = int(integers(batch.column("ts"))[0])
-    # The collector may be of the version before.
+    # A collector of the previous version sends no ``owner``.
     known = "owner" in batch.schema.names
     owners = dict(zip(which.tolist(), batch.column("owner").to_pylist() if known else (), strict=False))
     return [

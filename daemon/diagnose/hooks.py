@@ -3,7 +3,7 @@
 A connection to ``hook.sock`` starts a process that runs the configured command and posts the finding
 (``daemon/confined/hook.py``).
 
-No owner keeps another owner waiting for more than one hook. When all places are taken, the owner with the most findings
+No owner keeps another owner waiting for more than one hook. When the queue is full, the owner with the most findings
 loses the newest finding. A hook that failed is tried again after a pause that doubles.
 """
 
@@ -26,15 +26,15 @@ from probing.daemon.ipc import connect
 __all__ = ("MAX_WAITING", "HookQueue", "Hooks", "job_itself")
 
 MAX_WAITING = 64
-# Tries of one hook: with the pauses between them some half an hour.
+# The most tries of one hook; with the pauses in between they take about half an hour.
 MAX_TRIES = 8
-# The time between two looks at findings that wait for their next try, s.
+# The time between two checks of findings that wait for their next try, s.
 LOOK_S = 1.0
 _Row = Mapping[str, Any]
 
 
 def job_itself(job: str, run: str) -> Hashable:
-    """Returns the job of a run as its owner, for versions that do not name owners."""
+    """Returns the job of a run as its owner, for older versions, which do not name owners."""
     del run
     return job
 
@@ -83,8 +83,8 @@ class HookQueue:
             return self._next() is not None
 
     def put(self, row: _Row) -> bool:
-        """Queues a row of ``diagnosis.findings``, replacing an older row of the same finding. Returns False if there
-        was no place for the row, or another finding lost its place to it."""
+        """Queues a row of ``diagnosis.findings``, replacing an older row of the same finding. Returns False if the
+        queue was full, so that this or another finding was dropped."""
         finding = _WaitingFinding(self._owner_of(str(row["job"]), str(row["run"])), row)
         with self._changed:
             return self._put(finding)
@@ -106,7 +106,7 @@ class HookQueue:
 
     def failed(self, finding: _WaitingFinding, parts: tuple[str, ...] = ()) -> bool:
         """Queues ``finding`` again, for ``parts`` of its hook, after a pause. Returns False if ``finding`` is given up,
-        or finds no place."""
+        or the queue was full."""
         finding.tries += 1
         finding.parts = parts
         with self._changed:
@@ -135,13 +135,13 @@ class HookQueue:
         return lost is None
 
     def _loser(self, new: _WaitingFinding) -> _WaitingFinding:
-        """Returns the finding that loses its place to ``new``: the newest of the owner with the most findings, in that
-        owner's largest job; ``new`` itself if its owner and job have the most."""
+        """Returns the finding to drop for ``new``: the newest of the owner with the most findings, in that owner's
+        largest job; ``new`` itself if its owner and job have the most."""
         owned = {owner: sum(map(len, jobs.values())) for owner, jobs in self._waiting.items()}
         crowd = max(owned, key=lambda owner: owned[owner])
         own = owned[new.owner] + 1 >= owned[crowd]
         jobs = self._waiting[new.owner if own else crowd]
-        # Of equal jobs the last one.
+        # If several jobs are the largest, the last counts.
         job = max(reversed(jobs), key=lambda name: len(jobs[name]))
         if own and len(jobs[new.job]) + 1 >= len(jobs[job]):
             return new
@@ -168,14 +168,14 @@ class HookQueue:
 
 
 CONNECT_S = 5.0
-# The time for which a hook may take longer than its parts, s: its process starts an interpreter first.
+# The time that a hook may take in addition to its parts, s: its process starts an interpreter first.
 MARGIN_S = 10.0
 _HEADER = ("finding_id", "job", "run", "verdict", "severity", "sentence", "ranks", "nodes")
 
 
 class Hooks:
-    """Runs hooks. Counts the hooks that ``started`` and ``failed``, and findings that are ``lost``, since they found no
-    place or were given up. ``owner_of`` returns the owner of a run of a job; owners take turns."""
+    """Runs hooks. Counts the hooks that ``started`` and ``failed``, and findings that are ``lost``, since the queue was
+    full or they were given up. ``owner_of`` returns the owner of a run of a job; owners take turns."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class Hooks:
         with self.problems.noted("findings without a hook"):
             if not self._waiting.put(row):
                 self.lost += 1
-                raise InternalError(f"{MAX_WAITING} others wait already")
+                raise InternalError(f"{MAX_WAITING} findings wait already")
 
     @property
     def idle(self) -> bool:

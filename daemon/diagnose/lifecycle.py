@@ -15,15 +15,15 @@ from probing.diagnosis.verdict import NOTE, Finding
 __all__ = ("Event", "JobFindings", "LookResult")
 
 _HANG, _SLOW, _DEATH, _MEMORY, _HARDWARE = "hang", "slow", "death", "memory", "hardware"
-# Looks in a row that do not show a finding, after which it closes.
+# A finding closes after this many looks in a row that do not show it.
 _MISSES = 2
 # The least time between two rows of a finding that changes, ns.
 _CHANGE_NS = 10_000_000_000
-# Open findings that are followed: of this node, of all other nodes, and of one other node.
+# The most open findings that are followed: of this node, of all other nodes, and of one other node.
 _MAX_OPEN = 64
 _MAX_OF_OTHERS, _MAX_OF_NODE = 64, 16
 _MAX_KNOWN = 4096
-# How long a node may be silent, ns, until its ranks are to blame for a hang in which one of them is named already.
+# How long a node must be silent, ns, before its ranks count as unreachable while an open hang names one of its ranks.
 _SILENT_NS = 60_000_000_000
 _CULPRIT, _VICTIM = "culprit", "victim"
 # The value of ``verdict.Culprit.activity`` for an unknown activity.
@@ -32,7 +32,7 @@ _UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class LookResult:
-    """The findings of one look at a job. ``stalled``: the job had stood still for W. ``deep``: stacks were read.
+    """The findings of one look at a job. ``stalled``: the job counted as stalled. ``deep``: stacks were read.
     ``now_ns``: UTC. ``unread``: rows could not be read, or a rule failed: findings that the look lacks may still be
     true. ``beside``: another node diagnoses the job, too, and follows its own findings. ``silent``: the nodes that did
     not answer."""
@@ -87,10 +87,10 @@ class JobFindings:
         self._known: set[str] = set()
         self._doubtful: set[str] = set()
         self._noted = False
-        # Pids of ranks that waited for requests when that was last known; the job has not advanced since.
+        # Pids of the ranks that waited for requests in the last look that could tell; the job has not advanced since.
         self._idle: frozenset[int] = frozenset()
         self._sees_idle = False
-        # By silent node: when it first did not answer, UTC ns.
+        # The time since which each silent node has not answered, UTC ns.
         self._silent_since: dict[str, int] = {}
 
     @property
@@ -139,7 +139,7 @@ class JobFindings:
         if row["state"] == "open" and open_one is None and not self._has_room(finder):
             return False
         if (not finder or finder < self._node) and len(self._known) < _MAX_KNOWN:
-            # The node that diagnoses the job has started its hook; a node after this one speaks only for itself.
+            # This node or a node before it has started the hook of the finding. Rows of later nodes do not count.
             self._known.add(name)
         if row["state"] != "open":
             self._open.pop(name, None)
@@ -223,12 +223,12 @@ class JobFindings:
         return [Event(row, new)]
 
     def _sure(self, name: str, finding: Finding, look: LookResult) -> bool:
-        """Returns whether a finding needs no second look: a death, memory over many readings with its limit, a finding
-        that the last look showed, or a finding of a stall. A hang needs a second look unless a culprit was in the same
-        place twice: the blamed ranks may get on."""
+        """Returns whether a finding needs no second look: a death, memory in a deep look, which has many readings, a
+        finding that the last look showed, or a finding of a stall. A hang needs a second look unless a culprit was in
+        the same place twice: the blamed ranks may advance again."""
         group = finding.verdict.group
         if look.beside and name not in self._doubtful:
-            # The node that diagnoses the job may be about to find the same.
+            # The node that diagnoses the job may be about to report the same finding.
             return False
         if name in self._doubtful or group == _DEATH or (group == _MEMORY and look.deep):
             return True

@@ -16,19 +16,19 @@ __all__ = ("Look", "Reviews", "Schedule")
 _SECOND_NS = 1_000_000_000
 # The longest pause between looks at a stalled job, after 1, 2, 4, ... s: a job may stand still for days.
 _LONGEST_S = 60.0
-# The least pause where a finding with stacks stands: a look costs most of a second of CPU, which other jobs need.
+# The least pause while all open findings have stacks: a look costs most of a second of CPU, which other jobs need.
 _EXPLAINED_S = 8.0
 _DOUBLINGS = 6
-# The first looks at a stall come when a wait has become long enough: their number, and how long after that, s.
+# Up to this many first looks at a stall come as soon as a wait is long enough to judge, and this much later, s.
 _RIPE_LOOKS = 8
 _RIPE_S = 0.2
-# The time between the first two looks at a job that was there before the daemon, s: the second confirms the first.
+# The time between the first two looks at a job that is older than the daemon, s: the second look confirms the first.
 _SECOND_LOOK_S = 1.5
 _LEAST_PAUSE_S = 0.1
-# The times after a death at which to look, s: ranks that die of it end meanwhile.
+# The times of the looks after a death, s: ranks that die because of it end meanwhile.
 _AFTER_DEATH_S = (0.5, 2.5)
-# A look that reads stacks twice takes a second. After a look that takes longer than _SLOW_S the job rests, _REST times
-# as long. The first looks at a stall, and looks at a death, do not wait for that: on a busy machine all looks are slow.
+# A look that reads stacks twice takes a second. After a look that takes longer than _SLOW_S, no look follows for _REST
+# times as long, except the first looks at a stall and looks at a death: on a busy machine all looks are slow.
 _SLOW_S = 3.0
 _REST = 4
 _URGENT_LOOKS = 3
@@ -65,12 +65,12 @@ class Schedule:
         self._reviews = Reviews(now, review_s)
         self._deaths = _after_death(now) if job.failed else []
         self._not_before = now
-        # The time of the last full look, and whether another full look would settle nothing more.
+        # The time of the last full look, and whether another full look would show nothing new.
         self._full_at, self._settled = now, False
 
     @property
     def stalled(self) -> bool:
-        """Whether nothing of the job advances for W, or for twice its longest usual pause."""
+        """Whether the job has not advanced for ``stall_s``, or for twice its longest usual pause if that is longer."""
         return self._until_stall_s <= 0
 
     @property
@@ -87,7 +87,7 @@ class Schedule:
         """Stores the newest state of the job. Returns whether the job has advanced since the last state."""
         before = self.job
         if job.newest_ns is None:
-            # A collector that was replaced has seen no operation yet.
+            # A new collector has seen no operation yet.
             self.known_to_advance(before.newest_ns)
         if job.usual_gap_ns is None:
             job = replace(job, usual_gap_ns=before.usual_gap_ns)
@@ -110,7 +110,7 @@ class Schedule:
             self._known_ns = max(utc_ns, self._known_ns or 0)
 
     def due(self) -> tuple[float, Look] | None:
-        """Returns the next look and when it is due; None: the job needs none."""
+        """Returns the time of the next look, and the look; None: the job needs no look."""
         times = [(at, Look("death", deep=True)) for at in self._deaths[:1]]
         if self.job.living and not self.job.alone:
             stall = self._updated + self._until_stall_s
@@ -127,8 +127,8 @@ class Schedule:
         return at if urgent else max(at, self._not_before), look
 
     def notes_standing(self, look: Look) -> bool:
-        """Returns whether ``look`` has to read where the ranks stand, since this or the next look may compare it. The
-        first looks at a stall do not wait for that."""
+        """Returns whether ``look`` has to read where the ranks stand, for a comparison by this or the next look. The
+        first looks at a stall skip this reading."""
         return look.why == "stall" and self._stall_looks >= _FULL_LOOKS - 1
 
     def may_compare(self, look: Look, now: float) -> bool:
@@ -211,7 +211,7 @@ class Reviews:
         self._changed = False
 
     def reviewed(self, now: float, *, doubtful: bool, found: bool) -> None:
-        """Plans the next review. ``doubtful``: it has to confirm this review; ``found``: a finding is open."""
+        """Plans the next review. ``doubtful``: it has to confirm the last review; ``found``: a finding is open."""
         self._last = now
         if doubtful:
             self.next = now + min(self._review_s, _CONFIRM_S)

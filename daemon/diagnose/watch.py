@@ -1,4 +1,4 @@
-"""Watches jobs: polls each second whether they advance, diagnoses jobs that do not, and stores the findings.
+"""Watches jobs: checks each second whether they advance, diagnoses jobs that do not, and stores the findings.
 
 A job is diagnosed when it stalls, when a rank fails, and now and then while it advances: three jobs at a time, each for
 a few seconds at most. Jobs that are slow to read come last, so that no job waits for another user's job. One node of a
@@ -41,14 +41,14 @@ START_POLL_S = 0.2
 GATHER_S = 5.0
 READ_AHEAD_S = 2.0
 MAX_JOBS = 64
-# Looks at the same time: a look takes a second or more, most of it waiting.
+# The most looks at the same time: a look takes a second or more, most of it waiting.
 MAX_LOOKS = 3
-# The time after the start in which a new job counts as older than the watch, s, so that it may have stalled before.
+# A job that appears within this time after the start, s, counts as older than the watch: it may have stalled before.
 START_S = 5.0
-# Polls in a row without a job after which it has ended: a collector that was replaced knows no processes at first.
+# A job has ended after this many polls in a row without it: a new collector knows no processes at first.
 MAX_ABSENT = 30
 RESTORE_TRIES = 4
-# Rows of other nodes that wait for the next poll, at most.
+# The most rows of other nodes that wait for the next poll.
 MAX_TAKEN = 256
 # The most owners whose jobs ``status`` counts separately.
 _MOST_OWNERS = 3
@@ -103,8 +103,8 @@ class _Looking:
 
 
 class JobWatch:
-    """Watches the jobs of this node. ``step`` does what is due; ``start`` calls it in a thread until ``stop``. ``hook``
-    gets the rows of new findings and must not wait. ``state`` and ``take`` are safe for any thread."""
+    """Watches the jobs of this node. ``step`` does the due work; ``start`` calls it in a thread until ``stop``.
+    ``hook`` gets the rows of new findings and must not wait. ``state`` and ``take`` are safe for any thread."""
 
     def __init__(
         self,
@@ -304,7 +304,7 @@ class JobWatch:
     def _due(self, now: float) -> tuple[float, _Watched, Look] | None:
         begun = [id(looking.one) for looking in self._looking]
         looking = Counter(looking.one.schedule.job.owner for looking in self._looking)
-        # Where several owners have jobs, the looks of no owner take all places.
+        # If several owners have jobs, at least one look is left for other owners.
         shared = len({one.schedule.job.owner for one in self._watched.values()}) > 1
         full = {owner for owner, count in looking.items() if shared and count >= MAX_LOOKS - 1}
         waiting = [one for one in self._watched.values() if id(one) not in begun and one.schedule.job.owner not in full]

@@ -1,13 +1,13 @@
 """Allowlists of the gate: node classes of sqlglot, and functions of DuckDB.
 
 There are allow-lists and no deny-lists: DuckDB 2.0 has 1,702 scalar functions, of which some read files, settings and
-secrets or sleep, and each version adds more. The names are those of sqlglot 30.30.
+secrets or sleep, and each version adds more. The names come from sqlglot 30.30.
 
 ``check_sizes`` limits the size of values that a short expression can produce, and checks functions that are named by a
 string.
 
-DuckDB checks deadlines and memory between vectors, so a huge scalar call is stopped by neither: ``repeat('x',
-4000000000)`` under a memory limit of 200 MB took 7.7 GiB and 32 s (DuckDB 2.0.0). Such calls must have literal sizes.
+DuckDB checks deadlines and memory between vectors, so neither stops a huge scalar call: ``repeat('x', 4000000000)``
+under a memory limit of 200 MB took 7.7 GiB and 32 s (DuckDB 2.0.0). Such calls must have literal sizes.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _check_time_series(node: exp.GenerateSeries, step: exp.Interval) -> None:
     s.
     """
     if not isinstance(node.parent, exp.Table):
-        raise QueryRejected("use a series of times only in FROM")
+        raise QueryRejected("a series of times is allowed only in FROM")
     if not isinstance(step.this, exp.Literal) or not step.this.name.isdigit():
         raise QueryRejected("the step of a series of times must be a literal", hint="write it as in INTERVAL 1 MINUTE")
     if step.text("unit").upper().rstrip("S") not in _TIME_STEPS or int(step.this.name) < 1:
@@ -186,4 +186,4 @@ def _integer(node: exp.Expr | None, what: str) -> int:
 
 
 def _too_large(what: str, limit: int) -> QueryRejected:
-    return QueryRejected(f"{what}: more than {limit}", hint="ask for less")
+    return QueryRejected(f"{what}: the size is above {limit}", hint="use a smaller size")

@@ -23,9 +23,9 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A checked statement. ``sql``: the text for DuckDB. ``needs``: by name of each table in it, the rows that it can
-    need. ``users``: the tables of users' probes among them. ``warnings``: for the caller. ``columns``: names in lower
-    case, among them the name of each column that the statement uses; None: it uses whole rows."""
+    """A checked statement. ``sql``: the text for DuckDB. ``needs``: the rows that it can need, by name of each of its
+    tables. ``users``: its tables that users' probes fill. ``warnings``: for the caller. ``columns``: names in lower
+    case, which include the name of each column that the statement uses; None: it uses whole rows."""
 
     sql: str
     needs: dict[str, Need]

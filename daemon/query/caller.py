@@ -1,5 +1,5 @@
-"""Identifies the caller of a request, a local user or an address, and waits on its behalf: each caller has a deadline
-and may go away.
+"""Identifies the caller of a request, a local user or an address, and waits for it until its deadline, or until it goes
+away.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Scope(Enum):
 @dataclass(frozen=True)
 class Caller:
     """The caller of a request. ``listener``: ``unix`` or ``tcp``. ``who``: uid or ``peer_name`` of the other end.
-    ``pid`` 0: unknown. ``reserved``: threads and slots are reserved for it, which is so for root and the daemon itself.
+    ``pid`` 0: unknown. ``reserved``: it has reserved threads and slots, as root and the daemon itself have.
     ``name``: the name in its token or certificate. ``scopes``: its rights, once it is identified. ``jobs``: the jobs
     whose rows it may see; None: all. ``nodes``: names of nodes, in lower case; the connection proves that the caller is
     one of these nodes."""
@@ -54,7 +54,7 @@ class Caller:
 
     @property
     def holder(self) -> str:
-        """The token or certificate under which the caller is counted over all its addresses, else ``who``."""
+        """The name of the token or certificate under which the caller is counted at all its addresses, else ``who``."""
         return self.name or self.who
 
     def __str__(self) -> str:

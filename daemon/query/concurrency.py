@@ -81,7 +81,7 @@ class QuerySlots:
             self._leave(slot)
 
     def grow(self, slot: QuerySlot) -> None:
-        """Makes the query in ``slot`` a large query. Waits until a large query fits; others may overtake meanwhile."""
+        """Makes the query in ``slot`` a large query. Waits until a large query fits; other queries may overtake it."""
         self._leave(slot)
         slot.large = True
         self._wait(slot)
@@ -114,14 +114,14 @@ class QuerySlots:
         return next((slot for slot in self._waiting if self._fits(slot, running, now)), None)
 
     def _fits(self, slot: QuerySlot, running: list[QuerySlot], now: float) -> bool:
-        large = sum(one.large for one in running)
+        large = sum(other.large for other in running)
         if len(running) < self._most and not (slot.large and large >= self._most_large):
             return True
-        own = [one for one in running if one.caller.key == slot.caller.key]
-        if any(one.since + SLOW_S > now for one in own):
+        of_caller = [other for other in running if other.caller.key == slot.caller.key]
+        if any(other.since + SLOW_S > now for other in of_caller):
             return False
-        if slot.large and (large >= 2 * self._most_large or any(one.large for one in own)):
+        if slot.large and (large >= 2 * self._most_large or any(other.large for other in of_caller)):
             return False
         if slot.caller.reserved:
             return len(running) < 2 * self._most + ROOTS
-        return len(running) < 2 * self._most and len(own) < max(2 * self._most * 3 // 4, 1)
+        return len(running) < 2 * self._most and len(of_caller) < max(2 * self._most * 3 // 4, 1)

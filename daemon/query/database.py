@@ -33,7 +33,7 @@ class Views:
     ) -> None:
         """Creates view ``name`` over Parquet files and rows of the log; a column that a file lacks is NULL.
 
-        The view has the ``columns`` of these names, or all.
+        ``columns``: the names of the view's columns; None: all columns.
         """
         table = self._table(name)
         if table.live:
@@ -99,7 +99,7 @@ class Instance:
         self._kept: duckdb.DuckDBPyConnection | None = None
 
     def prepare(self) -> duckdb.DuckDBPyConnection:
-        """Returns the kept DuckDB; makes one ahead of a request if there is none, so that no request waits for it."""
+        """Returns the kept DuckDB, or makes it. A call ahead of a request saves the request this time."""
         if self._kept is None:
             made = self.unlocked()
             self.lock(made, self._folders)
@@ -185,8 +185,8 @@ def _first_line(text: str) -> str:
 def _hint(text: str, kind: str) -> str:
     if "WITH TIME ZONE" in text and "TIMESTAMP" in text:
         return _ZONE_HINT
-    if found := _CANDIDATES.search(text):
-        return f"did you mean {' or '.join(found[1].split(', ')[:3])}?"
+    if match := _CANDIDATES.search(text):
+        return f"did you mean {' or '.join(match[1].split(', ')[:3])}?"
     if "No function matches" in text:
         return "the arguments have other types than the function takes: add a cast, as in x::BIGINT"
     if kind == "Conversion":

@@ -1,4 +1,4 @@
-"""Answers queries by the gate, live rows, a snapshot of the store, and a worker.
+"""Answers queries: the gate checks them, and a worker runs them over live rows and a snapshot of the store.
 
 A request has one or several SELECTs. They share one check by the gate, one reading of each live table, one snapshot of
 the store and one worker. So they see the same rows, and ``now()`` is the same time in all.
@@ -66,7 +66,7 @@ class _Request:
         return [one for one in self.statements if isinstance(one, Checked)]
 
     def without(self, failed: Mapping[str, ProbingError]) -> _Request:
-        """Returns the request with the error of each statement that names a table in ``failed``."""
+        """Returns the request, in which each statement that names a table in ``failed`` has the error of that table."""
 
         def outcome(one: Checked | ProbingError) -> Checked | ProbingError:
             if isinstance(one, ProbingError):
@@ -164,8 +164,8 @@ class Engine:
         """Yields for each statement in turn the pieces of an Arrow IPC stream and a StatementEnd, then an End; with
         ``progress`` a QueryProgress now and then before the first piece of a statement.
 
-        ``rows_only``: each statement would return no row if its tables have none, and the caller does not need its
-        columns then. A statement without any row to read is not run and has no pieces.
+        ``rows_only``: each statement returns no row if its tables are empty, and the caller needs no columns of an
+        empty answer. Then a statement whose tables are empty is not run and has no pieces.
 
         ``timeout`` in seconds covers the request, including the time in which the caller reads the pieces.
         ``max_bytes`` limits all pieces together; 0: no limit. While ``resting`` returns True, because the caller reads
@@ -257,7 +257,7 @@ class Engine:
                 scanned = rows if request.limited else answer["end"]["tail_rows"] + sum(map(_rows, segments.values()))
                 yield End(rows, scanned, [*snapshot.missing, *left_out, *answer["end"]["warnings"]])
             else:
-                raise InternalError("a worker answers something else")
+                raise InternalError("a worker sent a message that the engine does not know")
 
 
 class _StatementAnswer(TypedDict, total=False):
@@ -285,7 +285,7 @@ def _answer_of(message: Message) -> _WorkerAnswer:
     try:
         return typed(_WorkerAnswer, message.header)
     except ValueError as e:
-        raise InternalError(f"a worker's answer makes no sense: {e}") from e
+        raise InternalError(f"a worker's answer is malformed: {e}") from e
 
 
 def _statement_end(answer: _StatementAnswer, index: int, statement: Checked | ProbingError) -> StatementEnd:
@@ -294,7 +294,7 @@ def _statement_end(answer: _StatementAnswer, index: int, statement: Checked | Pr
         return StatementEnd(index, 0, warnings, error_of(answer["error"]))
     if "rows" in answer:
         return StatementEnd(index, answer["rows"], warnings)
-    raise InternalError("a worker answered a statement with nothing")
+    raise InternalError("a worker answered a statement without rows and without an error")
 
 
 def _job(

@@ -7,12 +7,12 @@ worker's process.
 A node parses a query four times on purpose, as each parser checks the text that the next will run:
 
 1. ``check`` parses the caller's text with sqlglot, checks the tree, expands views and prints it;
-2. ``_check_printed`` parses the printed text, which must be allowed and must print the same again: a part that prints
-   to something else than was checked is refused;
+2. ``_check_printed`` parses the printed text, which must be allowed and must print as the same text: otherwise DuckDB
+   could run another query than the checked tree;
 3. the worker's ``extract_statements`` lets DuckDB's parser confirm that the text is one SELECT;
 4. ``connection.sql`` parses it once more to run it.
 
-For several nodes the asker parses it before that, to plan the parts (``federation/planning/split.py``).
+For a query over several nodes the client parses the text before, to plan its parts (``federation/planning/split.py``).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ("check",)
 
 # Tables whose rows tell nothing about jobs.
 _OPEN = frozenset(("cluster.members", "probing.column_docs", "probing.table_docs"))
-# DuckDB moves no condition below this LIMIT: a failing one could show a value of another job's row.
+# DuckDB moves no condition below this LIMIT: the error of a condition could show a value of another job's row.
 _ALL_ROWS = (1 << 62) - 1
 _KEPT_PARTS = ("joins", "laterals", "sample")
 
@@ -63,24 +63,24 @@ _SHOW_TABLES = (
     "list the tables with SELECT * FROM probing.table_docs, columns with SELECT * FROM probing.column_docs; in the"
     " shell with \\d and \\d TABLE"
 )
-_PIVOT = "a column of its own for each value is count(*) FILTER (WHERE op = 'barrier') AS barriers, and so on"
+_PIVOT = "for a column of each value write count(*) FILTER (WHERE op = 'barrier') AS barriers, and so on"
 _HINTS: dict[type[exp.Expr], str] = {
     exp.Show: _SHOW_TABLES,
     exp.Describe: _SHOW_TABLES,
     exp.Summarize: "write the figures: min(x), max(x), avg(x), quantile_cont(x, 0.9), count(DISTINCT x)",
     exp.Pivot: _PIVOT,
-    exp.Set: "`probingctl config KEY=VALUE` sets, and SELECT * FROM probing.settings shows what is set",
+    exp.Set: "`probingctl config KEY=VALUE` changes a setting, and SELECT * FROM probing.settings lists the settings",
 }
-_ONE_NODE = "global. names the rows of all nodes, and this node was asked for its own: ask with --all-nodes"
+_ONE_NODE = "global. means the rows of all nodes, but only this node was asked: ask with --all-nodes"
 
 _WORDS = {"describe": _SHOW_TABLES, "show": _SHOW_TABLES, "pivot": _PIVOT, "unpivot": _PIVOT}
-# Texts that replace functions that are not allowed or that DuckDB lacks.
+# Hints for functions that are not allowed or that DuckDB lacks.
 _ELEMENTS = """unnest(from_json(culprits, '[{"rank": "INT", "node": "VARCHAR"}]')) makes a row of each element"""
 _INSTEAD = {
     "timezone": "write ts AT TIME ZONE 'Asia/Shanghai'",
     "json_each": _ELEMENTS,
     "json_table": _ELEMENTS,
-    "bar": "show the number, or draw what -f csv writes",
+    "bar": "show the number, or draw the output of -f csv",
 }
 
 # The error of a query already contains sqlglot's messages about it.
@@ -98,8 +98,8 @@ def check(
     see only the rows of these jobs.
 
     ``users`` returns the tables of users' probes and of jobs, ``views`` the views of the schema ``view``; each is
-    called only if the query names one. Raises QueryRejected, which names the refused part, and the errors of ``users``
-    and ``views``.
+    called only if the query names such a table or view. Raises QueryRejected, which names the refused part, and the
+    errors of ``users`` and ``views``.
     """
     users, views = cache(users), cache(views)
     try:
@@ -123,10 +123,10 @@ def check(
         raise QueryRejected("the query is nested too deeply", hint="use WITH for its parts") from None
     except SqlglotError as e:
         raise QueryRejected(f"not understood: {_one_line(str(e))}") from None
-    own = {name: users()[name] for name in needs if name not in TABLES}
+    user_tables = {name: users()[name] for name in needs if name not in TABLES}
     names = frozenset(identifier.name.lower() for identifier in root.find_all(exp.Identifier))
     columns = None if names_whole_rows(root) else names
-    return Checked(with_states(root) if has_states(root) else printed, needs, own, warnings, columns)
+    return Checked(with_states(root) if has_states(root) else printed, needs, user_tables, warnings, columns)
 
 
 def _expand(
@@ -137,9 +137,9 @@ def _expand(
     """
     tables = list(root.find_all(exp.Table))
     named = [(table.catalog.lower(), table.db.lower()) for table in tables]
-    own = views() if any(schema == USER_VIEWS for _, schema in named) else {}
+    user_views = views() if any(schema == USER_VIEWS for _, schema in named) else {}
     more = users() if any(table.catalog.lower() == GLOBAL and _is_run_time(table) for table in tables) else {}
-    known = {**VIEWS, **own}
+    known = {**VIEWS, **user_views}
     expand(root, known, known_columns(known, {name: [c.name for c in table.columns] for name, table in more.items()}))
     return (_ONE_NODE,) if any(catalog == GLOBAL for catalog, _ in named) else ()
 
@@ -173,13 +173,13 @@ def _parse(sql: str, times: int = 1) -> exp.Query:
     if any(c < " " and c not in "\t\n\r" for c in sql):
         raise QueryRejected("the query has control characters")
     try:
-        found = statements(sql, times)
+        parsed = statements(sql, times)
     except SqlglotError as e:
         word = sql.split(maxsplit=1)[0].lower() if sql.strip() else ""
         raise evaluates_code(sql) or QueryRejected(f"syntax: {_syntax(e)}", hint=_WORDS.get(word, "")) from None
-    if len(found) != 1:
-        raise QueryRejected("more than one statement" if found else "no statement", hint="send one SELECT")
-    root = found[0]
+    if len(parsed) != 1:
+        raise QueryRejected("more than one statement" if parsed else "no statement", hint="send one SELECT")
+    root = parsed[0]
     if not isinstance(root, exp.Query):
         kind = "EXPLAIN and the like" if isinstance(root, exp.Command) else type(root).__name__.upper()
         hint = _HINTS.get(type(root), "")
@@ -215,14 +215,14 @@ def _check_type(node: exp.DataType) -> None:
 def _function_refused(name: str) -> QueryRejected:
     near = difflib.get_close_matches(name.lower(), FUNCTION_NAMES | {c.lower() for c in FUNCTION_CLASSES}, 3)
     usual = "the usual aggregate, text, list, JSON and time functions of DuckDB are allowed"
-    hint = _INSTEAD.get(name.lower()) or (f"near it: {', '.join(sorted(near))}" if near else usual)
+    hint = _INSTEAD.get(name.lower()) or (f"similar names: {', '.join(sorted(near))}" if near else usual)
     return QueryRejected(f"the function {name.lower()[:80]} is not allowed", hint=hint)
 
 
 def _resolve(
     table: exp.Table, users: Callable[[], Mapping[str, Table]], views: Callable[[], Mapping[str, View]]
 ) -> str | None:
-    """Returns the name of our table; None for a CTE or an allowed table function."""
+    """Returns SCHEMA.NAME of a known table; None for a CTE or an allowed table function."""
     if isinstance(table.this, _TABLE_FUNCTIONS):
         return None
     if not isinstance(table.this, exp.Identifier):
@@ -243,7 +243,7 @@ def _resolve(
 
 
 def _is_run_time(table: exp.Table) -> bool:
-    """Returns whether ``table`` can be a table of a user's probe or of a job, which the gate has to ask for."""
+    """Returns whether ``table`` can be of a user's probe or of a job; only the daemon knows these tables."""
     schema, name = table.db.lower(), f"{table.db}.{table.name}".lower()
     return schema == USER or (schema == JOB_SCHEMA and name not in TABLES and name not in VIEWS)
 
@@ -290,7 +290,7 @@ def _words(name: str) -> str:
 
 
 def _limit_to_jobs(tables: Iterable[tuple[exp.Table, str]], known: Mapping[str, Table], jobs: Collection[str]) -> None:
-    """Limits a query to the rows of ``jobs``. ``tables``: all places in it that name a table, with the table's name.
+    """Limits a query to the rows of ``jobs``. ``tables``: each node of its tree that names a table, with that name.
 
     Raises QueryRejected for a table whose rows do not name their job.
     """
@@ -305,8 +305,8 @@ def _limit_to_jobs(tables: Iterable[tuple[exp.Table, str]], known: Mapping[str, 
         bare = exp.Table(this=node.this.copy(), db=node.args["db"].copy())
         names = [exp.Literal.string(job) for job in sorted(jobs)]
         condition = exp.In(this=exp.column("job", quoted=True), expressions=names)
-        own = exp.select("*").from_(bare).where(condition).limit(_ALL_ROWS)
-        limited = own.subquery(node.alias or node.name, copy=False)
+        rows = exp.select("*").from_(bare).where(condition).limit(_ALL_ROWS)
+        limited = rows.subquery(node.alias or node.name, copy=False)
         if node.alias_column_names:
             limited.set("alias", node.args["alias"].copy())
         for key in _KEPT_PARTS:

@@ -25,7 +25,7 @@ from probing.daemon.store.log.cache import LogCache
 
 __all__ = ("Database", "Job", "Outcome")
 
-# The bytes of rows that are held back first: after an error until then a retry sends no row twice.
+# The bytes of rows that are held back at first: if an error comes before they are sent, a retry sends no row twice.
 FIRST_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20
 BATCH_ROWS = 16_384
@@ -41,11 +41,10 @@ _FAILURES = (duckdb.Error, pa.ArrowException, MemoryError, OSError)
 
 @dataclass(slots=True)
 class Job:
-    """A request of the engine. It has checked ``statements``, ``segments`` (paths) by stored table, the log's ``parts``
-    (path, length), ``live`` rows by table, ``max_bytes`` of all answers together (0: no limit), the tables of users'
-    probes among them (``users``), whether ``progress`` is wanted, and ``columns``, the names of the columns that the
-    statements use (None: all). ``reads``: the tables that each statement reads; set when a statement without any row to
-    read may be skipped."""
+    """A request of the engine: checked ``statements``, ``segments`` (paths) by stored table, ``parts`` of the log
+    (path, length), ``live`` rows by table. ``max_bytes`` limits all answers together; 0: no limit. ``users``: tables of
+    users' probes. ``progress``: whether to report progress. ``columns``: names of the columns that the statements use;
+    None: all. ``reads``: the tables that each statement reads, if a statement may be skipped when they have no rows."""
 
     statements: list[str]
     segments: dict[str, list[str]]
@@ -88,7 +87,7 @@ class Job:
         columns = None if (named := spec.get("columns")) is None else frozenset(map(str, named))
         reads = None if (read := spec.get("reads")) is None else [frozenset(map(str, names)) for names in read]
         if reads is not None and len(reads) != len(statements):
-            raise ValueError("tables of other statements")
+            raise ValueError("reads has another length than statements")
         progress = bool(spec.get("progress"))
         return cls(statements, segments, parts, live, int(spec["max_bytes"]), users, progress, columns, reads)
 
@@ -164,8 +163,8 @@ class Database:
                     raise explain(e) from None
                 _set_aside(self._job, damaged, self._outcome)
                 if answer.started:
-                    message = "a segment is damaged, and rows had gone out already"
-                    raise QueryError(message, hint="ask again") from None
+                    message = "a segment is damaged, and some rows were sent already"
+                    raise QueryError(message, hint="ask again: the next answer leaves the segment out") from None
             except BaseException:
                 self._discard()
                 raise
@@ -273,7 +272,7 @@ def _telling(connection: duckdb.DuckDBPyConnection, tell: Callable[[float], None
 
 
 def _stream(reader: pa.RecordBatchReader, answer: _Answer) -> Iterator[memoryview]:
-    """Yields pieces of an Arrow IPC stream; the first comes once FIRST_BYTES are there or the stream has ended."""
+    """Yields pieces of an Arrow IPC stream. The first piece has at least FIRST_BYTES, or the whole stream."""
     collected = Gathered()
     # Arrow writes each buffer and its padding separately; this buffer joins them, so that there are fewer Python calls.
     sink = pa.BufferedOutputStream(pa.PythonFile(collected, mode="w"), 1 << 18)

@@ -20,9 +20,9 @@ __all__ = ("GATE", "QUERY", "WorkerPool")
 # A worker whose answer nobody reads is ended this long after the deadline of its query, s.
 GRACE_S = 1.0
 _SPLIT = "split it: use WITH for its parts"
-_NARROW = "the next query gets a fresh worker; when this one always ends so, aggregate or narrow the time range"
+_NARROW = "ask again: a new worker runs it; if its worker ends each time, aggregate or narrow the time range"
 # There are more workers than slots for requests (``concurrency``): when a query has run for half a second, another
-# worker starts for the next query. Starting one costs more CPU than most queries.
+# worker starts for the next query. Starting a worker costs more CPU than most queries.
 QUERY = Policy(
     "SQL worker",
     size=64,
@@ -110,7 +110,7 @@ class WorkerPool:
             raise QueryError("no SQL worker could be started", hint=hint) from e
 
     def _receive(self, worker: Process, deadline: float, cancelled: Callable[[], bool]) -> Message:
-        # The deadline counts even if a message is there, since the caller may not have read for a while.
+        # The deadline applies even if a message is ready, since the caller may not have read for a while.
         if time.monotonic() >= deadline or not wait_readable(worker.channel.fileno(), deadline, cancelled):
             raise QueryTimeout("the query did not end in time")
         try:

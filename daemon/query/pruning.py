@@ -1,5 +1,5 @@
-"""Finds the times and jobs that a query can need of each table, and limits a query to the rows of some jobs. The store
-prunes segments by these times and jobs (store/needs.py).
+"""Finds the times and jobs that a query can need of each table. The store prunes segments by these times and jobs
+(store/needs.py).
 
 A table is pruned only by comparisons of ``ts`` or ``job`` with constants that every row must pass: they are in the
 WHERE of the SELECT that names the table. All other conditions are ignored here.
@@ -29,13 +29,13 @@ _UNITS_NS = {
     "DAY": 86_400 * 10**9,
     "WEEK": 7 * 86_400 * 10**9,
 }
-# A function that tells whether an expression is the column in question.
+# A function that returns whether an expression is the column whose conditions are read.
 _IsColumn = Callable[[exp.Expr], bool]
 _ZONELESS = ("TIMESTAMP", "TIMESTAMPNTZ", "TIMESTAMP_NS", "DATE")
 
 
 def needs_of(tables: Iterable[tuple[exp.Table, str]]) -> dict[str, Need]:
-    """Returns the rows needed from each table. ``tables``: all places of a query that name a table, with the table's
+    """Returns the rows needed from each table. ``tables``: each node of a query's tree that names a table, with that
     name.
 
     ``now()`` and the like must have been replaced by constants.
@@ -73,7 +73,7 @@ def _conditions(table: exp.Table, column: str) -> Iterator[tuple[exp.Expr, _IsCo
         # The alias gives the columns other names.
         return
     joins = select.args.get("joins") or []
-    # Such a join chooses rows before the WHERE drops any, so a dropped row can change the result.
+    # These joins choose rows before the WHERE drops any, so a dropped row can change the result.
     if any(join.args.get("method") or join.args.get("kind") in ("ASOF", "POSITIONAL") for join in joins):
         return
     where = select.args.get("where")

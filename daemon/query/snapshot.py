@@ -53,7 +53,7 @@ class Store(Protocol):
         """Returns the rows of a live table in its logical schema, as an Arrow IPC stream."""
 
     def tables(self, timeout: float) -> Mapping[str, Table]:
-        """Returns the tables of users' probes, present and former."""
+        """Returns the tables of present and former probes of users."""
 
     def damaged(self, paths: Sequence[str], timeout: float) -> None:
         """Reports segments that could not be read. Raises nothing."""
@@ -72,9 +72,9 @@ class DamagedSegments:
         self._until = {path: until for path, until in self._until.items() if until > now}
         kept: dict[str, list[QueryFile]] = {}
         warnings = []
-        for name, found in segments.items():
-            kept[name] = [segment for segment in found if segment.path not in self._until]
-            if left_out := len(found) - len(kept[name]):
+        for name, files in segments.items():
+            kept[name] = [file for file in files if file.path not in self._until]
+            if left_out := len(files) - len(kept[name]):
                 warnings.append(f"{name}: {left_out} damaged segment{'s' * (left_out > 1)} left out")
         return kept, warnings
 

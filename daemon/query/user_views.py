@@ -109,7 +109,9 @@ class UserViews:
         name = file.removesuffix(".sql")
         try:
             if not _NAME.fullmatch(name):
-                raise QueryRejected("a view's name has at most 41 of a-z, 0-9 and _, and begins with a letter")
+                raise QueryRejected(
+                    "a view's name has at most 41 characters of a-z, 0-9 and _, and begins with a letter"
+                )
             text = _trusted_text(self._directory / file)
             view = View(f"{USER_VIEWS}.{name}", _doc(text), (), text)
             base_tables(view)

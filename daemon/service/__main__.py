@@ -11,7 +11,7 @@ __all__ = ()
 
 
 def _load() -> Callable[[], int]:
-    # Imported late, so that a missing library becomes an error line.
+    # Imported late, so that the error of a missing library becomes a line of the log.
     from probing.daemon.service.process import main
 
     return main

@@ -1,4 +1,4 @@
-"""Decides to which addresses this node connects: to those that its administrator named, and to others in allowed
+"""Decides to which addresses this node connects: to addresses that its administrator named, and to addresses in allowed
 networks.
 """
 
@@ -20,7 +20,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 # The time after which a name is looked up again, s.
 AGAIN_S = 30.0
 MAX_NAMES = 4096
-# How long an address outside the networks is reported after a call wanted it, s.
+# How long an address outside the networks is reported after a call has needed it, s.
 SAID_S = 60.0
 # Blocks of addresses that count as one site: loopback, private, shared (RFC 6598), link-local.
 _SITES = tuple(
@@ -43,8 +43,8 @@ _HINT = "add its network to cluster.allow of this node"
 
 
 class Allowed:
-    """The allowed addresses. ``networks``: the value of ``cluster.allow``. If it is empty, the allowed networks are
-    those of this machine's interfaces, and the sites of the seeds and of ``own``, the address of this node. Belongs to
+    """The allowed addresses. ``networks``: the value of ``cluster.allow``. If it is empty, the networks of this
+    machine's interfaces are allowed, and the sites of the seeds and of ``own``, the address of this node. Belongs to
     one event loop."""
 
     def __init__(self, networks: Sequence[str] = (), own: str = "") -> None:
@@ -54,7 +54,7 @@ class Allowed:
         # Addresses that the administrator named, as HOST:PORT: they are allowed in any network.
         self.named: frozenset[str] = frozenset()
         self._ips: dict[str, tuple[float, tuple[Ip, ...]]] = {}
-        # When each address outside the networks was last wanted.
+        # The time when a call last needed each address outside the networks.
         self._refused: dict[str, float] = {}
 
     async def set_seeds(self, seeds: Iterable[str]) -> None:
@@ -77,7 +77,9 @@ class Allowed:
         host, _, port = address.rpartition(":")
         ips = await self._resolved(host.strip("[]"))
         if not ips:
-            raise PeerError(f"the name of {address} is not known")
+            raise PeerError(
+                f"the host name of {address} cannot be resolved", hint="check the name, and DNS on this node"
+            )
         if address not in self.named:
             ips = tuple(ip for ip in ips if any(ip in network for network in self._networks))
         if not ips:
@@ -137,9 +139,9 @@ def around(ip: Ip) -> Network:
 
 
 def own_networks(proc: Path = Path("/proc/net")) -> Iterator[Network]:
-    """Yields the networks of this machine's interfaces but loopback, from proc(5)'s net/route and net/if_inet6.
+    """Yields the networks of this machine's interfaces except loopback, from proc(5)'s net/route and net/if_inet6.
 
-    These wait for no driver, as netlink does, which psutil asks.
+    Reading them waits for no driver, unlike netlink, which psutil uses.
     """
     for line in _lines(proc / "route")[1:]:
         words = line.split()

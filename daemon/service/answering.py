@@ -1,6 +1,6 @@
 """Wraps the methods of a gRPC service: identifies the caller, checks its rights, writes the audit log, sends errors.
 
-Gives each admitted call a thread, or refuses it at once.
+Gives each call a thread, or refuses the call at once.
 
 The number of threads is limited for each kind of call, share (root, other users, TCP), caller, and on TCP for each
 token. No call uses threads of another share or kind, so a call about the daemon itself never waits for queries. An
@@ -56,9 +56,7 @@ class Guarded(Protocol):
 
 
 def answering(method: Callable[..., Awaitable[_Reply]]) -> Callable[..., Awaitable[_Reply]]:
-    """Returns ``method`` of a Guarded wrapped: it gets the caller; errors end the call as in errors.py; a bug is
-    logged.
-    """
+    """Wraps ``method`` of a Guarded: passes the caller to it, ends a failed call as in errors.py, and logs bugs."""
 
     name = method.__name__
 
@@ -106,7 +104,7 @@ class CallKind(Enum):
     """A kind of calls, which share threads: at most ``most`` calls of a share at the same time, and ``each`` calls of
     one caller.
 
-    TCP has ``each / 2`` calls more, which are not for a single token or certificate.
+    TCP has ``each / 2`` more calls in all, but at most ``most`` calls of one token or certificate.
     """
 
     QUERY = ("queries", 32, 16)
@@ -192,7 +190,7 @@ class CallAdmission:
             share.leave(caller)
 
     async def run(self, kind: CallKind, caller: Caller, function: Callable[[], T]) -> T:
-        """Does the same as ``start``, and waits for the result of ``function``."""
+        """Runs ``function`` as ``start`` does, and returns its result."""
         return await asyncio.shield(self.start(kind, caller, function))
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ class Audit:
         self._dropped = 0
 
     def refused(self, caller: Caller, what: str, why: str, *, kind: str = "") -> None:
-        """Counts a refusal under ``kind``, or under ``why``; logs it unless the same was logged just now."""
+        """Counts a refusal under ``kind``, or under ``why``. Logs it, but the same refusal once within QUIET_S."""
         self.counts[kind or why.partition(":")[0]] += 1
         now = self._now()
         key = (str(caller), what, kind or why)

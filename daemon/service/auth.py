@@ -38,7 +38,7 @@ class Rates:
         self._left: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 
     def take(self, caller: Caller) -> None:
-        """Counts a call. Raises Overloaded if the caller, which is an address with one token, makes too many."""
+        """Counts a call. Raises Overloaded if the address of the caller makes too many calls with its token."""
         if math.isinf(self._per_s):
             return
         key, now = (caller.who, caller.name), self._now()

@@ -25,7 +25,7 @@ __all__ = ("CollectorClient",)
 KEPT = 4
 RELEASE_TIMEOUT_S = 2.0
 MAX_REPORTED = 1000
-_HINT = "it is started again by itself; ask again, and if it stays so, the daemon's log says why it ends"
+_HINT = "the daemon starts it again: ask again; if the error stays, the daemon's log says why the collector ends"
 _Cancelled = Callable[[], bool]
 _T = TypeVar("_T")
 
@@ -35,7 +35,7 @@ def _never() -> bool:
 
 
 class CollectorClient:
-    """Safe for many threads: each request has its own connection, of which up to KEPT stay open afterwards.
+    """Sends requests to the collector. Safe for many threads: each request has a connection; up to KEPT stay open.
 
     Every method raises PeerError if the collector does not answer, and the error in its answer if there is one. Methods
     with ``cancelled`` raise QueryError once ``cancelled`` returns True.
@@ -72,7 +72,7 @@ class CollectorClient:
             self._request({"op": "damaged", "paths": list(paths)[:MAX_REPORTED]}, timeout)
 
     def tables(self, timeout: float) -> dict[str, Table]:
-        """Returns the tables of users' probes, present and former, by name."""
+        """Returns the tables of present and former probes of users, by name."""
         found = _read(dict[str, list[Any]], self._request({"op": "tables"}, timeout), "tables")
         try:
             return {table.name: table for table in map(user_table_from, found["tables"])}
@@ -195,11 +195,11 @@ class CollectorClient:
 
 
 def _read(kind: type[_T], message: Message, what: str) -> _T:
-    """Returns the fields of the header and of the payload, which has what does not fit into a header, as a ``kind``."""
+    """Returns the fields of the header and of the payload, which has the large fields, as a ``kind``."""
     try:
         return typed(kind, {**message.header, **typed_json(Header, message.payload or b"{}")})
     except ValueError as e:
-        raise InternalError(f"the collector's {what} make no sense: {e}") from e
+        raise InternalError(f"the collector's {what} are malformed: {e}") from e
 
 
 class _Segment(Struct):

@@ -1,7 +1,7 @@
 """Accepts TCP connections of callers who are not identified yet.
 
-A handshake has a time limit, and there are few places for handshakes, but no caller can keep others out. The kernel
-names the user of the peer.
+Handshakes are limited in time and number, but no caller can keep other callers out. The kernel names the user of the
+peer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = (
 
 
 def peer_name(connection: Connection) -> str:
-    """Returns ``ADDRESS, uid N`` for a peer whose socket is of this network namespace, else ``ADDRESS``; ``unknown``
+    """Returns ``ADDRESS, uid N`` for a peer whose socket is in this network namespace, else ``ADDRESS``; ``unknown``
     for a connection that has ended."""
     try:
         address = str(connection.getpeername()[0])
@@ -43,8 +43,8 @@ _C = TypeVar("_C")
 
 class Places(Generic[_C]):
     """Places for at most ``most`` connections, and for ``each`` of one holder. A new connection always gets a place. If
-    its holder has ``each`` connections, the oldest of these loses its place; else the oldest of the holder with the
-    most connections does."""
+    none is free, it replaces the oldest connection of its holder, if the holder has ``each`` connections, or else of
+    the holder with the most connections."""
 
     def __init__(self, most: int, each: int) -> None:
         self._most = most
@@ -173,4 +173,4 @@ def _why(error: Exception) -> str:
         return f"TLS: {(error.reason or 'error').replace('_', ' ').lower()}"
     if isinstance(error, ConnectionAbortedError):
         return f"no TLS handshake within {HANDSHAKE_S:.0f} s"
-    return "it went away in the handshake"
+    return "it closed the connection in the handshake"

@@ -49,7 +49,7 @@ class Diagnosis:
     ) -> None:
         self._certified = certified
         self._node, self._options, self._peers = config.node_name, config.diagnose, peers
-        # The interval of the readings of sockets, s; their holders are read at least at every second reading.
+        # Sockets are read at this interval, s; the processes that hold them are read at least at every second reading.
         self._look_s = max(config.diagnose.stall_s, config.net.tcp_interval_s)
         self._grace_s, self._trusted = max(15.0, 3 * config.net.tcp_interval_s), config.cluster.trust_claims
         self._hook_socket = f"{config.runtime_dir}/hook.sock"
@@ -88,7 +88,7 @@ class Diagnosis:
         return self.sights.sight(job, run)
 
     def sources(self) -> list[SourceState]:
-        """Returns the row of the watch for ``status`` and ``probing.sources``; empty if it is switched off."""
+        """Returns the row of the watch for ``status`` and ``probing.sources``; empty if diagnosis is disabled."""
         if not self._options.enabled:
             return []
         if self._started is None:

@@ -47,8 +47,8 @@ def packed(message: Message) -> pb.GossipMessage:
 
 
 def message_of(sent: pb.GossipMessage, *, local: bool = False) -> Message:
-    """Returns ``sent`` after a check. Raises PeerError for a message out of bounds. ``local``: Unix sockets are valid
-    addresses.
+    """Returns the message in ``sent``. Raises PeerError for a message above the limits. ``local``: Unix sockets are
+    valid addresses.
     """
     lists = len(sent.marks), len(sent.wanted), len(sent.buckets), len(sent.digests)
     if sent.ByteSize() > MAX_BYTES or len(sent.updates) > MAX_UPDATES or max(lists) > MAX_MARKS:
@@ -118,7 +118,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gossip:
-    """The gossip of this node with others. ``seeds``: addresses, or ``dns:NAME:PORT`` for all addresses of a name.
+    """Exchanges gossip with other nodes. ``seeds``: addresses, or ``dns:NAME:PORT`` for all addresses of a name.
     ``local``: peers may be Unix sockets.
 
     ``peers`` has the connections to other nodes. Belongs to one event loop.
@@ -143,7 +143,7 @@ class Gossip:
         self._skipped = 0
         # Whether the certificate of this node names it.
         self._named = False
-        # By name of a node: when its certificate was seen to lack the name.
+        # The time when a node's certificate was seen to lack the node's name, by name of the node.
         self._nameless: dict[str, float] = {}
 
     def start(self) -> None:
@@ -200,7 +200,7 @@ class Gossip:
         while True:
             self._make(self._membership.tick())
             await self._peers.close_idle()
-            # Ticks that a pause delayed are not made up for.
+            # After a pause of this process, missed ticks are left out.
             due = max(due + self._membership.heartbeat_s, loop.time())
             await asyncio.sleep(due - loop.time())
 

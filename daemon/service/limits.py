@@ -18,8 +18,8 @@ class Limits(NamedTuple):
     """Limits of answers. ``query_s``: default and maximum of a query's deadline; ``max_bytes``: default and maximum of
     an answer's size.
 
-    ``stream_s``: maximum for a caller that streams, and may take long to write the rows. ``unread_s``: how long a
-    stream waits for a caller that reads nothing. ``facts_s``: default and maximum of the time for facts.
+    ``stream_s``: maximum deadline of a query whose caller streams, and may take long to write the rows. ``unread_s``:
+    how long a stream waits for a caller that reads nothing. ``facts_s``: default and maximum of the time for facts.
     ``preflight_s``, ``preflight_max_s``: default and maximum of the time for facts before a job. ``status_s``: the
     collector's time to answer for Status. ``eval_s``, ``eval_max_s``: default and maximum of the time for code.
     """
@@ -40,7 +40,7 @@ class Limits(NamedTuple):
 
 
 def seconds_for(context: Context, asked_ms: int, default: float, most: float) -> float:
-    """Returns the seconds that the node may take."""
+    """Returns the timeout of a call, s: ``asked_ms`` or ``default``, limited by ``most`` and the caller's deadline."""
     wanted = min(asked_ms / 1000 if asked_ms else default, most)
     left = context.time_remaining()
     return max(wanted if left is None else min(wanted, left - MARGIN_S), MIN_TIMEOUT_S)

@@ -1,5 +1,5 @@
-"""The TCP ports for gRPC and HTTP. The supervisor hands them over, or they are bound here, which is tried again until
-they are free.
+"""The TCP ports for gRPC and HTTP. The supervisor hands their sockets over, or this process binds them, with retries
+until the ports are free.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class TcpPort:
         self._task = asyncio.create_task(self._serve_given(listener))
 
     def fails(self, problem: str) -> None:
-        """Reports that the supervisor could not bind the port."""
+        """Stores ``problem``, the reason why the supervisor could not bind the port, for Status."""
         self._problem = problem
 
     def sources(self) -> list[pb.Source]:

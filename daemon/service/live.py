@@ -60,7 +60,7 @@ def live_tables(
 
 
 def _table_docs(tables: Iterable[Table], own_rows: Rows) -> Rows:
-    # Imported here and below: the parser of SQL takes 10 MB, and few nodes are asked.
+    # Imported here and below: the parser of SQL takes 10 MB, and few nodes are asked for these tables.
     from probing.federation.sql.views import base_tables, views_from
 
     own = views_from(own_rows)
@@ -91,7 +91,7 @@ def _column_docs(tables: Iterable[Table], own_rows: Rows) -> Rows:
     named += [(view.name, view.columns) for view in VIEWS.values()]
     rows = [_column_doc(name, column) for name, columns in named for column in columns]
     names = known_columns({**VIEWS, **own})
-    # Only a database can tell the types of these columns.
+    # The types of these columns are unknown before the view runs in a database.
     return rows + [
         {**_column_doc(view, Column(name, TEXT, "Column of a user's view; probing.views has its SQL.")), "type": None}
         for view in own

@@ -1,4 +1,4 @@
-"""The members of the cluster for clients: rows of cluster.members, and Peers; and this node's own record."""
+"""Makes the messages and rows about members of the cluster, for Peers and cluster.members, and this node's record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def membership_of(config: Config, version: str, key: NodeKey | None = None) -> M
 
 
 def address_of(config: Config) -> str:
-    """Returns the address at which others reach the node: as configured, else the address on which it listens."""
+    """Returns the address at which other nodes reach this node: as configured, else the address on which it listens."""
     if config.cluster.advertise or not config.listen:
         return config.cluster.advertise or f"unix:{config.public_socket}"
     host, _, port = config.listen.rpartition(":")
@@ -46,7 +46,7 @@ def address_of(config: Config) -> str:
 
 
 def known_at(membership: Membership, address: str) -> Known:
-    """Returns what the membership has about the node at ``address``."""
+    """Returns the ``Known`` of ``address``, as the membership has it."""
     found = membership.at(address)
     if found is None:
         return Known()

@@ -1,5 +1,5 @@
-"""Converts the collector's answers to messages of probing.v1. Sizes are not checked here: the collector limits what it
-reads.
+"""Converts the collector's answers to messages of probing.v1. Sizes are not checked here: the collector limits its
+readings.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def stacks_reply(node: str, processes: Iterable[ProcessStacks], failures: Sequen
     return reply
 
 
-# A process that hangs has the same bytes each time, and making messages of them costs more than all else here.
+# A process that hangs has the same bytes each time, and making messages costs more than the rest of this module.
 @lru_cache(maxsize=256)
 def _threads(process: ProcessStacks) -> tuple[pb.Thread, ...]:
     job, run, rank, pid, start_ns, trains, packed = process
@@ -69,7 +69,7 @@ def vars_reply(node: str, found: VariablesRead) -> pb.VarsReply:
 
 
 def eval_reply(node: str, found: Mapping[str, Any]) -> pb.EvalReply:
-    """Returns the collector's answer to ``eval``. Raises InternalError when it makes no sense."""
+    """Returns the collector's answer to ``eval`` as an EvalReply. Raises InternalError for a malformed answer."""
     try:
         return pb.EvalReply(
             node=node,
@@ -77,7 +77,7 @@ def eval_reply(node: str, found: Mapping[str, Any]) -> pb.EvalReply:
             failures=[_failure(failure) for failure in found["failures"]],
         )
     except (KeyError, TypeError, ValueError) as e:
-        raise InternalError(f"the collector's results make no sense: {type(e).__name__}: {e}") from e
+        raise InternalError(f"the collector's results are malformed: {type(e).__name__}: {e}") from e
 
 
 def _evaluated(result: Mapping[str, Any]) -> pb.Evaluated:

@@ -36,7 +36,7 @@ __all__ = (
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
-    # With this a node that comes back is reached within a few heartbeats.
+    # With these delays a node that comes back is reached within a few heartbeats.
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
@@ -47,8 +47,8 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class Known(NamedTuple):
-    """What the membership has about an address. ``certified``: certificates prove the name of its ``node``. ``keyed``:
-    the node has a key, so it accepts tokens that are bound to its name."""
+    """The node at an address, as the membership has it. ``certified``: certificates prove the name of the ``node``.
+    ``keyed``: the node has a key, so it accepts tokens that are bound to its name."""
 
     node: str = ""
     certified: bool = False
@@ -59,7 +59,7 @@ class Outgoing:
     """The channels to other nodes. A node that speaks TLS on its own port uses TLS to all other nodes. Belongs to one
     event loop.
 
-    ``known`` returns the ``Known`` of an address. ``allowed``: the addresses to which it connects, None: all.
+    ``known`` returns the ``Known`` of an address. ``allowed``: the addresses to which this node connects; None: all.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class Outgoing:
         """Returns a channel to ``address`` (unix:PATH or HOST:PORT). Raises PeerError if the address is not allowed.
 
         ``node``: the name that the peer's certificate has to prove. If it is empty, the certificate has to prove the
-        host of the address; or the name of the node, if certificates have proven that before. ``anonymous``: this node
-        shows no certificate, as for calls on behalf of another caller.
+        host of the address; or the name of the node, if certificates have proven that name before. ``anonymous``: this
+        node shows no certificate, as for calls on behalf of another caller.
         """
         if address.startswith("unix:"):
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
@@ -161,7 +161,7 @@ def lacks_name(error: grpc.aio.AioRpcError) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Returns whether ``address`` (HOST:PORT) is of this machine alone."""
+    """Returns whether ``address`` (HOST:PORT) is a loopback address."""
     host = address.rpartition(":")[0]
     return host == "localhost" or bool((ip := _ip(host)) and ip.is_loopback)
 
@@ -234,7 +234,7 @@ class PeerStubs:
         return self._outgoing.metadata(address, node) or None
 
     async def close_idle(self) -> None:
-        """Closes connections without calls: those that were idle for IDLE_S, and the oldest beyond MAX_CHANNELS."""
+        """Closes connections without calls that were idle for IDLE_S, and the oldest ones beyond MAX_CHANNELS."""
         self._broken, broken = [], self._broken
         for peer in broken:
             if peer.users:

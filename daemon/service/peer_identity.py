@@ -1,9 +1,9 @@
 """Finds out which node a caller's connection proves.
 
 With TLS a node is proven by the DNS names among the alternative names of its certificate. A certificate may have
-several names, such as ``gn6`` and ``gn6.example.org``, and a certificate that all nodes share has the names of all. So
-a claimed name is checked against the certificate. The certificate alone names the caller only if exactly one member
-fits.
+several names, such as ``gn6`` and ``gn6.example.org``, and a certificate that all nodes share has the names of all
+nodes. So a claimed name is checked against the certificate. Without a claimed name, the certificate names the caller
+only if it has the name of exactly one member.
 """
 
 from __future__ import annotations

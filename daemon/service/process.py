@@ -62,7 +62,7 @@ def main() -> int:
     """Serves until SIGTERM or SIGINT. Returns the exit code."""
     config = Config.from_args(sys.argv[1:])
     log_to_stderr("service")
-    # A process that makes its own key writes a file.
+    # The key comes before ``restrict``, since a new key is written to a file.
     key = NodeKey(take_key(Path(config.socket).parent))
     restrict(SERVICE)
     asyncio.run(_serve(config, Doors.of(config), key))
@@ -103,7 +103,7 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
             whole = True
             pool.keep(config.query.workers)
             await asyncio.to_thread(diagnosis.start)
-    # A gRPC call that is still in progress when the interpreter exits would crash it.
+    # A gRPC call that is still in progress when the interpreter exits would crash the interpreter.
     channel.close()
     await asyncio.to_thread(watch.stop)
     listeners.stop()

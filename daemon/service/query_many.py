@@ -3,7 +3,7 @@ answers on.
 
 Each peer gets the authorization that the caller shows for it, and neither this node's token nor its certificate. So no
 caller can read rows through this node that the peers would refuse, and this node learns nothing by which it could ask
-other nodes. Peers only get a Query, so a question has at most two levels.
+other nodes. Peers only get a Query, so they do not pass it on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_KEPT = 256
 PIECE_BYTES = 1 << 20
 # The longest pause between two replies to the caller, s.
 SIGN_S = 0.5
-# The time for sending the answers back to the caller, s.
+# The time that is left for sending the answers back to the caller, s.
 MARGIN_S = 0.2
 # The connection broke, or the peer's gRPC had too many calls to accept this one.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -54,9 +54,7 @@ class QueryMany:
     """Answers QueryMany. Belongs to one event loop."""
 
     def __init__(self, outgoing: Outgoing, limits: Limits, *, kept: int = MAX_KEPT) -> None:
-        """Makes the answering of QueryMany. ``kept``: the number of channels to peers that stay open; gRPC closes their
-        connections when they are idle.
-        """
+        """``kept``: how many channels to peers stay open; gRPC closes their connections when they are idle."""
         self._outgoing = outgoing
         self._limits = limits
         self._channels = _Channels(outgoing, kept)
@@ -65,7 +63,7 @@ class QueryMany:
         """Writes the answers of the peers; ``known`` are their addresses. Raises UsageError."""
         addresses = tuple(dict.fromkeys(request.addresses))
         if not 0 < len(addresses) <= MAX_PEERS:
-            raise UsageError(f"{len(addresses)} nodes to ask", hint=f"name 1 to {MAX_PEERS} addresses")
+            raise UsageError(f"the request names {len(addresses)} nodes", hint=f"name 1 to {MAX_PEERS} addresses")
         authorization = next((v for key, v in context.invocation_metadata() or () if key == "authorization"), "")
         seconds = seconds_for(context, request.query.timeout_ms, self._limits.query_s, self._limits.query_s)
         writer = _Writer(context, self._limits.unread_s)
@@ -163,7 +161,7 @@ class _Writer:
 
 
 class _Question:
-    """One query of a caller to peers. ``authorizations``: the caller's own, and those for single peers."""
+    """One query of a caller to peers. ``authorizations``: for all peers, and for single peers by address."""
 
     def __init__(
         self,

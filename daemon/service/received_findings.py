@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ("AT_ONCE", "ROWS_AN_HOUR", "ReceivedFindings")
 
 ROWS_AN_HOUR, AT_ONCE = 240, 64
-"""Rows of a node: in an hour, and at once after a pause."""
+"""The most rows of a node: in an hour, and at once after a pause."""
 MAX_ROW_BYTES = 256 << 10
 _TABLE = "diagnosis.findings"
 _OWN = frozenset({"node", "ts"})
@@ -77,7 +77,7 @@ class ReceivedFindings:
 
     @property
     def problems(self) -> list[str]:
-        """Returns why rows were refused lately, by the node that sent them, for ``status``."""
+        """Returns the reasons why rows were refused lately, one for each sender, for ``status``."""
         return list(self._refused.values())
 
     @property
@@ -92,8 +92,8 @@ class ReceivedFindings:
         """Passes rows of ``diagnosis.findings``, a JSON list, to the watch. Rows of jobs without a rank here are left
         out.
 
-        Returns the number of accepted rows. Raises FormatError and UsageError if they are not such rows, PrivilegeError
-        for rows that the caller may not send, and Overloaded for too many.
+        Returns the number of accepted rows. Raises FormatError and UsageError for malformed rows, PrivilegeError for
+        rows that the caller may not send, and Overloaded for too many rows.
         """
         checked = _rows(rows)
         known = [row for row in checked if self._watch.watches(row["job"], row["run"])]
@@ -126,7 +126,7 @@ class ReceivedFindings:
             self.refused += 1
             raise PrivilegeError(
                 f"node {sender or 'of this certificate'} is not proven to take part in the job",
-                hint="its ranks must be connected with those of a node that takes part (docs/cluster.md)",
+                hint="its ranks must be connected with ranks of a node that takes part (docs/cluster.md)",
             )
         return sender
 
@@ -139,7 +139,7 @@ class ReceivedFindings:
             if own and (node == self._node) != (rank in own):
                 raise PrivilegeError(f"rank {rank} is not on node {node}")
             if node not in (self._node, sender) and (sender > self._node or (node and node not in claims)):
-                raise PrivilegeError(f"rank {rank} of node {node} must not be named by it")
+                raise PrivilegeError(f"it may not name rank {rank} of node {node}")
         if not {node for _, node in _named(row, "stacks")} <= {self._node, sender, *claims}:
             raise PrivilegeError("it has stacks of nodes that do not take part")
 
@@ -151,7 +151,7 @@ class ReceivedFindings:
         while len(self._allowances) > _MAX_NODES:
             self._allowances.popitem(last=False)
         if left < 1:
-            raise Overloaded(f"it sends more than {ROWS_AN_HOUR} an hour")
+            raise Overloaded(f"it sends more than {ROWS_AN_HOUR} findings an hour")
 
     def _note(self, sender: str, text: str) -> None:
         self._refused[sender] = text
@@ -172,7 +172,7 @@ def _rows(rows: bytes) -> list[Row]:
 def _checked(row: Any) -> Row:
     found = checked_row(_TABLE, row, _OWN)
     if any(not isinstance(found.get(name), str) for name in _NAMES) or type(found.get("opened")) is not int:
-        raise UsageError("a finding lacks a field by which it is identified")
+        raise UsageError(f"a finding lacks one of the fields {', '.join(_NAMES)}, opened")
     if found["state"] not in ("open", "closed") or found["severity"] not in _SEVERITIES:
         raise UsageError("a finding must be open or closed, and an error, a warning or a note")
     if sum(len(value) for value in found.values() if isinstance(value, str)) > MAX_ROW_BYTES:
@@ -194,13 +194,13 @@ def _list(text: Any) -> list[Any]:
 
 
 def _check_names(row: _Row) -> None:
-    """Raises UsageError if the columns name other ranks or nodes than the culprits do."""
+    """Raises UsageError if the columns name other ranks or nodes than the culprits."""
     culprits = _named(row, "culprits")
     nodes = set((row.get("nodes") or "").split(",")) - {""}
     if _numbers(row.get("ranks")) != [rank for rank, _ in culprits][:_MAX_RANKS]:
         raise UsageError("a finding names other ranks than its culprits")
     if not nodes <= {node for _, node in culprits}:
-        raise UsageError("a finding names other nodes than its culprits'")
+        raise UsageError("a finding names other nodes than the nodes of its culprits")
     _numbers(row.get("victims"))
     _named(row, "stacks")
 

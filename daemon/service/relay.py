@@ -29,7 +29,7 @@ __all__ = ("Link", "Relay")
 # The most authenticated connections of a share (see Caller), and of one caller.
 MOST = {"root": 48, "unix": 64, "tcp": 64}
 EACH = {"root": 40, "unix": 16, "tcp": 16}
-# The most TCP connections without a shown token, in all and of one address; a new one replaces an old one.
+# The most TCP connections without a shown token, in all and of one address; a new connection replaces an old one.
 MOST_UNKNOWN, EACH_UNKNOWN = 64, 16
 # A TCP connection must send the token within this time, s.
 UNKNOWN_S = 10.0
@@ -98,8 +98,8 @@ class Relay:
             link.close()
 
     def admit(self, transport: asyncio.Transport, *, known: bool) -> Link | None:
-        """Returns the link of a new connection; None if its caller or its share has too many. A connection of an
-        unknown caller always gets a place, until the caller is authenticated."""
+        """Returns the link of a new connection; None if its caller or its share has too many connections. A connection
+        of an unknown caller always gets a place, until the caller is authenticated."""
         caller = _caller_of(transport)
         if known and not self._has_room(caller):
             self._report(caller)
@@ -127,13 +127,13 @@ class Relay:
             self._report(caller)
             # The connection ends later, so that the answer is sent first.
             asyncio.get_running_loop().call_later(REFUSED_S, link.close)
-            raise Overloaded(f"{caller} has too many connections, or all are taken", hint="close some of them")
+            raise Overloaded(f"{caller} has too many connections, or no connection is free", hint="close some of them")
         self._unknown.leave(link.caller.who, link)
         link.known = caller
 
     def _has_room(self, caller: Caller) -> bool:
-        """Returns whether ``caller`` may have one more connection; if its token has fewer connections than another
-        token, room is made."""
+        """Returns whether ``caller`` may have one more connection. If its share is full, and another token has more
+        connections than its token, ends a connection of the other token to make room."""
         share = [(one, link) for link in self._links.values() if (one := link.known) and one.share == caller.share]
         if sum(one.key == caller.key for one, _ in share) >= EACH[caller.share]:
             return False

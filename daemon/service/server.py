@@ -182,7 +182,7 @@ MAX_CALLS = 32
 MAX_REQUEST = 1 << 20
 MAX_METADATA = 16 << 10
 _OPTIONS = (
-    # gRPC ends larger calls without telling us; up to this size _MalformedRequests refuses and logs them.
+    # gRPC ends larger calls without a notice; up to this size _MalformedRequests refuses and logs them.
     ("grpc.max_receive_message_length", 2 * MAX_REQUEST),
     ("grpc.max_metadata_size", MAX_METADATA),
     # The limit for each connection; the relay limits the number of connections.

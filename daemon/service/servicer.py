@@ -1,4 +1,4 @@
-"""Implements probing.v1.Node: checks who calls, runs the call in a thread, answers."""
+"""Implements probing.v1.Node: identifies the caller, runs the call in a thread, and answers."""
 
 from __future__ import annotations
 
@@ -179,7 +179,8 @@ class NodeService(NodeServicer):
     @answering
     async def Vars(self, request: pb.VarsRequest, context: Context, caller: Caller) -> pb.VarsReply:  # noqa: N802
         if not 0 < len(request.names) <= MAX_NAMES:
-            raise UsageError(f"{len(request.names)} names", hint=f"give 1 to {MAX_NAMES} names of variables")
+            message = f"the request names {len(request.names)} variables"
+            raise UsageError(message, hint=f"give 1 to {MAX_NAMES} names of variables")
         timeout = self._time_for(request, context)
 
         def ask() -> pb.VarsReply:

@@ -51,8 +51,8 @@ class Spools:
         """Marks ``spool`` as resting; if too many spools rest, evicts the one that has rested longest."""
         with self._lock:
             self._resting[spool] = caller
-            own = [one for one, its in self._resting.items() if its.key == caller.key]
-            over = own[: max(len(own) - MAX_RESTING_EACH, 0)]
+            of_caller = [one for one, owner in self._resting.items() if owner.key == caller.key]
+            over = of_caller[: max(len(of_caller) - MAX_RESTING_EACH, 0)]
             over = over or list(self._resting)[: max(len(self._resting) - MAX_RESTING, 0)]
             for one in over:
                 del self._resting[one]
@@ -83,7 +83,7 @@ class Spool(Generic[T]):
 
     @property
     def rests(self) -> bool:
-        """Whether the query has only waited for its reader for REST_S."""
+        """Whether the query has waited for its reader for REST_S."""
         since = self._waits_since
         return since is not None and time.monotonic() - since >= REST_S
 
@@ -121,7 +121,7 @@ class Spool(Generic[T]):
         self._set(self._news)
 
     def evict(self) -> None:
-        """Sets ``evicted``, to make room for other spools, as the reader of this spool does not read."""
+        """Sets ``evicted``: this spool, whose reader does not read, makes room for other spools."""
         self._set(self.evicted)
 
     async def take(self) -> T | None:
@@ -155,7 +155,7 @@ class Spool(Generic[T]):
         return part
 
     def _room(self, size: int) -> bool | None:
-        """Returns whether a part of ``size`` would count to the shared bytes; None if there is no room for it."""
+        """Returns whether a part of ``size`` counts towards the shared limit; None if there is no room for it."""
         if self._closed:
             raise QueryError("the query was cancelled: nobody waits for its answer")
         if self._held + size <= EACH_BYTES and self._spools.take(size):

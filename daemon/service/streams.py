@@ -24,7 +24,7 @@ from probing.daemon.service.spool import Spool, Spools
 __all__ = ("Form", "Streams")
 
 MAX_NAME = 100
-_UNREAD = "write the rows to a file with -o, aggregate, or add a LIMIT: a query waits only so long for its reader"
+_UNREAD = "write the rows to a file with -o, aggregate, or add a LIMIT: a query waits for its reader for a limited time"
 _log = logging.getLogger(__name__)
 
 
@@ -141,7 +141,7 @@ class Streams:
             elif evicted.done():
                 raise QueryTimeout("the query ended: too many queries wait for their readers", hint=_UNREAD)
             else:
-                message = f"the query ended: nobody took rows for {self._limits.unread_s:.0f} s"
+                message = f"the query ended: its caller read no rows for {self._limits.unread_s:.0f} s"
                 raise QueryTimeout(message, hint=_UNREAD)
         finally:
             for future in both:

@@ -71,7 +71,7 @@ class Tls:
 
     @property
     def has_peers(self) -> bool:
-        """Whether nodes have authorities of their own, so that other nodes accept a node's certificate alone."""
+        """Whether nodes have authorities of their own: then a node's certificate needs no token beside it."""
         return bool(self._config.peer_ca)
 
     @property
@@ -97,7 +97,7 @@ class Tls:
         return self._context
 
     def certificate(self, connection: Any) -> Certificate | None:
-        """Returns the certificate at the other end of ``connection`` (an SSLObject); None if it showed none."""
+        """Returns the certificate that the other end of ``connection`` (an SSLObject) showed, or None."""
         shown = connection.getpeercert()
         if not shown:
             return None
@@ -123,7 +123,7 @@ class Tls:
 
     @property
     def loads(self) -> int:
-        """The number of times that files were loaded: a connection from before the last load may have an old
+        """The number of times that files were loaded: a connection that was opened before the last load may have an old
         certificate.
         """
         if self.wanted:
@@ -145,8 +145,8 @@ class Tls:
         return self._own_names
 
     def files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Returns PEM for a call to a peer: the peer's authorities, our key and our chain; None for each that is not
-        set.
+        """Returns PEM for a call to a peer: (the peer's authorities, our key, our chain); None for a file that is not
+        configured.
         """
         self.server()
         return self._pem
@@ -207,7 +207,7 @@ def _authorities(name: str, key: str) -> frozenset[bytes]:
 def _nodes(names: Iterable[tuple[str, str]]) -> frozenset[str]:
     """Returns the names of nodes among the alternative ``names`` of a certificate (RFC 5280, 4.2.1.6).
 
-    A wildcard stands for many nodes, so it proves none.
+    A wildcard stands for many nodes, so it proves no name.
     """
     return frozenset(name.lower() for kind, name in names if kind == "DNS" and "*" not in name)
 

@@ -23,7 +23,7 @@ MAX_TOKEN = 4096
 MAX_FILE = 1 << 20
 MAX_TOKENS = 1000
 MAX_JOBS = 1000
-# The scopes that each word in a file allows.
+# The scopes that each value of ``scope`` in a token file grants.
 GRANTS = {
     Scope.READ: frozenset((Scope.READ,)),
     Scope.PROBE: frozenset((Scope.READ, Scope.PROBE)),
@@ -77,16 +77,16 @@ class Tokens:
         return next((token.value.decode("ascii") for token in self._tokens if Scope.PEER in token.scopes), "")
 
     def find(self, authorization: str | bytes) -> Token | None:
-        """Returns the token shown by ``authorization``, a header with the token itself or bound to this node; None if
-        it is wrong."""
+        """Returns the token in ``authorization``, a header with the token itself or bound to this node; None for a
+        wrong header."""
         self._refresh()
         given = authorization.encode() if isinstance(authorization, str) else authorization
-        found = None
+        match = None
         # All tokens are compared, so that each wrong value takes the same time.
-        for known, token in self._shown:
-            if hmac.compare_digest(given, known):
-                found = token
-        return found
+        for valid, token in self._shown:
+            if hmac.compare_digest(given, valid):
+                match = token
+        return match
 
     def _refresh(self) -> None:
         if not self.wanted:
@@ -164,5 +164,5 @@ def _token(entry: Mapping[str, Any]) -> Token:
     if not isinstance(jobs, list) or not 0 < len(jobs) <= MAX_JOBS or not all(isinstance(j, str) and j for j in jobs):
         raise ValueError(f"the jobs of the token {name} are no list of names")
     if scope != Scope.READ.value:
-        raise ValueError(f"the token {name} is limited to jobs: its scope can be read alone")
+        raise ValueError(f"the token {name} is limited to jobs, so its scope must be read")
     return Token(name, value.encode(), GRANTS[Scope.READ], frozenset(jobs))

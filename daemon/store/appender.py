@@ -21,7 +21,7 @@ from probing.daemon.store.recovery.directory import Recovered
 
 __all__ = ("Appender",)
 
-# A part ends at part_bytes, or at this many times part_bytes before compression.
+# A part is closed once its file has part_bytes, or its uncompressed rows have this many times part_bytes.
 _RAW_FACTOR = 2
 
 
@@ -96,7 +96,7 @@ class Appender:
     def sync(self) -> None:
         """Syncs all records appended so far, so that they survive a power cut. Raises StoreError."""
         with self._syncing:
-            # In this order, a part that is made or closed while the values are read is left to the next round.
+            # The order matters: a part that is begun or closed during these reads is synced in the next round.
             newest, retired, writer = self._newest, list(self._retired), self._writer
             try:
                 for fd in retired:
@@ -144,7 +144,7 @@ class Appender:
 
     def _begin_part(self, clock: ClockPair) -> PartWriter:
         header = PartHeader(self._next_part, self._next_sequence, self._node, clock.real_ns, self._positions)
-        # A number is used once: a part that could not be made may have left its file behind.
+        # Each number is used once: a part that could not be made may have left its file behind.
         self._next_part += 1
         path = part_path(self._context.root, header.number)
         self._writer = PartWriter(self._files, path, header, self._context.tables)

@@ -49,7 +49,7 @@ class Background:
             thread.join()
 
     def appended(self) -> None:
-        """Requests a sync, since records were appended."""
+        """Requests a sync of appended records."""
         self._unsynced.set()
 
     def wake(self) -> None:

@@ -16,7 +16,7 @@ __all__ = ("StoreContext",)
 
 
 class StoreContext(NamedTuple):
-    """What all parts of an open store share. ``root``: the state directory; ``worker`` runs the tasks that seal, merge
+    """The shared objects of an open store. ``root``: the state directory; ``worker`` runs the tasks that seal, merge
     and salvage.
     """
 

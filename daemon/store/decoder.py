@@ -1,4 +1,4 @@
-"""Decodes files by a process without rights: ``verify`` and ``import`` do not trust the files that they read."""
+"""Decodes files in a process without rights: ``verify`` and ``import`` do not trust the files that they read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from probing.daemon.store.tasks.messages import Contents, Data, LostGroup, Made,
 
 __all__ = ("Decoder", "LogContents", "LogHeader", "SegmentContents")
 
-# The time for one message, s: for a piece of some 65,536 rows, or for a whole segment that is only checked.
+# The timeout of one answer, s. Before it answers, the process decodes about 65,536 rows, or checks a whole segment.
 TIMEOUT_S = 300.0
 _NOBODY = 65534
 _T = TypeVar("_T")
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SegmentContents:
-    """A decoded Parquet file. ``table``: its name, "" if the metadata of the file name no table. Times are UTC ns."""
+    """A decoded Parquet file. ``table``: the name in its metadata, or "". Times are UTC ns."""
 
     table: str
     columns: tuple[str, ...]
@@ -50,8 +50,8 @@ class LogHeader:
 
 @dataclass(frozen=True, slots=True)
 class LogContents:
-    """A decoded log part. ``rows``, and first and last ``ts`` (UTC ns), are by table. ``problems``: what is wrong with
-    its bytes.
+    """A decoded log part. ``rows``: number of rows by table. ``times``: first and last ``ts`` by table, UTC ns.
+    ``problems``: what is wrong with its bytes.
     """
 
     rows: dict[str, int]
@@ -61,8 +61,8 @@ class LogContents:
 
 
 class Decoder:
-    """Decodes files by a process, which is started when it is first needed, and again after a file that ended it. Not
-    safe for two threads.
+    """Decodes files in a process without rights, which starts at the first call, and again after a file has ended it.
+    Not safe for two threads.
 
     Under root the process runs as ``uid`` and ``gid``, otherwise as the caller. All methods take the descriptor of a
     regular file and raise FormatError when it cannot be decoded.
@@ -77,7 +77,7 @@ class Decoder:
         return self._contents(SegmentContents, "segment", fd, {})
 
     def segment_rows(self, fd: int, piece: int, skip: int = 0) -> Iterator[pa.Table]:
-        """Yields the rows of a Parquet file, ``piece`` at a time, without the first ``skip`` pieces."""
+        """Yields the rows of a Parquet file in pieces of ``piece`` rows, without the first ``skip`` pieces."""
         for _, rows in self._rows("rows", fd, {"piece": piece, "skip": skip}):
             yield rows
 
@@ -112,7 +112,7 @@ class Decoder:
                         case Made():
                             pass
                         case _:
-                            raise FormatError("a decoder sent another answer than a salvaged segment")
+                            raise FormatError(f"the decoder answered salvage with {type(step).__name__}")
             if not os.fstat(copy).st_size:
                 raise FormatError("none of its row groups can be read")
         except BaseException:
@@ -133,15 +133,15 @@ class Decoder:
         self.close()
 
     def _contents(self, kind: type[_T], task: str, fd: int, fields: dict[str, object]) -> _T:
-        """Returns the contents of a file, which must be the only step of ``task``."""
+        """Returns the contents of a file. ``task`` must yield them as its only step."""
         with closing(self._steps(task, fd, fields)) as steps:
             contents = next(steps, None)
             if not isinstance(contents, Contents) or next(steps, None) is not None:
-                raise InternalError(f"a decoder answered {task} with other steps")
+                raise InternalError(f"the decoder answered {task} with other steps than Contents")
         try:
             return typed(kind, contents.fields)
         except ValueError as e:
-            raise FormatError(f"a decoder answered {task} with other contents: {e}") from e
+            raise FormatError(f"the decoder answered {task} with invalid contents: {e}") from e
 
     def _rows(self, task: str, fd: int, fields: dict[str, object]) -> Iterator[tuple[str, pa.Table]]:
         with closing(self._steps(task, fd, fields)) as steps:
@@ -150,7 +150,7 @@ class Decoder:
                     yield step.table, _table(step.stream)
 
     def _steps(self, task: str, fd: int, fields: dict[str, object]) -> Generator[Step, None, None]:
-        """Yields the steps of ``task`` for one file, without its turns."""
+        """Yields the steps of ``task`` for one file, except ``Turn``."""
         with closing(self._messages(task, fd, fields)) as messages:
             for message in messages:
                 yield unpack_step(message.header, message.payload)
@@ -172,7 +172,9 @@ class Decoder:
         except ChannelTimeout:
             raise FormatError("it could not be decoded in time") from None
         except ChannelClosed:
-            raise FormatError("the process that decoded it ended: the file may ask for too much") from None
+            raise FormatError(
+                "the process that decoded it ended: the file may need too much memory or CPU time"
+            ) from None
         except InternalError as e:
             raise FormatError(f"it could not be decoded: {e.message}") from e
         except ProbingError:

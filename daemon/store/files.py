@@ -1,5 +1,5 @@
-"""The store's calls to the file system, as a protocol so that tests can make each of them fail. Errors of the file
-system become errors of the store.
+"""The store's calls to the file system, as a protocol so that tests can make each call fail. Errors of the file system
+become errors of the store.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class SystemFiles:
             self.make_dir(path.parent)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=_DIR_MODE & 0o777)
-            # RestrictSUIDSGID= of the unit refuses to set the bit; then the directory inherits it.
+            # RestrictSUIDSGID= of the unit forbids setting the bit, but the directory inherits it from its parent.
             with contextlib.suppress(PermissionError):
                 path.chmod(_DIR_MODE)
 
@@ -230,7 +230,7 @@ def checksum(files: Files, path: Path) -> tuple[int, int]:
 
 # An exhausted quota counts as a full disk.
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-# Errors that pass, and that the file itself does not cause.
+# Temporary errors, which the file itself does not cause.
 TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -242,4 +242,5 @@ def store_error(e: OSError, root: Path) -> StoreError:
     if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = "give it to the user that the collector runs as, or choose another --state-dir"
         return StoreError(f"the state directory {root} is not writable: {reason}", hint=hint)
-    return StoreError(f"the state directory {root} cannot be used: {reason}", hint="look at the disk in the kernel log")
+    hint = "look for errors of the disk in the kernel log"
+    return StoreError(f"the state directory {root} cannot be used: {reason}", hint=hint)

@@ -24,7 +24,7 @@ __all__ = (
 )
 
 FORMAT_VERSION = 1
-# File names of parts have twelve digits, but no store lives long enough to need the first.
+# File names of parts have twelve digits, but no store lives long enough to need the first digit.
 MAX_PART = 10**11 - 1
 # Sequence numbers, times and counts must fit into a signed 64-bit column.
 MAX_NUMBER = (1 << 63) - 1
@@ -34,9 +34,10 @@ _TABLE = re.compile(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)+")
 
 
 class RingPosition(TypedDict, total=False):
-    """How far a kernel ring was read: ``map_id`` of its BPF map, ``lost`` records already reported in losses.
+    """The position up to which a kernel ring was read. ``map_id``: the id of its BPF map; ``lost``: the number of lost
+    records that were already reported.
 
-    ``rows``, of JOB_ROWS only: the number of the next row to be read from each memory that a job fills.
+    ``rows``, only in JOB_ROWS: the number of the next row to read from each memory that a job fills.
     """
 
     boot_id: str
@@ -49,7 +50,7 @@ class RingPosition(TypedDict, total=False):
 # Positions by name of the ring.
 Positions = dict[str, RingPosition]
 JOB_ROWS = "job_rows"
-"""The name under which positions say how far the memories of jobs were read: not in a ring of the kernel."""
+"""The name of the position in the memories that jobs fill, which are no kernel ring."""
 
 
 class NewerFormat(FormatError):
@@ -76,12 +77,12 @@ def decoded(text: bytes) -> dict[str, Any]:
 
 
 def checked_positions(value: Any) -> Positions:
-    """Returns ``value`` if it is a valid set of ring positions. Raises ValueError."""
+    """Returns ``value`` if it is a valid set of ring positions; otherwise raises ValueError."""
     if not isinstance(value, dict):
         raise ValueError("positions are not an object")
     for position in value.values():
         if not isinstance(position, dict) or not isinstance(position.get("boot_id", ""), str):
-            raise ValueError("a position is not an object with a boot")
+            raise ValueError("a position is not an object with a boot_id")
         for name in ("map_id", "position", "lost"):
             number_in(position.get(name, 0))
         rows = position.get("rows", {})
@@ -93,14 +94,14 @@ def checked_positions(value: Any) -> Positions:
 
 
 def checked_table(name: Any) -> str:
-    """Returns ``name`` if it is a possible name of a table, and so of its folder. Raises ValueError."""
+    """Returns ``name`` if it is a valid name of a table and of its folder; otherwise raises ValueError."""
     if not isinstance(name, str) or len(name) > _MAX_TABLE_NAME or not _TABLE.fullmatch(name):
         raise ValueError(f"{str(name)[:80]!r} is not a valid name of a table")
     return name
 
 
 def number_in(value: Any, least: int = 0, most: int = MAX_NUMBER) -> int:
-    """Returns ``value`` if it is an integer from ``least`` to ``most``. Raises ValueError."""
+    """Returns ``value`` if it is an integer from ``least`` to ``most``; otherwise raises ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ValueError("a number is out of bounds")
     return value

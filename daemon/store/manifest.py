@@ -33,7 +33,7 @@ __all__ = ("MANIFEST", "Edit", "LoadedManifest", "Manifest", "Segment", "load_ma
 
 MANIFEST = "manifest"
 MAX_MANIFEST = 1 << 28
-# The file is rewritten when its edits have this many bytes more than the state that they produce.
+# The file is rewritten once the edits after the last rewrite have this many bytes more than that rewrite.
 _SLACK_BYTES = 1 << 14
 # The most bytes of a line; even an edit that drops all segments of a large store needs less.
 MAX_LINE = 1 << 24

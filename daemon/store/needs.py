@@ -1,4 +1,4 @@
-"""The rows of a table that a query can need. Only this decides whether a segment is read at all."""
+"""The rows of a table that a query can need. Only this module decides whether a segment is read at all."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Need(NamedTuple):
         return Need(self.times.either(other.times), jobs)
 
     def packed(self) -> list[object]:
-        """Returns the need for JSON, of which ``api.typed`` makes a Need."""
+        """Returns the need as JSON values; ``api.typed`` turns them into a Need again."""
         return [self.times, None if self.jobs is None else sorted(self.jobs)]
 
 

@@ -49,7 +49,7 @@ class _Leases:
         return self._free()
 
     def pardon(self, paths: Iterable[Path]) -> None:
-        """Keeps ``paths`` after all: new files were written under these names."""
+        """Revokes the removal of ``paths``: new files were written under these names."""
         self._doomed.difference_update(paths)
 
     def keep_doomed(self, paths: Iterable[Path]) -> None:
@@ -157,7 +157,7 @@ class StoreState:
                 self._closed = (*self._closed, part)
 
     def sealed(self, parts: Sequence[Part], segments: Iterable[Segment], losses: Iterable[Loss]) -> None:
-        """Puts ``segments`` in place of the closed parts up to the last of ``parts``, whose rows they have."""
+        """Replaces the closed parts, up to the last of ``parts``, by ``segments``, which have their rows."""
         with self._lock:
             self._add(segments)
             self._closed = tuple(p for p in self._closed if p.number > parts[-1].number)
@@ -174,20 +174,20 @@ class StoreState:
             self._dropped_rows += sum(s.rows for s in segments)
 
     def vanished(self, segments: Iterable[Segment], parts: Collection[Part]) -> None:
-        """Removes ``segments`` and ``parts`` whose files were deleted by others."""
+        """Removes ``segments`` and ``parts`` whose files another program has deleted."""
         with self._lock:
             for segment in segments:
                 self._segments.pop(segment.path, None)
             self._closed = tuple(p for p in self._closed if p not in parts)
 
     def set_aside(self, segment: Segment, rest: Segment | None) -> None:
-        """Puts ``rest``, the segment of the good rows, if there are any, in place of the damaged ``segment``."""
+        """Replaces the damaged ``segment`` by ``rest``, the segment of its good rows, or removes it."""
         with self._lock:
             self._segments.pop(segment.path, None)
             self._add([rest] if rest else ())
 
     def merged(self, sources: Sequence[Segment], segment: Segment) -> None:
-        """Puts ``segment`` in place of ``sources``, whose rows it has."""
+        """Replaces ``sources`` by ``segment``, which has their rows."""
         with self._lock:
             for source in sources:
                 self._segments.pop(source.path, None)

@@ -20,8 +20,8 @@ class TableStatus(TypedDict):
 
 
 class StateStatus(TypedDict):
-    """The status of the open store, as JSON values. ``state`` is "running", or "degraded" for ``reason``; numbers count
-    from the start.
+    """The status of the open store, as JSON values. ``state``: "running", or "degraded" because of ``reason``.
+    ``records`` and the fields after it count since the store was opened.
     """
 
     state: str
@@ -43,8 +43,8 @@ class StateStatus(TypedDict):
 
 
 class StoreStatus(StateStatus):
-    """The status with ``set_aside`` files, ``torn_records`` seen at the start, and ``foreign`` files that were left
-    alone.
+    """The status with the number of files ``set_aside``, the number of ``torn_records`` at the start, and the names of
+    ``foreign`` files, which are left alone.
     """
 
     set_aside: int

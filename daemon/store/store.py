@@ -102,7 +102,7 @@ class Store:
         background: bool = True,
         worker: Callable[[Files], Worker] = LocalWorker,
     ) -> Store:
-        """Locks the state directory, recovers what is in it, and starts the threads that sync and maintain.
+        """Locks the state directory, recovers its files, and starts the threads that sync and maintain.
 
         Without ``background`` the caller calls ``sync`` and ``maintain``. ``worker`` seals and merges. ``files``
         replaces the file system (and its lock) in tests. Raises StateLocked, StoreError when the directory cannot be
@@ -168,7 +168,7 @@ class Store:
     def seal(self, now: bool = False) -> int:
         """Seals closed parts if there are enough, with ``now`` the whole log. Returns the number of sealed parts.
 
-        Raises StoreError or StoreFull; the parts stay in the log and are tried again.
+        Raises StoreError or StoreFull; then the parts stay in the log, and the next call tries them again.
         """
         if now:
             self._appender.end_part()
@@ -227,7 +227,7 @@ class Store:
             raise store_error(e, self._root) from e
 
     def verify(self) -> list[str]:
-        """Checks all segments against the manifest. Sets bad segments aside as losses. Returns their problems."""
+        """Checks all segments against the manifest, sets bad segments aside, and returns their problems."""
         return self._quarantine.check_all()
 
     def quarantine(self, path: str | Path, reason: str) -> bool:

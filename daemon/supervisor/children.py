@@ -1,4 +1,4 @@
-"""Starts the daemon's processes, each with its own rights, and restarts those that end.
+"""Starts the daemon's processes, each with its own rights, and restarts processes that end.
 
 ``MemoryLimits`` says which memory limit killed a process, by the kernel's counters of cgroups. Version 2 counts in
 ``memory.events``: ``oom`` in the cgroup whose limit was reached and in all cgroups above. Version 1 counts in
@@ -34,7 +34,7 @@ __all__ = (
     "end",
 )
 
-# With -I neither the directory, nor a variable, nor a user's own packages can change the imports.
+# With -I the imports do not depend on the current directory, on environment variables or on a user's packages.
 PROGRAMS = {
     "collector": ("-I", "-m", "probing.daemon.collector"),
     "hook": ("-I", "-m", "probing.daemon.confined.hook"),
@@ -61,7 +61,7 @@ COLLECTOR_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "1048576",
     "MALLOC_TRIM_THRESHOLD_": "4194304",
 }
-# A process that ran this long did not fail to start, s, so the next start does not wait.
+# If a process ran at least this long, s, its start succeeded, and the next start has no delay.
 SETTLED_S = 1.0
 FIRST_DELAY_S = 0.05
 LAST_DELAY_S = 5.0
@@ -132,7 +132,7 @@ class Spawner:
 
 @dataclass
 class Service:
-    """A process that is restarted whenever it ends; the delay grows while it fails at once.
+    """A process that is restarted whenever it ends; the delay before a restart grows while its starts fail.
 
     ``seen``: time of its last report. ``answers``: whether it answered since its start. ``aborted``: when SIGABRT was
     sent because reports were missing. Times are on time.monotonic().
@@ -171,14 +171,14 @@ class Service:
         if data:
             lines = (self.output + data).split(b"\n")
             self.answers |= ANSWERS in lines
-            # Kept are lines with the error that ended the process, and an incomplete line.
+            # Lines with the error that ended the process, and an incomplete line, are kept.
             self.output = b"\n".join((*(line for line in lines[:-1] if line not in (b"", ANSWERS)), lines[-1]))
             self.output = self.output[-MAX_LINE * 4 :]
             self.seen = time.monotonic()
         return bool(data)
 
     def press(self, now: float, hang_s: float) -> None:
-        """Aborts the process, with its stacks in the log, after ``hang_s`` without a report."""
+        """Aborts the process after ``hang_s`` without a report; it writes its stacks to the log."""
         if self.process is None:
             return
         # The first report comes after all imports, which may read from a slow disk.
@@ -187,13 +187,13 @@ class Service:
             self.aborted = now
             log.error("%s, pid %d, gave no sign of life for %.0f s", self.kind, self.process.pid, now - self.seen)
             self.process.send_signal(signal.SIGABRT)
-            # A stopped process acts on no other signal.
+            # A stopped process handles SIGABRT only after SIGCONT.
             self.process.send_signal(signal.SIGCONT)
         elif self.aborted is not None and now > self.aborted + ABORT_S:
             self.process.kill()
 
     def ended(self, *, again: bool) -> bytes:
-        """Records the end of the process and returns its last line. ``again``: a new start is scheduled."""
+        """Records the end of the process and returns the last line that it sent. ``again``: schedule a new start."""
         self.listen()
         os.close(self.errors)
         self.errors, self.process = -1, None
@@ -215,7 +215,7 @@ def describe(code: int) -> str:
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Terminates processes together, and kills those that still run after ``seconds``."""
+    """Terminates processes together, and kills processes that still run after ``seconds``."""
     for process in processes:
         with suppress(ProcessLookupError):
             process.terminate()
@@ -248,13 +248,13 @@ class MemoryLimits:
         self._kills = self._count()
 
     def reached(self) -> str:
-        """Returns a description of the limit that was reached since the last call; empty if none was."""
+        """Returns a text about the limit that was reached since the last call; empty if no limit was reached."""
         before, self._kills = self._kills, self._count()
         grown = [group for group, old, new in zip(self._groups, before, self._kills, strict=True) if new > old]
         if not grown:
             return ""
         place, limit = _limit(grown[0])
-        return f"the memory of cgroup {place} ended" + (f", {size(limit)}" if limit < _NO_LIMIT else "")
+        return f"cgroup {place} reached its memory limit" + (f", {size(limit)}" if limit < _NO_LIMIT else "")
 
     def _count(self) -> list[int]:
         return [

@@ -54,7 +54,7 @@ class Lock:
                 return cls(path, fd)
             holder = None if held else _holder(fd)
             if holder is None and not held and _is_at(path, fd):
-                # Only other users hold shared locks, from when everybody could read the file; a daemon's is exclusive.
+                # A daemon's lock is exclusive; a shared lock is of a user who opened the file when all could read it.
                 path.unlink(missing_ok=True)
             os.close(fd)
             if holder is not None:
@@ -71,10 +71,10 @@ def lock_path(config: Config) -> Path:
 
 
 def owner_of(config: Config) -> int | None:
-    """Returns the pid of the supervisor of ``config.socket``, from the kernel; None if none runs.
+    """Returns the pid of the supervisor of ``config.socket``, from the kernel; None if no supervisor runs.
 
-    It must hold an exclusive lock and run as the owner of the file: root, this process's user, or the owner of the
-    directory.
+    The supervisor must hold an exclusive lock and run as the owner of the file: root, this process's user, or the owner
+    of the directory.
     """
     path = lock_path(config)
     try:
@@ -82,10 +82,10 @@ def owner_of(config: Config) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as e:
-        raise StoreError(f"cannot read {path}: {e.strerror}", hint="ask as root") from e
+        raise StoreError(f"cannot read {path}: {e.strerror}", hint="run this as root") from e
     try:
         owner = _require_file(path, fd).st_uid
-        # In a directory that all may write to, any user can create the lock.
+        # In a directory that all users may write to, any user can create the lock.
         if owner not in (0, os.geteuid(), path.parent.stat().st_uid):
             return None
         pid = _holder(fd)
@@ -95,8 +95,8 @@ def owner_of(config: Config) -> int | None:
 
 
 def _holder(fd: int) -> int | None:
-    """Returns the pid of the holder of an exclusive lock; the query asks for a shared lock, which no shared lock
-    conflicts with.
+    """Returns the pid of the holder of an exclusive lock. The query asks for a shared lock, which conflicts only with
+    an exclusive lock.
     """
     asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
@@ -117,10 +117,10 @@ def _open(path: Path) -> int:
     except OSError as e:
         raise StoreError(f"cannot make {path}: {e.strerror}", hint="choose another --socket") from e
     try:
-        found = _require_file(path, fd)
-        if found.st_uid != os.geteuid():
+        state = _require_file(path, fd)
+        if state.st_uid != os.geteuid():
             hint = f"remove it, or put the socket where only uid {os.geteuid()} may write"
-            raise StoreError(f"{path} belongs to uid {found.st_uid}", hint=hint)
+            raise StoreError(f"{path} belongs to uid {state.st_uid}", hint=hint)
         os.fchmod(fd, 0o600)
     except BaseException:
         os.close(fd)
@@ -129,10 +129,10 @@ def _open(path: Path) -> int:
 
 
 def _require_file(path: Path, fd: int) -> os.stat_result:
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
+    state = os.fstat(fd)
+    if not stat.S_ISREG(state.st_mode):
         raise StoreError(f"{path} exists and is not a file", hint="remove it, or choose another --socket")
-    return found
+    return state
 
 
 def _is_at(path: Path, fd: int) -> bool:
@@ -170,13 +170,13 @@ def cleanup(config: Config, *, everything: bool = False) -> int:
 def _signal(config: Config, number: signal.Signals, wait_s: float = 0.0) -> None:
     pid = owner_of(config)
     if pid is None or pid <= 0:
-        raise NotFound(f"no probingd runs for {config.socket}", hint="name the one you mean with --socket")
+        raise NotFound(f"no probingd runs for {config.socket}", hint="name the daemon's socket with --socket")
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        # The pidfd stands for this very process, so a reused pid is noticed here.
+        # The pidfd refers to one process for good, so this comparison notices a reused pid.
         if owner_of(config) != pid:
             return
         signal.pidfd_send_signal(process, number)

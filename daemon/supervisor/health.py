@@ -43,8 +43,8 @@ MAX_LINE = 4096
 
 
 def report(error: ProbingError, more: str = "") -> None:
-    """Reports the error that ends this process: to the supervisor, or without one to stderr and systemd, with
-    ``more``.
+    """Reports the error that ends this process to the supervisor. Without a supervisor, reports the error and ``more``
+    to stderr and systemd.
     """
     fd = os.environ.get(ERROR_FD, "")
     if fd.isdigit():
@@ -104,21 +104,21 @@ def guard(main: Callable[[], int]) -> int:
     return result.exit_code
 
 
-# The time for a start, s: the log is recovered, programs are loaded, processes are found.
+# The timeout of a start, s: it recovers the log, loads programs and discovers processes.
 _START_S = 120.0
-# The watcher gives up after a time, in which it makes this number of requests.
+# The number of requests within ``hang_s``.
 PARTS = 5
 # The pause between two requests before the first answer, s; short, since the start waits for that answer.
 SOON_S = 0.05
 STOP_S = 5.0
-# The pause between two requests if nobody watches, s.
+# The pause between two requests if neither the supervisor nor systemd watches, s.
 ALONE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Watches this process from inside. ``well(seconds)`` returns whether it answers, and made progress, within
-    ``seconds``.
+    """Watches this process from inside. ``well(seconds)`` returns whether the process answers within ``seconds``, and
+    made progress.
 
     ``hang_s``: seconds without a report after which the supervisor acts; 0: only systemd watches. The main thread calls
     ``step`` in each round of its loop; before the first call the process counts as starting.
@@ -183,8 +183,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def stop_on_signal(stop: Callable[[], object]) -> None:
     """Calls ``stop`` at the first SIGTERM or SIGINT, in the main thread, and ignores both from then on.
 
-    So a process that gets two signals stops cleanly. When the interpreter ends, it restores the default action of
-    signals that have a handler, but not of ignored signals (CPython, ``_PySignal_Fini``); an event loop does the same.
+    A second signal cannot kill a process that stops: when the interpreter or an event loop ends, it restores the
+    default action of signals that have a handler, but not of ignored signals (CPython, ``_PySignal_Fini``).
     """
 
     def handler(*_: object) -> None:

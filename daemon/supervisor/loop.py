@@ -31,7 +31,7 @@ from probing.daemon.supervisor.runtime import Runtime, pins_of
 
 __all__ = ("Supervisor",)
 
-# Options for things that the supervisor has made or given away: users, sockets, directories, capabilities.
+# Options that a reload cannot change: the supervisor has applied them to users, sockets, directories, capabilities.
 _FIXED = (
     "instance",
     "state_dir",
@@ -88,7 +88,7 @@ class Supervisor:
     """Runs the daemon until a signal ends it; raises the error that ended a failed start.
 
     SIGTERM and SIGINT stop the daemon and remove every pin. SIGUSR1 stops it and keeps the pins. SIGHUP restarts the
-    children with the configuration that ``reread`` returns, unless that is wrong.
+    children with the configuration that ``reread`` returns, unless that configuration is invalid.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Supervisor:
                 elif not key.data.listen():
                     self._selector.unregister(key.fd)
             if signalled:
-                # The signals come last: they close the pipes of children that ended, which are ready in the same round.
+                # Signals come last: handling them closes the pipes of ended children, which this round reads before.
                 self._signals(wake)
             if not self._ready and self._collector.answers and self._service.answers:
                 self._answered()
@@ -281,7 +281,7 @@ class Supervisor:
             if error:
                 raise error
             if child.ends >= FAILED_STARTS:
-                hint = "its own log lines stand above"
+                hint = "read its log lines above"
                 raise InternalError(f"the {child.kind} does not start: {describe(code)}", hint=hint)
         child.reason = f"{describe(code)}{f': {error.message}' if error else self._explained(child, code)}"
         log.warning("%s ended (%s); starting it again", child.kind, child.reason)

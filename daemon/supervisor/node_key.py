@@ -1,8 +1,8 @@
 """Keeps the private key of the node in the state directory, and hands it to the service at each start.
 
-The service can enter only its own directory, and not the state directory, which is the collector's: so the supervisor
-copies the file there. Under systemd ``python -m probing.daemon.supervisor.node_key``, with the service's command line,
-does so before the service starts.
+The service may not enter the state directory, which is the collector's, so the supervisor copies the key into the
+service's directory. Under systemd ``python -m probing.daemon.supervisor.node_key``, with the service's command line,
+copies it before the service starts.
 """
 
 from __future__ import annotations
@@ -39,15 +39,14 @@ def hand_key(state_dir: Path, directory: Path, owner: tuple[int, int] | None) ->
 
 
 def take_key(directory: Path) -> bytes:
-    """Returns the key that was handed to the service, or that the service kept there; a new key if there is none."""
+    """Returns the key in ``directory``, which is made if it is missing; if it cannot be written, it is not kept."""
     with suppress(OSError):
         return _read(directory / HANDED) or _made(directory / HANDED)
     return secrets.token_bytes(_BYTES)
 
 
 def main() -> None:
-    """Hands the key to the service's user, as the command line says."""
-    # Processes that hand or take a key have imported this anyway.
+    """Hands the key to the service's user; the command line has the configuration."""
     from probing.daemon.config import Config
 
     config = Config.from_args(sys.argv[1:])
@@ -64,7 +63,7 @@ def _made(path: Path) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    """Returns the key in the file; empty if the file is missing, or a crash left it short."""
+    """Returns the key in the file; empty if the file is missing, or has another length after a crash."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

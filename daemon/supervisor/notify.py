@@ -1,4 +1,4 @@
-"""Notifies systemd of readiness, health and stopping (sd_notify(3)), and keeps listening sockets with it while this
+"""Notifies systemd of readiness, health and stopping (sd_notify(3)), and stores listening sockets in it while this
 process restarts (FDSTORE=1, sd_listen_fds(3)); does nothing without systemd.
 
 systemd closes the sockets once the unit is stopped for good.
@@ -75,7 +75,7 @@ _MAX_FDS = 64
 
 
 class FdStore:
-    """Listening sockets by name, kept with systemd. Takes over the sockets of the previous process when it is made."""
+    """Listening sockets by name, stored in systemd. A new FdStore takes over the sockets of the previous process."""
 
     def __init__(self) -> None:
         self._stored: dict[str, list[socket.socket]] = {}
@@ -98,19 +98,19 @@ class FdStore:
         dropped.
         """
         sockets = self._stored.pop(name, [])
-        found = next((sock for sock in sockets if _listens(sock, family, address)), None)
+        listener = next((sock for sock in sockets if _listens(sock, family, address)), None)
         for sock in sockets:
-            if sock is not found:
+            if sock is not listener:
                 sock.close()
-        if found is None:
+        if listener is None:
             if sockets:
                 notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
             return None
-        found.setblocking(False)
-        return found
+        listener.setblocking(False)
+        return listener
 
     def keep(self, name: str, listener: socket.socket) -> None:
-        """Asks systemd to hold ``listener`` for the next process, too."""
+        """Asks systemd to store ``listener`` for the next process."""
         notify(f"FDSTORE=1\nFDNAME={name}", (listener.fileno(),))
 
     def drop(self, name: str) -> None:

@@ -1,8 +1,8 @@
 """Keeps the TCP ports of the service in the supervisor, so that nobody can take a port while the service restarts.
 
 A user who took the port would receive the tokens of clients. The service gets each socket over a channel that it
-inherits; if a port was taken at first, it gets the socket later. Without a supervisor the service binds its ports
-itself.
+inherits; if a port is in use at first, the service gets its socket later. Without a supervisor the service binds its
+ports itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ("PORTS_FD", "RETRY_S", "Ports", "bind", "problem_of", "resolved")
 
 # The variable with the number of the channel's descriptor.
 PORTS_FD = "PROBINGD_PORTS_FD"
-# The time between attempts to bind a port, and between look-ups of a name, s, which may block.
+# The time between two attempts to bind a port, s, and between two look-ups of a host name, which may block.
 RETRY_S = 5.0
 NAME_RETRY_S = 60.0
 BACKLOG = 128
@@ -57,23 +57,23 @@ class Ports:
 
     @property
     def due(self) -> float:
-        """When ``bind`` has something to try, on time.monotonic(); infinite while all ports listen."""
+        """The time of the next attempt to bind a port, on time.monotonic(); infinite while all ports listen."""
         return min((port.due for port in self._ports.values() if port.listener is None), default=math.inf)
 
     def configure(self, config: Config) -> None:
-        """Closes the ports that are not in ``config``. The others keep their sockets."""
-        wanted = {name: address for name, address in (("tcp", config.listen), ("http", config.http)) if address}
+        """Closes the ports that are not in ``config``. All other ports keep their sockets."""
+        addresses = {name: address for name, address in (("tcp", config.listen), ("http", config.http)) if address}
         for name, port in list(self._ports.items()):
-            if wanted.get(name) != port.address:
+            if addresses.get(name) != port.address:
                 del self._ports[name]
                 if port.listener:
                     port.listener.close()
                     self._store.drop(name)
-        for name, address in wanted.items():
+        for name, address in addresses.items():
             self._ports.setdefault(name, _Port(address))
 
     def bind(self, *, now: bool = False) -> None:
-        """Binds the ports that are due, or with ``now`` all that do not listen; hands them to the running service."""
+        """Binds the due ports, or with ``now`` all ports that do not listen, and hands them to the running service."""
         for name, port in self._ports.items():
             if port.listener is None and (now or port.due <= time.monotonic()) and self._bind(name, port):
                 self._tell(name, port)
@@ -98,7 +98,7 @@ class Ports:
         self._ports.clear()
 
     def _bind(self, name: str, port: _Port) -> bool:
-        """Tries to bind a port. Returns whether anything changed: there is a socket, or another problem."""
+        """Tries to bind a port. Returns whether the port listens now or has another problem than before."""
         try:
             family, address = resolved(port.address)
             if (listener := self._store.take(name, family, address)) is None:

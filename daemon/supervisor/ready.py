@@ -40,7 +40,7 @@ def main() -> int:
     config = Config.from_args(sys.argv[1:])
     units = Units(config, time.monotonic() + GIVE_UP_S)
     units.wait_for("the collector", lambda: _collects(config.control_socket))
-    # Imported here and below: a library that is missing is an error line.
+    # Imported late, so that the error of a missing library becomes a line of the log.
     import grpc
 
     def answers() -> bool:
@@ -95,8 +95,8 @@ class Units:
 
 
 def _slice() -> Path | None:
-    """Returns the control group that contains all units, found by this process's own; None outside of a unit, or with
-    cgroup v1.
+    """Returns the control group that contains all units, the parent of this process's group; None outside of a unit,
+    or with cgroup v1.
     """
     try:
         own = Path("/proc/self/cgroup").read_text().partition("0::/")[2].strip()

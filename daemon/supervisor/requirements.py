@@ -1,5 +1,5 @@
-"""Tests in a millisecond what the daemon needs before anything starts; raises one error for each lack. Makes its users
-and group where no package has made them, as packaging/sysusers.d/probingd.conf does.
+"""Checks in a millisecond, before anything starts, whether the host meets the daemon's requirements. Makes the daemon's
+users and group where no package has made them, as packaging/sysusers.d/probingd.conf does.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _HAS_MULTI = "import sys; from probing.daemon.bpf.capabilities import detect; sy
 
 
 def require(rights: RightsTable) -> None:
-    """Raises PrivilegeError for the first thing that is missing."""
+    """Raises PrivilegeError for the first requirement that this host does not meet."""
     if rights.missing:
         names = ", ".join(f"CAP_{name}" for name in rights.missing)
-        hint = "start it as root or by its systemd unit; `probingd check` says what each one is for"
+        hint = "start it as root or by its systemd unit; `probingd check` says what each capability is for"
         raise PrivilegeError(f"missing capabilities: {names}", hint=hint)
     if kernel_release() < OLDEST_KERNEL:
         hint = f"Linux {OLDEST_KERNEL[0]}.{OLDEST_KERNEL[1]} or newer is needed"
@@ -64,12 +64,12 @@ def raise_limits() -> None:
     Limits core dumps, which would contain data of jobs, to 1 byte: at 0 a program may still receive them (core(5)).
     Raises PrivilegeError when too few files may be open.
     """
-    wanted = {
+    limits = {
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_MEMLOCK: resource.RLIM_INFINITY,
         resource.RLIMIT_CORE: 1,
     }
-    for limit, value in wanted.items():
+    for limit, value in limits.items():
         # Without CAP_SYS_RESOURCE the limit stays as it is.
         with suppress(ValueError, PermissionError):
             resource.setrlimit(limit, (value, value))
@@ -86,7 +86,7 @@ def _require_reach(rights: RightsTable) -> None:
     for path in (Path(sys.executable), Path(sys.executable).resolve(), Path(__file__).resolve()):
         for account in (rights.collector.account, rights.service.account, rights.worker.account):
             if account and not account.may_reach(path):
-                hint = "install probingd where everybody may pass, for example below /opt"
+                hint = "install probingd in a directory that all users may enter, for example below /opt"
                 raise PrivilegeError(f"uid {account.uid}, one of the daemon's users, cannot reach {path}", hint=hint)
 
 
@@ -109,8 +109,8 @@ _ROLES = ("collector", "service", "worker")
 
 
 def missing_users(users: UsersConfig) -> list[str]:
-    """Returns the names of the default users and of their group that are missing. Names that were configured must
-    exist.
+    """Returns the names of missing default users, and the missing default group. Configured names are not checked:
+    they must exist.
     """
     usual = UsersConfig()
     missing = [f"group {users.group}"] if users.group == usual.group and not _exists(grp.getgrnam, users.group) else []
@@ -141,11 +141,11 @@ def _exists(lookup: Callable[[str], object], name: str) -> bool:
 
 
 def _run(tool: str, *arguments: str) -> None:
-    hint = "make the users as packaging/sysusers.d/probingd.conf does, or set users.* to numbers, which need none"
-    found = shutil.which(tool, path="/usr/sbin:/sbin:/usr/bin:/bin")
-    if found is None:
+    hint = "make the users as packaging/sysusers.d/probingd.conf does, or set users.* to numbers, which need no user"
+    path = shutil.which(tool, path="/usr/sbin:/sbin:/usr/bin:/bin")
+    if path is None:
         raise ConfigError(f"the daemon's user {arguments[-1]} is missing, and so is {tool}", hint=hint)
-    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([path, *arguments], capture_output=True, text=True, check=False)
     # 9: another start has made the user meanwhile.
     if done.returncode not in (0, 9):
         raise ConfigError(f"{tool} cannot make {arguments[-1]}: {done.stderr.strip()[:200]}", hint=hint)

@@ -147,9 +147,9 @@ def changes_users() -> bool:
 
 
 def collector_capabilities(config: Config, *, sys_admin: bool = False) -> tuple[str, ...]:
-    """Returns the capabilities of the collector: those that it needs, and SYSLOG if this process has it."""
-    wanted = (*COLLECTOR, "SYS_ADMIN") if sys_admin or config.probes.force_fallback else COLLECTOR
-    return (*wanted, "SYSLOG") if "SYSLOG" in permitted() else wanted
+    """Returns the capabilities that the collector needs, and SYSLOG if this process has it."""
+    needed = (*COLLECTOR, "SYS_ADMIN") if sys_admin or config.probes.force_fallback else COLLECTOR
+    return (*needed, "SYSLOG") if "SYSLOG" in permitted() else needed
 
 
 def rights_table(config: Config, *, sys_admin: bool = False) -> RightsTable:

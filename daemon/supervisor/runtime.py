@@ -1,7 +1,7 @@
 """Creates the sockets, directories and BPF file system that the processes need.
 
-The supervisor creates them before the first start, for the users that need them, so no other process needs a right to
-do so.
+The supervisor creates them before the first start, for the users that need them, so that no other process needs the
+right to create them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from probing.daemon.supervisor.rights import Account, RightsTable
 __all__ = ("INETD_SOCKETS", "INJECTOR", "Runtime", "make_state_dir", "pins_of", "service_config")
 
 log = logging.getLogger("probingd.supervisor")
-# The sockets on which a connection starts a process. The process that connects owns the socket: the service owns those
-# of _OF_SERVICE, the collector all others.
+# The sockets on which a connection starts a process. The process that connects owns the socket: the service owns the
+# sockets of _OF_SERVICE, the collector all others.
 INETD_SOCKETS = ("reader", "parser", "maintenance", "sql", "hook", "interpreter", "nvml")
 REMAINS_S = 5.0
 _POLL_S = 0.1
 _OF_SERVICE = ("sql", "hook", "interpreter")
-# Its socket exists only where ``inject.enabled`` is set.
+# The socket of injectors exists only with ``inject.enabled``.
 INJECTOR = "injector"
 
 
@@ -46,11 +46,13 @@ class Runtime:
         self.listeners: dict[str, socket.socket] = {}
 
     def prepare(self) -> None:
-        """Creates everything. Raises StateLocked, StoreError or PrivilegeError; what was created until then stays."""
+        """Creates sockets, directories and the pins' directory. Raises StateLocked, StoreError or PrivilegeError; then
+        the sockets and directories that it has created stay.
+        """
         if not (parent := Path(self._config.socket).parent).exists():
             _make(parent, None, 0o755)
         elif parent.stat().st_mode & 0o022:
-            log.warning("%s is writable for others: any of them can keep this daemon from starting", parent)
+            log.warning("other users may write to %s: any of them can keep this daemon from starting", parent)
         self._take_lock()
         self._clear()
         self._listen()
@@ -62,8 +64,8 @@ class Runtime:
         hand_key(Path(self._config.state_dir), self._public().parent, owner)
 
     def close(self) -> None:
-        """Removes the sockets and releases the lock. State and pins stay; only a state directory that was made in vain
-        is removed.
+        """Removes the sockets and releases the lock. State and pins stay, but an empty state directory that this
+        process made is removed.
         """
         for listener in self.listeners.values():
             listener.close()
@@ -154,7 +156,7 @@ class Runtime:
         writable = account.may_create_in(path) if account else os.access(path, os.W_OK | os.X_OK)
         if not writable:
             user = self._config.users.collector if account else f"uid {os.getuid()}"
-            hint = "give it to that user, and let it pass through every directory above"
+            hint = "make that user its owner, and let the user enter every directory above it"
             raise StoreError(f"state directory {path} is not writable for {user}", hint=hint)
 
     def _make_pin_dir(self) -> None:

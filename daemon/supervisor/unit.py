@@ -64,7 +64,7 @@ def status_of(error: ProbingError) -> int:
 
 
 def left_error(path: Path) -> ProbingError | None:
-    """Returns the error in ``path`` that ended its process for good, or keeps ending it; None if there is none."""
+    """Returns the error in ``path`` if no restart repairs it, or if starts failed twice in a row; None otherwise."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_LINE)
@@ -105,9 +105,9 @@ def _run(load: Callable[[], _Main]) -> int:
         main = load()
     except Exception as e:  # an incomplete installation can fail in any way
         what = str(e) if isinstance(e, ImportError) else f"{type(e).__name__}: {e}"
-        hint = "install probingd again, for the Python that this host has"
+        hint = "install probingd again for this host's Python"
         raise PrivilegeError(f"a library of probingd is missing or does not fit: {what}", hint=hint) from None
-    # What is imported stays.
+    # Imported modules are never freed, so the garbage collector need not visit them.
     gc.freeze()
     try:
         return main()

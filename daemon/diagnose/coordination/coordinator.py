@@ -29,9 +29,9 @@ __all__ = ("LOOKS", "Coordinator", "SilentLeaders")
 
 LOOKS = 3
 MAX_NOTED = 256
-# A leader needs some seconds for its looks, however soon a job counts as stalled.
+# The least time between two looks, s: a leader needs some seconds, even if a job counts as stalled sooner.
 _LEAST_LOOK_S = 5.0
-# Looks of a stall that follow each other confirm a hang within this time, s.
+# Consecutive looks at a stalled job confirm a hang within this time, s.
 _CHECK_S = 20.0
 _Key = tuple[str, str]
 _Row = Mapping[str, Any]
@@ -53,8 +53,8 @@ class _Run:
 
 
 class SilentLeaders:
-    """Watches the leaders of jobs. ``step`` looks at the jobs that other nodes lead, every ``look_s`` seconds or 5.
-    Safe for many threads.
+    """Watches the leaders of jobs. ``step`` looks at the jobs that other nodes lead, every ``look_s`` seconds, but not
+    more often than every 5 s. Safe for many threads.
     """
 
     def __init__(self, node: str, proofs: Proofs, look_s: float, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -66,7 +66,7 @@ class SilentLeaders:
         self._runs: dict[_Key, _Run] = {}
 
     def hold(self, runs: Mapping[_Key, bool]) -> None:
-        """Follows exactly these runs."""
+        """Watches exactly ``runs``."""
         self._runs = {key: self._runs.get(key) or _Run() for key in runs}
 
     def replaces(self, job: str, run: str) -> bool:
@@ -117,7 +117,7 @@ class SilentLeaders:
     def _look(self, key: _Key, known: _Run, now: float) -> None:
         before = _before(self._proofs, self._node, *key)
         holding = self._proofs.holding(*key)
-        # Findings of a leader are taken only when the leader is proven to take part.
+        # This node accepts a leader's findings only when the leader is proven to take part.
         waits = self._proofs.is_new(*key) or not before or len(before) >= MAX_BEFORE
         if waits or not holding.living or holding.calls != known.calls:
             known.calls, known.still, known.until, known.problem = holding.calls, 0, None, ""
@@ -139,8 +139,8 @@ def _key(row: _Row) -> _Key:
 
 SHARE_S = 2.0
 STEP_S = 1.0
-# Rows that wait for nodes that do not take them, and how often each row is offered to a node: a node that lacks the
-# proof that this node takes part has the proof some seconds later.
+# The most rows that wait for other nodes, and the most offers of a row to a node: a node that still lacks the proof
+# that this node takes part refuses the row, and has the proof some seconds later.
 MAX_ROWS = 256
 MAX_TRIES = 30
 RETRY_S = 1.0
@@ -148,7 +148,7 @@ MAX_SHARING = 16
 
 
 class _Offer(NamedTuple):
-    """A row to share with ``nodes``, at ``due`` (monotonic s). ``tries``: how often it may still be offered."""
+    """A row to share with ``nodes``, at ``due`` (monotonic s). ``tries``: the number of offers left."""
 
     due: float
     row: _Row
@@ -158,9 +158,9 @@ class _Offer(NamedTuple):
 
 class Coordinator:
     """The coordination of this node with the other nodes of its jobs. ``start`` begins the threads that share rows and
-    look at claims.
+    examine claims.
 
-    ``look_s``: seconds between two looks at whether a job that another node leads stands still.
+    ``look_s``: seconds between two checks whether a job that another node leads stands still.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Coordinator:
         self._proofs.close()
 
     def step(self) -> None:
-        """Looks at the claims of other nodes, and at silent leaders, if a look is due."""
+        """Examines the claims of other nodes, and looks at silent leaders, if that is due."""
         self._proofs.step()
         self._silence.step()
 
@@ -208,7 +208,7 @@ class Coordinator:
     def leads(self, job: str, run: str, *, living: bool) -> bool:
         """Returns whether this node diagnoses a run: as its coordinator, or because the coordinator is silent.
 
-        ``living``: a rank of it lives here.
+        ``living``: a rank of the run lives on this node.
         """
         return not self.is_beside(job, run, living=living) or self._silence.replaces(job, run)
 
@@ -238,7 +238,7 @@ class Coordinator:
             left = self._offer(offer.row, offer.nodes)
             if left and offer.tries > 1:
                 with self._waiting:
-                    # A node that is being restarted takes the row soon.
+                    # A node that is being restarted accepts the row soon.
                     self._queue(_Offer(time.monotonic() + RETRY_S, offer.row, left, offer.tries - 1), newer=False)
             else:
                 self.dropped += bool(left)
@@ -258,7 +258,7 @@ class Coordinator:
         self._offers.append(offer)
 
     def _next(self) -> _Offer | None:
-        """Waits for the offer that is due first and removes it; None after the stop."""
+        """Waits for the next due offer, removes and returns it; returns None after the stop."""
         with self._waiting:
             while not self._stopped:
                 offer = min(self._offers, key=lambda one: one.due, default=None)
@@ -270,7 +270,7 @@ class Coordinator:
         return None
 
     def _offer(self, row: _Row, nodes: Sequence[str]) -> list[str]:
-        """Gives the row to all ``nodes`` at once. Returns the nodes that did not take the row."""
+        """Sends the row to all ``nodes`` at once. Returns the nodes that did not accept it."""
 
         def give(node: str) -> bool:
             with self._failures.noted(f"findings for node {node}"):

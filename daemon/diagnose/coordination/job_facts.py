@@ -1,11 +1,11 @@
-"""Gathers the facts of a job from all nodes with its ranks: cheap facts from all of them, stacks only where they
-matter.
+"""Gathers the facts of a job from all nodes with its ranks: cheap facts from all nodes, stacks only from nodes of
+suspects and of one victim.
 
 All nodes are asked at once for facts that are cheap to read, within a second. The rules then name suspects, and only
 the nodes of the suspects, and the node of one victim, are asked for stacks and conditions.
 
-Of the facts that a peer sends, only the facts of its own ranks count. Facts of the whole job, such as its size and the
-time after which it counts as stalled, are taken from this node: a peer that sends other values could hide a stall.
+A peer's facts count only for its own ranks. Facts of the whole job, such as its size and the time after which it counts
+as stalled, come from this node: a peer that sends other values could hide a stall.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ("MAX_RANKS", "JobFacts", "facts_of")
 
 MAX_RANKS = 1024
 """The most ranks, and other processes, of a node."""
-# How far a peer's time of its facts may be from ours, ns: it reads its clock later, within the time for an answer, and
-# the offset may be measured wrongly.
+# The most difference between the times of a peer's facts and of this node's facts, ns: the peer reads its clock later,
+# before it answers, and the measured offset may be wrong.
 _APART_NS = 30_000_000_000
 _MAX_MISSING = 64
 _MAX_TEXT = 300
@@ -61,7 +61,7 @@ def _check(node: str, facts: Facts, own: Facts) -> None:
         raise PeerError(f"its facts are of more than {MAX_RANKS} processes")
     # Facts of an older version lack the owner.
     if None not in (facts.owner, own.owner) and facts.owner != own.owner:
-        raise PeerError(f"there the job is of uid {facts.owner}, and here of uid {own.owner}")
+        raise PeerError(f"the job belongs to uid {facts.owner} there, and to uid {own.owner} here")
 
 
 def _about_itself(node: str, facts: Facts, answer: PeerFacts, own: Facts) -> Facts:
@@ -69,7 +69,7 @@ def _about_itself(node: str, facts: Facts, answer: PeerFacts, own: Facts) -> Fac
     size = MAX_WORLD if own.world_size is None else own.world_size
     shifted = _shifted(facts.nodes[0], answer)
     if abs(shifted.taken_ns - shifted.clock_offset_ns - own.taken_ns) > _APART_NS:
-        raise PeerError("its facts are of another time than the one asked for")
+        raise PeerError("the time of its facts differs too much from the time of the request")
     gap = facts.usual_gap_ns
     if gap is not None and own.usual_gap_ns is not None:
         gap = min(gap, _GAPS * own.usual_gap_ns)
@@ -87,7 +87,7 @@ def _about_itself(node: str, facts: Facts, answer: PeerFacts, own: Facts) -> Fac
 
 
 def _missing(node: str, missing: Sequence[Missing], taken: Sequence[Rank]) -> list[Missing]:
-    """Returns the missing facts that a node reports. ``taken``: ranks of its facts that this node has itself."""
+    """Returns the missing facts that a node reports. ``taken``: ranks in its facts that this node has, too."""
     # This node itself knows which nodes do not answer.
     own = [replace(one, text=one.text[:_MAX_TEXT], node=node) for one in missing if one.kind not in ("node", "claim")]
     texts = (f"rank {rank.rank} is on this node, and node {node} has a process of it, too" for rank in taken)
@@ -99,18 +99,18 @@ def _shifted(node: NodeFacts, answer: PeerFacts) -> NodeFacts:
 
 
 SHALLOW_S = 1.0
-# Nodes whose stacks are read: the nodes of culprits, and of one victim.
+# The most nodes whose stacks are read: the nodes of culprits, and of one victim.
 MAX_DEEP = 4
 MAX_NODES = 1024
 MAX_CALLS = 64
-# Nodes without proof that are named.
+# The most nodes with an unproven claim that the facts name.
 MAX_CLAIMS = 8
 _MARGIN_S = 0.2
 _Answers = dict[str, Facts]
 
 
 class JobFacts:
-    """The facts of jobs, from all nodes of each. Safe for many threads."""
+    """Gathers the facts of jobs, from all nodes of each job. Safe for many threads."""
 
     def __init__(self, node: str, local: Gatherer, peers: Proofs, rules: Sequence[Rule] = RULES) -> None:
         self._node = node
@@ -123,15 +123,15 @@ class JobFacts:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def read_ahead(self, job: str, *, timeout: float) -> None:
-        """Reads the conditions of this node's processes, so that the next facts have differences. Raises
+        """Reads the conditions of this node's processes, so that the next facts show what changed since. Raises
         ProbingError.
         """
         self._local.read_ahead(job, timeout=timeout)
 
     def standing(self, job: str, run: str, *, timeout: float) -> Hashable:
-        """Returns where the ranks of a run stand in their code, to be compared with an earlier answer.
+        """Returns where the ranks of a run stand in their code, for a comparison with an earlier answer.
 
-        None for a run of several nodes, and where a part cannot be read.
+        None for a run of several nodes, or if a part cannot be read.
         """
         return None if self._peers.holders(job, run) else self._local.standing(job, timeout=timeout)
 
@@ -144,7 +144,7 @@ class JobFacts:
         holders = self._peers.holders(job, run)
         claims = tuple(
             Missing(
-                "claim", f"node {node} would take part, and nothing shows that it holds ranks of the job", node=node
+                "claim", f"node {node} claims to take part, but nothing shows that it has ranks of the job", node=node
             )
             for node in self._peers.unproven(job, run)[:MAX_CLAIMS]
         )
@@ -186,9 +186,9 @@ class JobFacts:
         culprits = [culprit.node for finding in findings for culprit in finding.culprits]
         victims = [where[rank] for finding in findings for rank in finding.victims if rank in where]
         own = {self._node}
-        # One victim is enough, and a victim on this node will do.
+        # One victim is enough; if this node has a victim, no other node is asked for one.
         witness = [] if own & set(victims) else victims[:1]
-        # Without a suspect: ranks that wait in no operation may do something else.
+        # Without a suspect, ranks that wait in no operation come first: they may do something else.
         idle = [rank.node for rank in facts.ranks if not rank.open and rank.exit is None]
         chosen = [*culprits[: MAX_DEEP - 1], *witness] if culprits else [*idle, *(rank.node for rank in facts.ranks)]
         return [node for node in dict.fromkeys(chosen) if node not in own]

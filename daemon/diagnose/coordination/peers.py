@@ -35,8 +35,8 @@ class PeerFacts(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """The connections of the ranks of a run on a node. ``addresses``: the addresses of the ends on the node; ``peers``:
-    those of the other ends. ``hosts``: the addresses at which its daemon answered by its name."""
+    """The connections of a run's ranks on a node. ``addresses``: their local addresses; ``peers``: their peer
+    addresses. ``hosts``: the addresses at which the node's daemon answered by its name."""
 
     addresses: frozenset[str] = frozenset()
     peers: frozenset[str] = frozenset()
@@ -66,7 +66,7 @@ class Peers(Protocol):
 
     def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
         """Returns the connections that a node sees of the ranks of a run; the node must answer by its name within
-        ``timeout`` seconds. A node of an older version shows none. Raises ProbingError."""
+        ``timeout`` seconds. A node of an older version shows no connections. Raises ProbingError."""
 
     def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
         """Returns the facts that a node has of a run, within ``timeout`` seconds. Raises ProbingError."""

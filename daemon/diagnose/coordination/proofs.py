@@ -30,7 +30,7 @@ MAX_BEFORE = 8
 """A node looks for no further proofs when this many proven nodes diagnose a job before it does."""
 ASK_S = 1.0
 MAX_ASKED = 16
-# Rounds of questions to nodes in an examination, as each answer may show more nodes.
+# The most rounds of requests to nodes in an examination: each answer may show more nodes.
 _ROUNDS = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 # The longest pause while a run is young, s: meanwhile claims count without proof.
@@ -45,8 +45,8 @@ _Key = tuple[str, str]
 @dataclass(slots=True)
 class _Run:
     """The claims on one run. ``since``, ``due``, ``trains``: monotonic s. ``trains``: when an operation had ended and
-    connections were read; None: not yet. ``proven``: by node, the proof that it takes part, in words. ``asked``: how
-    often each node was asked. ``sights``: the sights of nodes that have answered. ``whole``: all ranks are on this
+    connections were read; None: not yet. ``proven``: the proofs of nodes that take part, as texts by node. ``asked``:
+    how often each node was asked. ``sights``: the sights of nodes that have answered. ``whole``: all ranks are on this
     node. ``unproven``: the nodes that claim to take part without a proof."""
 
     since: float
@@ -168,8 +168,8 @@ class Proofs:
             if names := self.unproven(job, run):
                 more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
                 found.append(
-                    f"job {escape(job)}: {', '.join(names[:_MOST_NAMED])}{more} would take part in its diagnosis,"
-                    " and nothing shows connections of their ranks: they do not count (docs/cluster.md)"
+                    f"job {escape(job)}: {', '.join(names[:_MOST_NAMED])}{more} claim to take part in its diagnosis,"
+                    " but nothing shows connections of their ranks: they do not count (docs/cluster.md)"
                 )
         return found
 
@@ -204,11 +204,11 @@ class Proofs:
             self._spread(known, own, claims)
             if not (wanted := self._wanted(known, claims)):
                 return []
-            # The connections that counting nodes see show which other nodes count.
+            # The connections that proven nodes see show which other nodes take part.
             told = [name for name in known.proven if name in claims]
             seen = own.peers.union(*(known.sights[name].peers for name in told))
             left = [name for name in (*told, *wanted) if name not in asked and not claims[name].failed]
-            # Claims of thousands of nodes that are connected with nobody keep no true claim waiting.
+            # Nodes with connections come first: thousands of false claims cannot delay a true claim.
             left.sort(key=lambda name: (claims[name].address not in seen, known.asked[name]))
             if not left:
                 return wanted
@@ -264,8 +264,8 @@ class Proofs:
 
 
 def _owners(sights: Mapping[str, Sight], own: Sight) -> dict[str, list[str]]:
-    """Returns the owners of each address: the nodes whose daemons answer there, else the only node that has the
-    address. An address that several nodes have, or this node, proves nothing."""
+    """Returns the owners of each address: the nodes whose daemons answer at the address, else the only node whose ranks
+    use it. An address that ranks of several nodes, or of this node, use proves nothing."""
     owner: dict[str, list[str]] = {}
     for name, sight in sights.items():
         for address in sight.hosts:

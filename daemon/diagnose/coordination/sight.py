@@ -1,4 +1,4 @@
-"""Reads the ranks of a run on this node from what the kernel shows: their numbers and their connections."""
+"""Reads the numbers and the connections of the ranks of a run on this node, as the kernel shows them."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def _few_samples(rank: Rank) -> Rank:
 
 
 def _few_helpers(rank: Rank) -> Rank:
-    # Helpers that ended say most, then helpers that are blocked.
+    # The helpers that explain most come first: helpers that ended, then blocked helpers.
     order = sorted(rank.helpers, key=lambda one: (one.exit is None, one.state == "running", one.pid))
     return replace(rank, helpers=tuple(replace(one, threads=()) for one in order[:16]))
 
@@ -160,8 +160,8 @@ _ENV = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What was read about a job. ``live`` and ``devices``: rows by table; ``rows`` and ``hardware``: rows by the names
-    of ``statements`` and ``hardware_statements``."""
+    """The rows and readings of a job. ``live`` and ``devices``: rows by table; ``rows`` and ``hardware``: rows by the
+    names of ``statements`` and ``hardware_statements``."""
 
     node: str
     job: str
@@ -287,13 +287,13 @@ def _endpoints(rows: Sequence[Row]) -> dict[Key, tuple[Endpoint, ...]]:
     """Returns the endpoints of each process: first listening addresses, then closed endpoints, then other open
     endpoints.
 
-    If there are many, the last are left out: errors name closed sockets.
+    Only the first _MAX_ENDPOINTS are kept. Closed endpoints come before open endpoints, because errors name them.
     """
     found: dict[Key, dict[tuple[str, int], Endpoint]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: _FIRST.get(row["state"], len(_FIRST))):
         place = row["local_address"], row["local_port"]
         known = found[Key.of(row)].get(place)
-        # A port may have been used before, and some of the connections to it may be open.
+        # An open endpoint replaces a closed endpoint, which an earlier use of the port has left.
         if known is None or known.closed:
             found[Key.of(row)][place] = Endpoint(*place, row["state"] == "closed")
     return {key: tuple(own.values())[:_MAX_ENDPOINTS] for key, own in found.items()}
@@ -325,7 +325,7 @@ def _listed(others: Iterable[JobProcess], mine: Iterable[JobProcess]) -> list[Jo
 
 def _helper(gathered: Gathered, one: JobProcess) -> Helper:
     threads = gathered.threads.get(one.key, ())
-    # Only the main thread works.
+    # A helper works only in its main thread, so its other stacks are left out.
     main = tuple(replace(thread, frames=thread.frames[:32]) for thread in threads if thread.main)
     return Helper(*one.key, one.role, _state(one), one.exit, main, gathered.conditions.get(one.key))
 

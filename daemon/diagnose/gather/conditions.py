@@ -1,4 +1,4 @@
-"""Makes facts of the condition of processes: from the later of two readings, with the differences to the earlier
+"""Makes the conditions of processes from two readings: values of the later reading, and differences to the earlier
 reading.
 """
 
@@ -29,12 +29,12 @@ _COUNTERS = _NAMES[_NAMES.index("interval_ns") + 1 : _NAMES.index("neighbours")]
 _MADE = {"interval_ns", "asleep_since_ns", "children", "neighbours", *_COUNTERS}
 _PLAIN = [name for name in _NAMES if name not in _MADE]
 _Reading = Mapping[str, Any]
-# The share of idle time from which a CPU is free for a thread that waits for another CPU.
+# A CPU with at least this share of idle time is free for a thread that waits for another CPU.
 _FREE = 0.3
 
 
 class EarlierReadings:
-    """Keeps a reading of each job, so that the next look shows what changed since. Safe for many threads.
+    """Keeps a reading of each job, so that the next look can compute the changes since. Safe for many threads.
 
     A reading is an answer of ``read_conditions``.
     """
@@ -111,7 +111,7 @@ def conditions_of(first: _Reading | None, second: _Reading) -> dict[Key, Conditi
     """
     before = {Key.of(one): one for one in first["processes"]} if first else {}
     loads = _loads(first), _loads(second)
-    # The readings carry CLOCK_MONOTONIC.
+    # The times in readings are CLOCK_MONOTONIC.
     clock_ns = time.time_ns() - time.monotonic_ns()
     return {Key.of(one): _condition(before.get(Key.of(one)), one, loads, clock_ns) for one in second["processes"]}
 

@@ -33,9 +33,9 @@ _LIVE = ("process.processes", "comm.progress", "comm.inflight")
 _DEEP = ("process.envs", "net.sockets")
 _MAX_JOBS = 64
 _PARALLEL = 4
-# How long ago a job may have failed that is still among all jobs, and how far back its operations are read at most.
+# A job that failed within this time is among all jobs. Operations are read back to this time at most.
 _LATELY_NS = 600 * SECOND_NS
-# The time of the recent samples of a job that advances, which are compared with the samples before.
+# For a job that advances: samples within this time are compared with older samples.
 _RECENT_NS = 30 * SECOND_NS
 _LEAST_SPAN_NS = 20 * SECOND_NS
 
@@ -121,7 +121,7 @@ class Gatherer:
         names, unlisted = self._jobs(live, deadline)
         unread = [gap for gap in missing if "process.processes" not in live] + unlisted
         if unread and not names:
-            raise QueryTimeout(f"which jobs there are cannot be read: {unread[0].text}")
+            raise QueryTimeout(f"the list of jobs cannot be read: {unread[0].text}")
         request = replace(request, missing=(*request.missing, *unlisted))
 
         def of_one(name: str) -> list[Facts]:
@@ -170,7 +170,7 @@ class Gatherer:
             until = min(max((_end(one) for one in known.values()), default=until) + SECOND_NS, until)
             if not known and (missing or "process.processes" not in request.live):
                 reason = [*missing, *request.missing][0].text
-                raise QueryTimeout(f"whether there is a job {job!r} cannot be read: {reason}")
+                raise QueryTimeout(f"the processes of job {job!r} cannot be read: {reason}")
         if not known:
             raise NotFound(f"no job {job!r} is known", hint="`probingctl ps` lists jobs and processes")
         window = self._window(live, until)
@@ -204,11 +204,11 @@ class Gatherer:
         )
         runs = _runs(known.values(), run, self._now_ns())
         if not runs:
-            raise NotFound(f"no run {run!r} of job {job!r} is known", hint="leave the run out to get the newest")
+            raise NotFound(f"no run {run!r} of job {job!r} is known", hint="leave out the run to get the newest run")
         return [facts_of_run(gathered, name, own) for name, own in runs.items()]
 
     def _watched(self, deadline: float) -> tuple[int | None, list[Missing]]:
-        """Returns since when the collector watches, UTC ns; and a missing fact if its probes are paused."""
+        """Returns the time since which the collector watches, UTC ns, and a missing fact if its probes are paused."""
         try:
             status = self._collector.status(seconds_left(deadline))
             since, paused = int(status["started_ns"]), status.get("state") == "paused"
@@ -220,8 +220,8 @@ class Gatherer:
     def _conditions(
         self, job: str, window: Window, read: ReadingResult
     ) -> tuple[dict[Key, Condition], dict[Key, Sequence[Row]], tuple[int, ...] | None]:
-        """Returns the condition of each process, the waits of its threads, and the CPUs that were idle. Answers that
-        make no sense become missing facts of ``read``."""
+        """Returns the condition of each process, the waits of its threads, and the CPUs that were idle. Malformed
+        answers become missing facts of ``read``."""
         if not read.conditions:
             return {}, {}, None
         try:
@@ -231,12 +231,12 @@ class Gatherer:
             first = pair[0] if len(pair) > 1 else None
             return conditions_of(first, pair[-1]), waits, idle_cpus_of(first, pair[-1])
         except (KeyError, TypeError, ValueError) as e:
-            read.missing.append(Missing("condition", f"the conditions make no sense: {type(e).__name__}"))
+            read.missing.append(Missing("condition", f"the conditions are malformed: {type(e).__name__}"))
             return {}, {}, None
 
     def _window(self, live: Rows, until: int) -> Window:
-        """Returns the window of time to read. It begins so early that the rank that is behind has 64 operations in it
-        before it ceased to advance.
+        """Returns the window of time to read. It begins early enough for the last 64 operations of the rank that is
+        furthest behind.
         """
         newest: dict[Key, int] = {}
         for row in live.get("comm.progress", ()):
@@ -298,11 +298,11 @@ def _counts(one: JobProcess, now_ns: int) -> bool:
 def _threads(
     read: ReadingResult, waits: Mapping[Key, Sequence[Row]], history: Mapping[Key, History]
 ) -> dict[Key, tuple[Thread, ...]]:
-    """Returns the threads of each process; stacks that make no sense become missing facts of ``read``."""
+    """Returns the threads of each process; malformed stacks become missing facts of ``read``."""
     innermost = {key: one.innermost for key, one in history.items()}
     both = [*read.stacks, [], []]
     try:
         return threads_of_processes(both[0], both[1], read.native, waits, innermost)
     except (ProbingError, KeyError, TypeError, ValueError) as e:
-        read.missing.append(Missing("stacks", f"the stacks make no sense: {type(e).__name__}"))
+        read.missing.append(Missing("stacks", f"the stacks are malformed: {type(e).__name__}"))
         return {}

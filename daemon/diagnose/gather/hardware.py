@@ -25,10 +25,10 @@ __all__ = ("LIVE", "hardware_of", "hardware_statements")
 LIVE = ("gpu.devices", "rdma.qps")
 """Live tables that ``hardware_of`` reads."""
 _SECOND_NS = 1_000_000_000
-# The times before the end from which values, rises of counters, and events are read.
+# How long before the end values, rises of counters, and events are read.
 _VALUES_NS, _RISES_NS, _EVENTS_NS = 60 * _SECOND_NS, 120 * _SECOND_NS, 3600 * _SECOND_NS
 _USUAL = "'ecc_single_bit', 'pstate', 'clocks', 'power_source', 'throttled', 'unthrottled', 'link_up', 'gpu_back'"
-# Kinds of kernel lines that are left out: programs wrote them, or other rules know more of processes that ended.
+# Kinds of kernel lines that are left out: programs wrote them, or other rules know more about ended processes.
 _OF_PROGRAMS = "'other', 'oom', 'oom_kill', 'segfault', 'page_allocation', 'link_up'"
 _RISING = (
     "link_downed",
@@ -164,8 +164,8 @@ def _fabric(device: Row) -> str | None:
 
 
 def _events(rows: Rows, devices: Sequence[Row]) -> tuple[HardwareEvent, ...]:
-    # The driver reports an XID to both. NVML's events come with the number of the GPU; only the kernel's line says more
-    # of errors of NVLink 5.
+    # The driver reports an XID to NVML and to the kernel log. NVML's event has the number of the GPU; the kernel's line
+    # has more about errors of NVLink 5.
     driver, kernel = list(_gpu_events(rows)), list(_kernel_events(rows, devices))
     said = {_xid_of(event) for event in kernel if event.code in NVLINK_CODES and event.gpu is not None}
     known = {_xid_of(event) for event in driver if event.kind == "xid"} - said

@@ -1,6 +1,4 @@
-"""Makes operations, progress and communicators of the ranks of a run from rows of several tables, and lost
-operations.
-"""
+"""Makes operations, progress, communicators and lost operations of the ranks of a run from rows of several tables."""
 
 from __future__ import annotations
 
@@ -168,8 +166,8 @@ class Losses:
                 self._attached.setdefault(row["pid"], []).append(row)
 
     def seen_from(self, one: JobProcess, attached_ns: int | None) -> int | None:
-        """Returns since when the operations of a process are recorded, UTC ns; None: from its start. ``attached_ns``:
-        the column of comm.progress."""
+        """Returns the time since which operations of a process are recorded, UTC ns; None: from its start.
+        ``attached_ns``: the column of comm.progress."""
         # A row about an earlier process of the same pid is older than this process.
         own = (row["until_ns"] for row in self._attached.get(one.key.pid, ()))
         times = [at for at in own if at >= (one.started_ns or 0)]

@@ -119,7 +119,7 @@ def _with_event(one: JobProcess | None, key: Key, row: Row) -> JobProcess:
 def ranked(processes: Iterable[JobProcess], places: Iterable[Row]) -> Ranked:
     """Returns the process of each rank. ``places``: rows with the comm_rank and comm_size of processes.
 
-    A trainer without a known rank has its rank in its largest communicator. If two processes claim one rank, a living
+    A trainer without a known rank gets its rank in its largest communicator. If two processes claim one rank, a living
     process goes before an ended process, then the process that shares communicators, parent or container with more
     other ranks, and then the newer process. While both processes live, both are kept.
     """
@@ -160,7 +160,7 @@ def _companions(trainers: Sequence[JobProcess], rows: Sequence[Row]) -> dict[Key
         if row["comm"] is not None and Key.of(row) in ties:
             ties[Key.of(row)].add(("comm", row["comm"]))
     for own in ties.values():
-        # These say nothing: an unknown parent, the first process, the host.
+        # Unrelated processes share these values: an unknown parent, the first process, the host.
         own -= {("parent", None), ("parent", 1), ("box", None)}
     return dict(zip(ties, companions([(one.rank, ties[one.key]) for one in trainers]), strict=True))
 

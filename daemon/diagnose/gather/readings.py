@@ -26,9 +26,9 @@ __all__ = ("ReadingResult", "Readings", "TimeOuts")
 APART_S = 0.25
 # The number of processes whose native stacks are read.
 MAX_NATIVE = 8
-# The time for a reading, s: a process that does not answer must not take the time of the others.
+# The timeout of a reading, s: a process that does not answer must not use up the time of all other processes.
 _READ_S = 2.0
-# The time for native stacks, s: the first native stacks of a build of torch take seconds.
+# The timeout of native stacks, s: the first native stacks of a build of torch take seconds.
 _NATIVE_S = 3.0
 _MAX_FAILURES = 16
 _KINDS = ("stacks", "condition", "native stacks")
@@ -82,7 +82,7 @@ class Readings:
         try:
             read()
         except Exception as e:
-            self._add_missing(kind.split()[-1], f"the {kind} of job {self._job} make no sense: {type(e).__name__}")
+            self._add_missing(kind.split()[-1], f"the {kind} of job {self._job} are malformed: {type(e).__name__}")
 
     def _read_stacks(self) -> None:
         first = self._stacks([], with_locals=True)
@@ -127,7 +127,7 @@ class Readings:
         try:
             return read()
         except NotFound:
-            # A process, or the last one of the job, has just ended.
+            # A process, or the last process of the job, has just ended.
             return None
         except ProbingError as e:
             self._add_missing(kind.split()[-1], f"no {kind} of job {self._job}: {e.message}")
@@ -195,15 +195,15 @@ class TimeOuts:
             answer = self._collector.variables(pids, job, [_GROUPS], min(seconds_left(deadline), _PATIENCE_S))
             return {Key.of(row): str(row["value"] or "") for row in answer["values"]}
         except (ProbingError, KeyError, TypeError):
-            # Nothing is claimed then; the next look tries again.
+            # The result lacks these processes; the next look tries again.
             return {}
 
 
 def _time_outs(text: str, comms: Mapping[str, str]) -> tuple[TimeOut, ...]:
     """Returns the time-out of each of ``comms``, a communicator -> backend mapping, by the groups in ``text``."""
     groups = {name: (backend, int(ms)) for backend, ms, name in _GROUP.findall(text)}
-    # NCCL's communicators have other names than groups, which do not matter if all groups are alike. A text that is cut
-    # lacks groups.
+    # NCCL's communicators and the groups have different names. The names do not matter if all groups of a backend have
+    # the same time-out. A text that was cut lacks groups.
     whole = text.count("ProcessGroup(") == len(groups) and text.endswith("}") and "..." not in text
     alike = set(groups.values()) if whole else set()
     found = []

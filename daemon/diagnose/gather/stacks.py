@@ -18,7 +18,7 @@ from probing.diagnosis.facts import Frame, Thread
 __all__ = ("MAX_FRAMES", "lines_of", "threads_of_processes")
 
 MAX_FRAMES = 64
-# Outer Python frames that are kept of a deeper stack: they show the user's own code.
+# The number of outer Python frames that are kept of a deeper stack: they show the user's code.
 _OUTER = 16
 _MAX_THREADS = 16
 _MAX_VALUES = 12
@@ -40,7 +40,7 @@ def threads_of_processes(
     """Returns the threads of each process, the training thread first.
 
     ``first`` and ``second``: two readings of Python frames; ``native``: a reading with native frames, of some
-    processes. ``waits``: rows of ``thread_waits``. Raises InternalError for stacks that make no sense.
+    processes. ``waits``: rows of ``thread_waits``. Raises InternalError for malformed stacks.
     """
     readings = [list(reading) for reading in (first, second, native)]
     earlier, later, deeper = map(_by_process, readings)
@@ -59,9 +59,9 @@ def threads_of_processes(
 
 
 def lines_of(stacks: Iterable[ProcessStacks]) -> Hashable:
-    """Returns the Python lines of the threads that train, to be compared with a later reading.
+    """Returns the Python lines of the threads that train, for a comparison with a later reading.
 
-    Raises InternalError for stacks that make no sense.
+    Raises InternalError for malformed stacks.
     """
     return frozenset(
         (one.pid, one.start_ns, *map(_line, _python_frames(thread)[:MAX_FRAMES]))

@@ -13,10 +13,10 @@ __all__ = ("DAY_NS", "SECOND_NS", "Window", "events", "failed_jobs", "statements
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS
 DAY_NS = 24 * HOUR_NS
-# Ended operations of a rank and communicator that are read.
+# The most ended operations that are read for a rank and communicator.
 _OPERATIONS = 64
 _WHO = "pid, start_ns"
-# Stacks of a main thread that are read, and the inner frames of each.
+# The most stacks of a main thread, and the most inner frames of each stack, that are read.
 _TOP = 6
 _FRAMES = 32
 
@@ -42,7 +42,7 @@ SELECT DISTINCT job FROM process.events WHERE ts > {_at(since_ns)} AND event = '
 
 
 def events(job: str, since_ns: int) -> str:
-    """Returns the statement that lists the processes of a job by their events, in a row for each."""
+    """Returns the statement that makes a row for each process of a job from its events."""
     # The column ``detail`` of an identity is JSON that the daemon made.
     number = "try_cast(arg_max(detail ->> '$.{0}', ts) FILTER (WHERE event = 'identified') AS BIGINT) AS {0}".format
     return f"""
@@ -151,7 +151,9 @@ ORDER BY share DESC LIMIT 16384
 
 
 def _since(of_job: str, window: Window) -> str:
-    """Returns the statement for the innermost frame of each thread that trains, and since when all samples show it."""
+    """Returns the statement for the innermost frame of each thread that trains, and the time of the first sample since
+    which all samples show the frame.
+    """
     return f"""
 WITH own AS (
   SELECT {_WHO}, ts, stack_id FROM python.samples

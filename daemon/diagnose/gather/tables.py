@@ -95,7 +95,7 @@ def _rows(stream: bytes) -> list[Row]:
         with pa.ipc.open_stream(stream) as reader:
             return [row for batch in reader for row in _plain(batch).to_pylist()]
     except pa.ArrowInvalid as e:
-        raise QueryError("an answer holds no rows") from e
+        raise QueryError("the answer is not an Arrow stream of rows") from e
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

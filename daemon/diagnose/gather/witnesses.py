@@ -44,7 +44,7 @@ WHERE f.job = {job} AND f.ts > now() - INTERVAL 1 HOUR
 QUALIFY row_number() OVER (PARTITION BY f.pid, f.start_ns, f.pg_name ORDER BY f.record_id DESC) <= 8
 ORDER BY f.pid, f.record_id LIMIT 4096
 """
-# Communicators that have an error, were aborted or destroyed: the time when this was first seen, and the newest state.
+# Communicators with an error, or that were aborted or destroyed: when this was first seen, and the newest state.
 _ENDED = "async_error IS NOT NULL OR aborted OR state IN ('failed', 'aborted', 'destroyed')"
 ERRORS_SQL = f"""
 SELECT pid, start_ns, comm, arg_max(async_error, ts) AS async_error, arg_max(aborted, ts) AS aborted,
@@ -68,7 +68,7 @@ def add_witnesses(
     """Returns the ranks with the facts of the witnesses, the communicators, including those that only RAS lists, and
     missing facts.
 
-    The rows are those of ``RAS_SQL``, ``FLIGHT_SQL`` and ``ERRORS_SQL``.
+    The rows come from ``RAS_SQL``, ``FLIGHT_SQL`` and ``ERRORS_SQL``.
     """
     said: _Said = defaultdict(list)
     places = {(rank.pid, rank.start_ns): rank.rank for rank in ranks}

@@ -95,7 +95,7 @@ def sql_info(version: str, wanted: Collection[int]) -> pa.Table:
 
 
 def type_info(code: int | None) -> pa.Table:
-    """Returns the types of columns: all, or those with this ``code`` of XdbcDataType."""
+    """Returns all types of columns, or the types with ``code``, a number of XdbcDataType."""
     chosen = sorted((one for one in _COLUMN_TYPES if code in (None, one[1])), key=lambda one: (one[1], one[0]))
     return pa.Table.from_pylist([_type(*one) for one in chosen], schema=_TYPE_INFO)
 
@@ -270,7 +270,7 @@ def _select(table: str, command: sql.CommandGetDbSchemas | sql.CommandGetTables,
         made = made.where(_like("table_schema", command.db_schema_filter_pattern))
     if isinstance(command, sql.CommandGetTables) and command.HasField("table_name_filter_pattern"):
         made = made.where(_like("table_name", command.table_name_filter_pattern))
-    # An empty catalog asks for tables without a catalog, which includes all tables; any other catalog has none.
+    # No table has a catalog: an empty catalog asks for all tables, any other catalog for no table.
     return made.where(exp.false()) if command.catalog else made
 
 

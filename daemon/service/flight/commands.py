@@ -21,7 +21,7 @@ __all__ = ("READ_ONLY", "command_of", "packed", "statement_of", "unpacked")
 
 # The bytes of the longest query in UTF-8, and of the message that contains it.
 MAX_COMMAND = 4 * MAX_TEXT + 4096
-READ_ONLY = "this is read-only: Flight SQL answers SELECTs alone"
+READ_ONLY = "this server is read-only: Flight SQL answers only SELECTs"
 _NO_TRANSACTIONS = "there are no transactions: connect with autocommit"
 _COMMANDS: dict[str, type[Message]] = {
     kind.DESCRIPTOR.full_name: kind
@@ -107,7 +107,7 @@ def _text(handle: bytes) -> str:
 
 def _any(data: bytes) -> Any:
     if len(data) > MAX_COMMAND:
-        raise UsageError(f"a command or ticket of more than {size(MAX_COMMAND)}", hint="shorten the query")
+        raise UsageError(f"the command or ticket has more than {size(MAX_COMMAND)}", hint="shorten the query")
     try:
         return Any.FromString(data)
     except DecodeError:

@@ -37,7 +37,7 @@ def messages_of(items: Iterator[Item]) -> Iterator[tuple[pb.FlightData | End, in
             if message.type == "schema":
                 schema = pa.ipc.read_schema(message)
             elif message.type == "dictionary":
-                # A batch with new dictionary codes cannot be read without them.
+                # A batch with new dictionary codes cannot be read without these codes.
                 schema = None
             for part in _small(message, schema):
                 yield _data(part)
@@ -64,7 +64,7 @@ class _File(io.BufferedReader):
 
     def read(self, length: int | None = -1) -> bytes:
         if length is not None and length > MAX_MESSAGE:
-            message = f"{size(length)} of rows in one piece are too many for Flight"
+            message = f"a batch of {size(length)} is too large for Flight"
             raise QueryError(message, hint="select fewer or shorter columns")
         return super().read(length)
 
@@ -111,7 +111,7 @@ def _data(message: pa.ipc.Message) -> tuple[pb.FlightData, int]:
 
 
 def _small(message: pa.ipc.Message, schema: pa.Schema | None) -> Iterator[pa.ipc.Message]:
-    """Yields ``message``; if it is a batch above MAX_BODY that ``schema`` is enough to read, yields parts of it."""
+    """Yields ``message``, or parts of it if it is a batch above MAX_BODY that can be read with ``schema``."""
     size = message.body.size if message.body is not None else 0
     if message.type != "record batch" or size <= MAX_BODY or schema is None:
         yield message

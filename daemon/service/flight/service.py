@@ -38,7 +38,7 @@ MAX_DESCRIPTION = 16 << 20
 # HTTP/2 peers commonly refuse more than 8 KiB of metadata.
 MAX_WARNINGS = 2000
 MAX_TIMEOUT_MS = (1 << 32) - 1
-_WRITES = "write values into the SELECT; there are no parameters, and no rows are taken"
+_WRITES = "write values into the SELECT: the server accepts neither parameters nor rows"
 _ACTIONS = {
     "CreatePreparedStatement": "Returns a handle for a SELECT, and the schema of its rows.",
     "ClosePreparedStatement": "Does nothing: no statement is kept.",
@@ -51,7 +51,7 @@ _Query = Callable[[node.QueryRequest, Any, Caller, Form | None], Awaitable[None]
 class FlightService(FlightServiceServicer):
     """The Flight service. ``query`` answers a Query of a caller, ``identify`` returns the caller of a call."""
 
-    # Clients of Flight SQL show the text of a status, and cannot read our form of an error.
+    # Clients of Flight SQL show the text of a status, and cannot read the error in our metadata.
     hints = True
 
     def __init__(
@@ -77,7 +77,7 @@ class FlightService(FlightServiceServicer):
     @answering
     async def Handshake(self, requests: Any, context: Context, caller: Caller) -> None:  # noqa: N802
         del requests, caller
-        # The client is told to send the token that it has just shown in later calls.
+        # This tells the client to send the token of this call in later calls, too.
         await context.send_initial_metadata(_bearer(context) or ())
 
     @answering
@@ -166,7 +166,7 @@ class FlightService(FlightServiceServicer):
             # The bracket has its own line, since the statement may end in a comment.
             return (await self._gathered(f"SELECT * FROM (\n{bare}\n) LIMIT 0", context, caller)).schema
         except QueryRejected:
-            # The caller's own text is run, as an error names places in the text that was run.
+            # The caller's text is run instead, because an error names positions in the text that was run.
             return (await self._gathered(statement, context, caller)).schema
 
     async def _gathered(self, text: str, context: Context, caller: Caller) -> pa.Table:

@@ -37,7 +37,7 @@ __all__ = (
 )
 
 MAX_REQUEST = 8 << 10
-# The most connections, and the most that wait for a page or read one: of all callers, and of one address or local user.
+# The most connections, and the most pages that are made or sent: of all callers, and of one address or local user.
 MAX_CONNECTIONS, EACH = 64, 16
 MAX_PAGES, PAGES_EACH = 32, 8
 # The time to read a whole request, and to write a whole answer, s.
@@ -152,16 +152,16 @@ class HttpServer:
         certificate: Certificate | None,
         held: ExitStack,
     ) -> _Answer:
-        """Returns the answer to a request. ``held``: what is released when the answer was sent."""
+        """Returns the answer to a request. ``held``: resources that are released once the answer was sent."""
         if not method:
             return _Answer(400, b"this is no HTTP request\n")
         if method not in ("GET", "HEAD"):
-            return _Answer(405, b"GET and HEAD alone\n", headers="Allow: GET, HEAD\r\n")
+            return _Answer(405, b"only GET and HEAD are answered\n", headers="Allow: GET, HEAD\r\n")
         if path == "/healthz":
             state = await self._pages.health()
             return _Answer(503 if state in BAD else 200, f"{state}\n".encode())
         if path != "/metrics":
-            return _Answer(404, b"there are /metrics and /healthz\n")
+            return _Answer(404, b"only /metrics and /healthz exist\n")
         try:
             shown = (("authorization", headers.get("authorization", "")),)
             caller = self._keeper.identified(caller, shown, certificate)

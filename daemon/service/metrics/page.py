@@ -82,7 +82,7 @@ def _families(readings: Readings) -> Iterator[_Family]:
     values = {tuple(map(_label, who.values())): 1.0}
     yield _Family("probingd_build_info", "1; the version of the daemon, and its node.", tuple(who), values)
     yield _single("probingd_queries_running", "Queries that run now.", readings.running_queries)
-    yield _single("probingd_queries_waiting", "Queries that wait for others to end.", readings.waiting_queries)
+    yield _single("probingd_queries_waiting", "Queries that wait for other queries to end.", readings.waiting_queries)
     calls: dict[_Key, float] = {(_label(kind),): float(count) for kind, count in readings.calls.items()}
     if calls:
         yield _Family("probingd_calls_running", "Calls of clients and nodes under way.", ("kind",), calls)
@@ -93,7 +93,7 @@ def _families(readings: Readings) -> Iterator[_Family]:
         )
     hooks: dict[_Key, float] = {(_label(outcome),): float(count) for outcome, count in readings.hooks.items()}
     if hooks:
-        doc = "Hooks of findings that were started and that failed, and findings that were lost to them."
+        doc = "Hooks that were started or failed; findings that were lost to a full queue or a hook that kept failing."
         yield _Family("probingd_hooks", doc, ("outcome",), hooks, counter=True)
     yield from _of_status(readings.status)
     yield from _of_scrape(readings)
@@ -124,7 +124,7 @@ def _of_status(status: Mapping[str, Any]) -> Iterator[_Family]:
         for loss in list(status.get("losses", ()))[:MOST_SERIES]
     }
     if losses:
-        doc = "Gaps reported in probing.losses, by the source that lost rows and the stage that they were lost in."
+        doc = "Gaps reported in probing.losses, by the source and the stage that lost rows."
         yield _Family("probingd_losses", doc, ("source", "stage"), losses, counter=True)
     yield from _of_sources(list(status.get("sources", ()))[:MAX_SOURCES])
 

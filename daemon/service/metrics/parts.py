@@ -1,4 +1,4 @@
-"""The parts of the page that come from rows: each has a statement, and a metric for each of its columns.
+"""The parts of the page that come from rows: each has an SQL statement, and a metric for each of its columns.
 
 Each part is limited: a statement returns at most MOST_SERIES rows, whatever the jobs do, and no label has values of
 which a job has many, such as communicators, sequence numbers and pids. Names and units follow the rules that ``promtool
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 __all__ = ("MOST_SERIES", "PARTS", "Metric", "Part")
 
-# The most rows of one part. If a node has more ranks, the others are not shown, and probingd_scrape_truncated says so.
+# The most rows of one part. A node with more ranks does not show all of them, and sets probingd_scrape_truncated.
 MOST_SERIES = 1024
 _S = 1e-9
 _MHZ = 1e6
@@ -60,7 +60,9 @@ FROM process.processes WHERE role = 'trainer' AND state <> 'exited' GROUP BY job
         (
             Metric("probingd_job_ranks", "Ranks of the job that run on this node.", "trainers"),
             Metric(
-                "probingd_job_halted_ranks", "Those of them that are stopped or in uninterruptible sleep.", "halted"
+                "probingd_job_halted_ranks",
+                "Ranks on this node that are stopped or in uninterruptible sleep.",
+                "halted",
             ),
             Metric("probingd_job_world_size", "Ranks of the job on all nodes.", "world_size"),
         ),
@@ -99,7 +101,10 @@ FROM comm.progress WHERE ended IS NULL AND last_call IS NOT NULL GROUP BY job, r
                 "operations",
             ),
             Metric(
-                "probingd_rank_collective_in_flight_seconds", "Time since the oldest of them was called.", "age_ns", _S
+                "probingd_rank_collective_in_flight_seconds",
+                "Time since the oldest collective in flight was called.",
+                "age_ns",
+                _S,
             ),
         ),
         "age_ns DESC, job, rank",
@@ -157,8 +162,18 @@ FROM comm.ops WHERE ts > now() - INTERVAL 10 SECOND GROUP BY job, backend, op
                 "Collectives a second of all ranks on this node that ended in the last 10 s.",
                 "rate",
             ),
-            Metric("probingd_collective_seconds", "Their average length.", "duration_ns", _S),
-            Metric("probingd_collective_bus_bytes_per_second", "Their average bus bandwidth.", "busbw_gbps", 1e9),
+            Metric(
+                "probingd_collective_seconds",
+                "Average length of the collectives that ended in the last 10 s.",
+                "duration_ns",
+                _S,
+            ),
+            Metric(
+                "probingd_collective_bus_bytes_per_second",
+                "Average bus bandwidth of the collectives that ended in the last 10 s.",
+                "busbw_gbps",
+                1e9,
+            ),
         ),
         "job, backend, op",
     ),
@@ -254,12 +269,12 @@ SELECT process, sum(cpu_pct) AS cpu_pct, sum(rss_bytes) AS rss_bytes FROM (
         (
             Metric(
                 "probingd_process_cpu_ratio",
-                "CPU time of the daemon's own processes as a share of one core; of"
-                " the probes, what they cost the jobs.",
+                "CPU time of the daemon's processes as a share of one core; for"
+                " the probes, the CPU time that they cost the jobs.",
                 "cpu_pct",
                 _PCT,
             ),
-            Metric("probingd_process_memory_bytes", "Resident memory of the daemon's own processes.", "rss_bytes"),
+            Metric("probingd_process_memory_bytes", "Resident memory of the daemon's processes.", "rss_bytes"),
         ),
         "process",
     ),
@@ -271,8 +286,10 @@ SELECT table_name, files, bytes, epoch_ns(ts) - epoch_ns(oldest) AS age_ns FROM 
         {"table": "table_name"},
         (
             Metric("probingd_table_segments", "Segments of the table.", "files"),
-            Metric("probingd_table_bytes", "Bytes of its segments.", "bytes"),
-            Metric("probingd_table_oldest_row_age_seconds", "Age of the oldest row in its segments.", "age_ns", _S),
+            Metric("probingd_table_bytes", "Bytes of the table's segments.", "bytes"),
+            Metric(
+                "probingd_table_oldest_row_age_seconds", "Age of the oldest row in the table's segments.", "age_ns", _S
+            ),
         ),
         "bytes DESC, table_name",
     ),

@@ -27,12 +27,12 @@ from probing.daemon.service.metrics.parts import PARTS
 __all__ = ("BAD", "Scraper")
 
 KEPT_S = 1.0
-# The time for the query, s: below the 10 s after which Prometheus gives up.
+# The timeout of the query, s: below the 10 s after which Prometheus gives up.
 QUERY_S = 5.0
 STATUS_S = 1.0
 # How long a state is answered from memory, s: longer than the usual time between two probes of Kubernetes.
 REMEMBERED_S = 15.0
-# The time for the collector to answer its state, s; callers do not wait for all of it.
+# The timeout of the request for the collector's state, s; callers wait for less time.
 STATE_S = 5.0
 MAX_BYTES = 16 << 20
 # States in which /healthz answers 503.

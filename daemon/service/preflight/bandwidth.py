@@ -23,7 +23,7 @@ from probing.diagnosis.preflight.facts import Transfer
 __all__ = ("Bandwidth",)
 
 CHUNK = 512 << 10
-# The time for one peer, and the pause after a measurement, s.
+# The timeout of the measurement of one peer, and the pause after a measurement, s.
 PEER_S = 3.0
 PAUSE_S = 2.0
 _OFF = "cluster.bandwidth_test_bytes is not set"

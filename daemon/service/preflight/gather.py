@@ -1,4 +1,4 @@
-"""Gathers the facts of this node for one request: each part separately, and none later than the deadline."""
+"""Gathers the facts of this node for one request: each part separately, and all parts before the deadline."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _problems(wanted: Mapping[str, str], rows: Mapping[str, Sequence[Row]], text
 
 
 def _made(kind: type[_T], row: Mapping[str, Any]) -> _T:
-    """Returns the dataclass ``kind`` with the values of the columns that are called like its fields."""
+    """Returns a ``kind``, a dataclass, with the values of the columns that have the names of its fields."""
     values = {field.name: row.get(field.name) for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()})
 

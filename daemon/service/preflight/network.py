@@ -52,7 +52,7 @@ def master(address: str, port: int) -> Master:
 
 
 def _is_local(family: int, address: tuple[object, ...]) -> bool:
-    """Returns whether the address is one of this host: then a socket can be bound to it."""
+    """Returns whether the address belongs to this host, so that a socket can be bound to it."""
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         try:
             sock.bind((address[0], 0, *address[2:]))
@@ -67,7 +67,7 @@ def port_state(port: int, paths: Sequence[Path] = (Path("/proc/net/tcp"), Path("
     """
     # psutil would keep a row of each connection, however many there are, and look at the descriptors of all processes.
     states = {state for path in paths for state in _states(path, port)}
-    # Servers set SO_REUSEADDR, by which they can listen in spite of connections that only wait for their end.
+    # Servers set SO_REUSEADDR, so that connections in TIME_WAIT do not keep them from listening.
     return "listening" if _LISTEN in states else "taken" if states - {_TIME_WAIT} else "free"
 
 
@@ -89,14 +89,14 @@ async def round_trips(addresses: Sequence[str], seconds: float) -> tuple[Reached
     gate = asyncio.Semaphore(AT_ONCE)
     limit = time.monotonic() + seconds
 
-    async def one(address: str) -> Reached:
+    async def measured(address: str) -> Reached:
         async with gate:
             left = limit - time.monotonic()
             if left <= 0:
                 return Reached(address, None, "there was no time left")
             return await _round_trip(address, min(left, CONNECT_S))
 
-    return tuple(await asyncio.gather(*map(one, addresses)))
+    return tuple(await asyncio.gather(*map(measured, addresses)))
 
 
 async def _round_trip(address: str, seconds: float) -> Reached:

@@ -1,4 +1,4 @@
-"""Checks a request for facts before a job: its limits, and what the caller may ask for."""
+"""Checks a request for facts before a job: its limits, and the scopes that its parts need."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def asked_of(request: pb.PreflightRequest, caller: Caller, known: Container[str]
         if match is None or not 0 < int(match[2]) < 65536:
             raise UsageError(f"{peer[:80]!r} is not HOST:PORT")
     if len(request.job) > MAX_JOB or len(request.master_addr) > MAX_NAME or not 0 <= request.master_port < 65536:
-        raise UsageError("the job or the master of the request is too long")
+        raise UsageError("the job or master_addr of the request is too long, or its master_port is no port")
     refused = _refusal(caller, Scope.ADMIN) if request.python else ""
     if request.python:
         asked = f"preflight python={request.python[:200]!r} asked by {caller}"

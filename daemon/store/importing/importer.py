@@ -1,5 +1,5 @@
-"""``probingd import``: imports rows of other state directories and of Parquet files into this one, without importing a
-row twice.
+"""``probingd import``: imports rows of other state directories and of Parquet files into this state directory, each row
+once.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def _is_imported(unit: Unit, name: str, span: Span, older: Sequence[Entry]) -> b
     if inside and sum(old.rows for _, old in known) == span.rows:
         return True
     raise FormatError(
-        f"some of its rows were imported earlier from other files of {unit.node}: no row is imported again"
+        f"some of its rows were imported earlier from other files of {unit.node}, so none of its rows is imported now"
     )
 
 
-# The rows of one record. An interrupted import goes on at a multiple of this number, so it must never change.
+# The number of rows in one record. An interrupted import goes on at a multiple of it, so it must never change.
 PIECE_ROWS = 1 << 16
 MAX_PIECE_BYTES = 1 << 27
 _READ_BYTES = 1 << 20
@@ -99,12 +99,13 @@ def import_sources(
 ) -> Imported:
     """Imports each file of ``sources`` once, whatever its name. After a kill the next call imports the rest.
 
-    ``table`` is the table of Parquet files that do not name theirs. ``progress`` is called with the bytes done and the
-    bytes in all. Damaged files are listed in ``problems``. Raises StateLocked while a daemon uses the directory or a
+    ``table`` is the table of Parquet files without a table name. ``progress`` is called with the imported bytes and the
+    total bytes. Damaged files are listed in ``problems``. Raises StateLocked while a daemon uses the directory or a
     source, StoreFull, StoreError and UsageError.
     """
     if not target.root.is_dir():
-        raise StoreError(f"there is no state directory {target.root}", hint="start the daemon once, or see --state-dir")
+        hint = "start the daemon once, or name its directory: --state-dir"
+        raise StoreError(f"there is no state directory {target.root}", hint=hint)
     if table and (table not in target.tables or target.tables[table].live):
         raise UsageError(f"there is no stored table {table[:80]}", hint="`probingctl tables` lists the tables")
     done = Imported()
@@ -178,12 +179,13 @@ class _Import:
         except FormatError as e:
             raise FormatError(f"its checksum is wrong: {e.message}") from e
         for group in lost:
-            self._problem(unit, f"row group {group.group} with {group.rows} rows is damaged: the others are imported")
+            damage = f"row group {group.group} with {group.rows} rows is damaged"
+            self._problem(unit, f"{damage}: the other row groups are imported")
         return good
 
     def _take_good(self, unit: Unit, fd: int, sha: str, older: Sequence[Entry]) -> None:
         if unit.void_from is not None:
-            # Which records count depends on the next part: before another part the same bytes stand for other rows.
+            # The next part decides which records are void, so the same bytes can have other rows before another part.
             sha = f"{sha}<{unit.void_from}"
         known = self._journal.find(sha)
         if known is not None and known.done:
@@ -203,7 +205,7 @@ class _Import:
         if unit.log:
             log = self._decoder.log(fd, unit.void_from)
             for problem in log.problems:
-                self._problem(unit, f"{problem}; what is before that is imported")
+                self._problem(unit, f"{problem}; the rows before the damage are imported")
             return {name: Span(count, *log.times[name]) for name, count in log.rows.items() if self._known(unit, name)}
         segment = self._decoder.segment(fd)
         name = self._name(unit, segment.table)
@@ -214,21 +216,21 @@ class _Import:
         table = self._target.tables.get(name)
         if table is not None and not table.live:
             return True
-        self._problem(unit, f"no stored table {name[:80]!r} is known here")
+        self._problem(unit, f"this node has no stored table {name[:80]!r}")
         return False
 
     def _problem(self, unit: Unit, problem: str) -> None:
         self._done.problems.append(ImportProblem(str(unit.path), problem))
 
     def _name(self, unit: Unit, named: str) -> str:
-        """Returns the table of a Parquet file: by its metadata, else by its path, else as the caller named it."""
+        """Returns the table of a Parquet file, from its metadata, its path or ``--table``, in this order."""
         tables = self._target.tables
         around = (unit.path.stem, *(parent.name for parent in list(unit.path.parents)[:3]))
         name = named or next((name for name in around if name in tables), self._table)
         if not name:
-            raise FormatError("it does not say of which table it has rows: name it with --table")
+            raise FormatError("it does not name the table of its rows: pass --table")
         if name not in tables:
-            raise FormatError(f"no table {name[:80]!r} is known here")
+            raise FormatError(f"this node has no table {name[:80]!r}")
         return name
 
     def _check_times(self, spans: Mapping[str, Span]) -> None:
@@ -266,7 +268,7 @@ class _Import:
 
     def _append(self, entry: Entry, rows: dict[str, pa.Table]) -> None:
         if sum(piece.nbytes for piece in rows.values()) > MAX_PIECE_BYTES:
-            raise FormatError(f"some {PIECE_ROWS} rows of it are more than {MAX_PIECE_BYTES} bytes")
+            raise FormatError(f"the rows of one record would have more than {MAX_PIECE_BYTES} bytes")
         batches = {name: piece.combine_chunks().to_batches() for name, piece in rows.items()}
         position: RingPosition = {"boot_id": "", "map_id": entry.number, "position": entry.pieces + 1}
         with acting_as(self._target.root):

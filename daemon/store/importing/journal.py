@@ -1,8 +1,8 @@
 """The journal of imported files: ``imports.jsonl`` in the state directory, to which lines are only appended.
 
-A file gets a line before its first rows. Each record of its rows has the position of a ring ``import``: the file's
-number, and the number of its pieces in the log. So rows and progress are in one record. The file gets a second line
-when all its rows are synced.
+A file gets a line before its first rows, and a second line once all its rows are synced. Each record of its rows has
+the position of a ring ``import``: the file's number, and the number of its pieces in the log. So a record has both the
+rows and the progress.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Span(NamedTuple):
 class Entry:
     """An imported file; ``pieces``: the number of its pieces in the log.
 
-    ``sha``: its SHA-256. ``parts``: the log parts of ``node`` from which its rows are, if known.
+    ``sha``: its SHA-256. ``parts``: the first and last log part of ``node`` from which its rows come, if known.
     """
 
     number: int
@@ -53,7 +53,7 @@ class Entry:
 
 
 class _Line(msgspec.Struct):
-    """A line of the file: an entry, or with its ``number`` alone what has become of it."""
+    """A line of the journal: a new entry, or without ``sha`` the progress of the entry ``number``."""
 
     number: int
     sha: str = ""
@@ -100,7 +100,9 @@ class Journal:
         return self._entries.get(sha)
 
     def begin(self, sha: str, node: str, parts: tuple[int, int] | None, tables: dict[str, Span]) -> Entry:
-        """Adds the entry of a file whose rows come next. An interrupted file gets a new number and keeps its pieces."""
+        """Adds the entry of a file before its rows are appended. An interrupted file gets a new number and keeps its
+        pieces.
+        """
         older = self._entries.get(sha)
         self._newest += 1
         entry = Entry(self._newest, sha, node, parts, tables, older.pieces if older else 0)
@@ -110,7 +112,7 @@ class Journal:
         return entry
 
     def finish(self, entry: Entry) -> None:
-        """Marks a file as done. Call it only after all its rows were synced to disk."""
+        """Marks a file as done, after all its rows were synced to disk."""
         self._write({"number": entry.number, "done": True})
         entry.done = True
 
@@ -127,12 +129,11 @@ class Journal:
             raise self._unwritable(e) from e
 
     def _unwritable(self, e: OSError) -> StoreError:
-        return StoreError(f"{self._path} cannot be written: {e.strerror or e}", hint="look at the disk and its rights")
+        hint = "check the disk and the rights of the file"
+        return StoreError(f"{self._path} cannot be written: {e.strerror or e}", hint=hint)
 
     def _load(self) -> int:
-        """Reads the journal. Returns the number of bytes in whole lines. A last line without an end was never finished,
-        and is ignored.
-        """
+        """Reads the journal, and returns the bytes of its whole lines. An unfinished last line is ignored."""
         try:
             data = read_file(self._path, MAX_BYTES)
         except FileNotFoundError:
@@ -143,7 +144,7 @@ class Journal:
         try:
             self._apply(typed_json(_Line, line) for line in data[:whole].splitlines())
         except (ValueError, KeyError) as e:
-            hint = "it keeps rows from being imported twice: without it import only what was never imported"
+            hint = "it prevents double imports: if you delete it, import only files that were never imported"
             raise FormatError(f"{self._path} is damaged", hint=hint) from e
         return whole
 

@@ -1,5 +1,5 @@
-"""Lists the files to import, which a state directory's manifest and log name, or plain Parquet files; and converts
-their rows to the physical schema.
+"""Lists the files to import, from a state directory or a folder of Parquet files, and converts their rows to the
+physical schema.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FILES = SystemFiles()
 
 @dataclass(frozen=True, slots=True)
 class ImportProblem:
-    """The reason why ``path`` was not imported, or only partly."""
+    """The reason why ``path`` was not imported completely."""
 
     path: str
     what: str
@@ -48,8 +48,8 @@ class ImportProblem:
 class Unit:
     """A file to import: a log part if ``log``, else a Parquet file.
 
-    ``parts``: the log parts of ``node`` from which its rows are. ``segment``: its entry in the manifest. Records of a
-    log part from the sequence number ``void_from`` on are void.
+    ``parts``: the first and last log part of ``node`` from which its rows come. ``segment``: its entry in the manifest.
+    Records of a log part from the sequence number ``void_from`` on are void.
     """
 
     path: Path
@@ -78,13 +78,13 @@ def find_units(source: Path, decoder: Decoder, problems: list[ImportProblem]) ->
 
 
 def _parquet_files(source: Path) -> Iterator[Unit]:
-    found = 0
+    count = 0
     for folder, names, files in os.walk(source):
         names.sort()
         for name in sorted(files):
             if name.endswith(".parquet"):
-                found += 1
-                if found > MAX_FILES:
+                count += 1
+                if count > MAX_FILES:
                     raise UsageError(f"{source} has more than {MAX_FILES} files", hint="import it in parts")
                 yield Unit(Path(folder, name))
 
@@ -93,8 +93,9 @@ def _of_state(root: Path, decoder: Decoder, problems: list[ImportProblem]) -> li
     manifest = load_manifest(_FILES, root)
     node = _node(root)
     if manifest.bad_lines or not manifest.found:
-        what = f"{manifest.bad_lines} lines are damaged" if manifest.found else "it is missing"
-        problems.append(ImportProblem(str(root / MANIFEST), f"{what}: segments that only it names are not imported"))
+        damaged = f"{manifest.bad_lines} lines are damaged: segments that only these lines name are not imported"
+        what = damaged if manifest.found else "it is missing: no segment is imported"
+        problems.append(ImportProblem(str(root / MANIFEST), what))
     units = [Unit(root / s.path, node=node, parts=s.parts, segment=s) for s in manifest.segments.values()]
     return [*units, *_log_parts(root, manifest, node, decoder, problems)]
 
@@ -144,7 +145,7 @@ def check_columns(table: Table, names: Sequence[str]) -> None:
     if len(given) != len(names):
         raise FormatError("two of its columns have the same name")
     if missing := [name for name in _ALWAYS if name in table.physical.names and name not in given]:
-        raise FormatError(f"it has no column {missing[0]}: the process of its rows is unknown")
+        raise FormatError(f"it has no column {missing[0]}, which every row of {table.name} needs")
     if unknown := sorted(given - set(table.physical.names) - set(table.logical.names)):
         raise FormatError(f"{table.name} has no column {unknown[0][:80]}")
     if not _is_shown(table, given):
@@ -176,7 +177,7 @@ def _is_shown(table: Table, names: set[str]) -> bool:
 
 
 def _stored_times(rows: pa.Table) -> pa.Table:
-    """Returns ``rows`` of comm.ops with the stored form of times: ns after the call."""
+    """Returns ``rows`` of comm.ops with the stored columns of times, in ns after the call."""
     import pyarrow.compute as pc
 
     subtract: Callable[..., Any] = pc.subtract_checked

@@ -67,7 +67,7 @@ def check_space(target: Target, store: Store, need: int) -> None:
     """Raises StoreFull when ``need`` more bytes would exceed the limit of the store."""
     used, limit = int(store.status()["bytes"]), target.limits.max_bytes
     if used + need > limit:
-        hint = "raise store.max_bytes, or import less: the oldest rows would go as the new ones come"
+        hint = "raise store.max_bytes, or import less: otherwise the oldest rows are dropped for the new rows"
         raise StoreFull(f"{need} bytes do not fit: {used} are used, store.max_bytes is {limit}", hint=hint)
 
 

@@ -46,7 +46,7 @@ class LogCache:
         key = (path, Path(path).stat().st_ino)
         part = self._parts.pop(key, None) or _Part(path)
         if part.is_ahead(length, tables):
-            # For an older snapshot the cache has more rows than needed.
+            # The cache has more rows than this older snapshot.
             self._parts[key] = part
             return read_part(path, length, tables, known)
         try:
@@ -83,9 +83,7 @@ class _Part:
         )
 
     def _advance(self, streams: Mapping[str, _TableRows], end: int, length: int) -> list[str]:
-        """Decodes ``streams`` from byte ``end`` to ``length``. Returns what is wrong with the bytes in between, if
-        anything.
-        """
+        """Decodes ``streams`` from byte ``end`` to ``length``. Returns the problems of the bytes in between."""
         data = read_exactly(self._path, length - end, end)
         start = unpack_header(data)[1] if not end else 0
         records = list(_consecutive(scan(data, start), next(iter(streams.values())).sequence))

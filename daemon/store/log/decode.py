@@ -36,8 +36,8 @@ _OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 class LogRows(NamedTuple):
-    """Rows by table, in the physical schemas of the tables. ``problems``: a line for each part that could not be
-    decoded.
+    """Rows by table, in the physical schemas of the tables. ``problems``: a line for each table, or range of bytes,
+    that could not be decoded.
     """
 
     tables: dict[str, pa.Table]
@@ -68,11 +68,11 @@ class StreamDecoder:
             while self._feed.has_more and not self.problem:
                 if self._reader is None:
                     reader = pa.ipc.open_stream(pa.PythonFile(self._feed, mode="r"), options=_OPTIONS)
-                    # Arrow does not check that names are text, and fails when they are first read.
+                    # Arrow checks only at the first read of the names that they are UTF-8, so they are read here.
                     _ = reader.schema.names
                     self._reader = reader
                 batch = self._reader.read_next_batch()
-                # The validation is full, since an index beyond its dictionary would read other memory.
+                # The validation is full: an index beyond its dictionary would read memory of other data.
                 batch.validate(full=True)
                 batches.append(batch)
         except StopIteration:
@@ -100,15 +100,15 @@ class _Feed(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        found: list[memoryview] = []
+        read: list[memoryview] = []
         while self._pieces and size:
             piece = self._pieces.popleft()
             if 0 <= size < len(piece):
                 self._pieces.appendleft(piece[size:])
                 piece = piece[:size]
-            found.append(piece)
+            read.append(piece)
             size -= len(piece) if size > 0 else 0
-        return b"".join(found)
+        return b"".join(read)
 
 
 def read_part(
@@ -132,7 +132,7 @@ def read_exactly(path: str | Path, length: int, offset: int = 0) -> bytes:
 def decode_part(
     data: bytes | memoryview, tables: Collection[str] | None = None, known: Mapping[str, Table] = TABLES
 ) -> LogRows:
-    """Returns the same as ``read_part`` for a part in memory."""
+    """Returns the rows of a part in memory, as ``read_part`` does for a file."""
     _, start = unpack_header(data)
     records = list(scan(data, start))
     end = records[-1].end if records else start
@@ -158,7 +158,7 @@ def decode_records(
 
 
 def decode_stream(chunks: Sequence[bytes | memoryview]) -> tuple[pa.Table, str]:
-    """Returns the rows of a whole stream, and why the stream breaks off, or ""."""
+    """Returns (rows, problem) of a whole stream. ``problem``: why the stream breaks off, or ""."""
     decoder = StreamDecoder()
     batches = decoder.decode(chunks)
     schema = decoder.schema
@@ -170,27 +170,27 @@ def chunks_by_table(
     records: Iterable[Record], tables: Collection[str] | None = None
 ) -> dict[str, list[bytes | memoryview]]:
     """Returns the chunks of ``records`` in order by table: of ``tables``, or of all."""
-    found: dict[str, list[bytes | memoryview]] = {}
+    chunks: dict[str, list[bytes | memoryview]] = {}
     for record in records:
         for chunk in record.chunks:
             if tables is None or chunk.table in tables:
-                found.setdefault(chunk.table, []).append(chunk.data)
-    return found
+                chunks.setdefault(chunk.table, []).append(chunk.data)
+    return chunks
 
 
 def log_rows(
     decoded: Iterable[tuple[str, pa.Table, str]], known: Mapping[str, Table], problems: Iterable[str] = ()
 ) -> LogRows:
-    """Returns ``decoded`` (table, rows, problem) in the physical schemas of ``known``; its problems follow
-    ``problems``.
+    """Returns the rows of ``decoded``, (table, rows, problem), in the physical schemas of ``known``, and its problems
+    after ``problems``.
     """
     tables: dict[str, pa.Table] = {}
-    found = list(problems)
+    lines = list(problems)
     for name, rows, problem in decoded:
         try:
             tables[name] = conform(rows, known[name].physical) if name in known else rows
         except pa.ArrowException as e:
             problem = str(e)
         if problem:
-            found.append(f"{name}: {problem.splitlines()[0]}")
-    return LogRows(tables, tuple(found))
+            lines.append(f"{name}: {problem.splitlines()[0]}")
+    return LogRows(tables, tuple(lines))

@@ -24,7 +24,7 @@ __all__ = ("TORN", "WAL_DIR", "Part", "PartWriter", "ScannedPart", "part_number"
 
 WAL_DIR = "wal"
 TORN = "the last record was not written to its end"
-# Numbers up to MAX_PART. No store reaches a larger number, after which there might be no name for the next part.
+# Numbers up to MAX_PART, which no store reaches. After a larger number the next part might have no valid name.
 _NAME = re.compile(r"(0\d{11})\.wal", re.ASCII)
 
 
@@ -34,15 +34,15 @@ def part_path(root: Path, number: int) -> Path:
 
 def part_number(name: str) -> int | None:
     """Returns the number in a part's file name; None for other files."""
-    found = _NAME.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 class Part(NamedTuple):
     """A log part up to its last good record.
 
-    ``length``: its length in bytes. ``raw_bytes``: the size of its batches before compression. ``rows``: numbers by
-    table. ``next_sequence`` and ``positions``: after its last record.
+    ``length``: its length in bytes. ``raw_bytes``: the size of its batches before compression. ``rows``: number of rows
+    by table. ``next_sequence`` and ``positions``: their values after its last record.
     """
 
     number: int
@@ -88,8 +88,8 @@ class PartWriter:
     ) -> None:
         """Writes one record.
 
-        Raises OSError, InternalError for batches that do not have the schemas, FormatError for batches that are too
-        large.
+        Raises OSError, InternalError for batches without the schemas of their tables, FormatError for too large
+        batches.
         """
         part = self.part
         chunks = self._streams.encode(batches)
@@ -114,10 +114,10 @@ class PartWriter:
 
 
 class ScannedPart(NamedTuple):
-    """A part as it is at a start, of ``size`` bytes.
+    """A part as a start of the daemon reads it, with ``size`` bytes.
 
     ``problem``: why bytes after ``part.length`` were rejected; empty if there are none, or only voided records.
-    ``voided``: the number of records that are void, since the next part starts with their sequence numbers.
+    ``voided``: the number of void records: the next part starts with their sequence numbers.
     ``last_clock``: the clocks at the last good record.
     """
 

@@ -41,7 +41,7 @@ __all__ = (
 PART_MAGIC = b"PRBNGLOG"
 MAX_HEADER = 1 << 20
 MAX_RECORD = 1 << 28
-# Only small drains are compressed: they are mostly Arrow metadata, and that is mostly zeros.
+# Only small records are compressed: they are mostly Arrow metadata, which is mostly zeros.
 COMPRESS_BELOW = 1 << 16
 
 # magic, format version, length of the JSON, CRC32 of these and the JSON

@@ -43,8 +43,8 @@ class StreamWriters:
         return chunks
 
     def outdated(self, names: Iterable[str]) -> bool:
-        """Returns whether the schema of one of these tables has changed since its stream began, as users' tables can
-        grow.
+        """Returns whether any of the tables ``names`` has another schema than at the begin of its stream: tables of
+        users can get columns.
         """
         begun = ((self._streams[name].schema, self._schema(name)) for name in names if name in self._streams)
         return any(was is not now and was != now for was, now in begun)
@@ -90,7 +90,7 @@ class _Names:
         return pa.DictionaryArray.from_arrays(indices, self._values, safe=False)
 
     def _moved(self, dictionary: pa.Array[Any]) -> pa.Array[Any] | None:
-        # None: the codes need no change. Batches of a source share a dictionary, so the last dictionary is remembered.
+        # None: the codes need no change. Batches of a source share a dictionary, so the last dictionary is cached.
         if self._seen is not None and self._seen[0].equals(dictionary):
             return self._seen[1]
         names = dictionary.to_pylist()

@@ -1,7 +1,7 @@
 """Compaction: chooses small neighbouring segments and merges them, a little at each turn.
 
-Under load sealing makes a segment of each table every few seconds. Neighbours are merged once they together have many
-times the size of the largest. So each row is rewritten two or three times until its segment is full.
+Under load sealing makes a segment of each table every few seconds. Neighbours are merged once they have together many
+times the size of the largest neighbour. So each row is rewritten two or three times until its segment is full.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _GROWTH = 10
 _MAX_ROWS = 1 << 25
 # The most sources of one merge; the next merge gets the rest.
 _MAX_SOURCES = 64
-# The value of _GROWTH for a day that is over, whose last small segments are merged as well.
+# Replaces _GROWTH for a day that is over, so that its last small segments are merged as well.
 _COLD_GROWTH = 2
 _COLD_S = 3_600
 _DAY_S = 86_400
-# The share of a table's limits that one segment may have: retention drops whole segments.
+# One segment may have 1/_SHARE of its table's limits, because retention drops whole segments.
 _SHARE = 8
 
 
@@ -58,12 +58,12 @@ def choose(
     for segment in segments:
         folders.setdefault(segment.path.rsplit("/", 1)[0], []).append(segment)
     # The folders with the most segments come first.
-    for found in sorted(folders.values(), key=len, reverse=True):
-        own = limits.tables.get(found[0].table, TableLimits())
+    for folder in sorted(folders.values(), key=len, reverse=True):
+        own = limits.tables.get(folder[0].table, TableLimits())
         most = _most_bytes(limits, own)
         span = _most_ns(limits, own)
-        growth = _COLD_GROWTH if _is_over(found[0].path, now_ns) else _GROWTH
-        for stretch in _stretches(found, most, first_part, unfit):
+        growth = _COLD_GROWTH if _is_over(folder[0].path, now_ns) else _GROWTH
+        for stretch in _stretches(folder, most, first_part, unfit):
             for start in range(len(stretch)):
                 run = _run(stretch[start : start + _MAX_SOURCES], most, span, growth)
                 if run:
@@ -84,8 +84,8 @@ def _most_ns(limits: StoreLimits, own: TableLimits) -> int:
 def _stretches(
     segments: Iterable[Segment], most: int, first_part: int | None, unfit: Collection[str]
 ) -> Iterator[list[Segment]]:
-    """Yields sequences of neighbours to merge. They are separated by segments that stay as they are, mostly because
-    they are full.
+    """Yields sequences of neighbours that may be merged. Segments that stay as they are, mostly full ones, separate the
+    sequences.
     """
     stretch: list[Segment] = []
     for segment in sorted(segments, key=lambda s: s.parts):
@@ -100,7 +100,7 @@ def _stretches(
 
 
 def _run(stretch: Sequence[Segment], most: int, span_ns: int, growth: int) -> list[Segment]:
-    """Returns the longest sequence, from the first segment on, that is worth a merge; empty if none is."""
+    """Returns the longest sequence from the first segment on that is worth a merge; empty if no merge is."""
     best = size = rows = largest = longest = 0
     since, until = stretch[0].ts_min, stretch[0].ts_max
     for count, segment in enumerate(stretch, 1):
@@ -109,7 +109,7 @@ def _run(stretch: Sequence[Segment], most: int, span_ns: int, growth: int) -> li
         rows, longest = rows + segment.rows, max(longest, segment.rows)
         if size > most or rows > _MAX_ROWS or (count > 1 and until - since > span_ns):
             break
-        # Segments of up to a quarter of a full segment may be merged into a full one at once.
+        # A full segment may be made directly of segments that have up to a quarter of its size.
         full = (size * 2 > most and largest * 4 <= most) or (rows * 2 > _MAX_ROWS and longest * 4 <= _MAX_ROWS)
         if count > 1 and (full or (size >= largest * growth and rows >= longest * growth)):
             best = count
@@ -145,7 +145,7 @@ class _Merge:
         return self.sources[0].parts[0], self.sources[-1].parts[1]
 
     def step(self) -> Segment | None:
-        """Merges one more row group. After the last row group returns the new segment, renamed and synced; else None.
+        """Merges one more row group. Returns None, or after the last row group the new segment, renamed and synced.
 
         Raises FormatError when a source is damaged or the sources do not fit together, OSError, WorkerFailed.
         """
@@ -281,8 +281,8 @@ class Compactor:
         merge = self._merge
         if merge is not None:
             # Retention and damage remove segments at any time, and other writers use space.
-            there = all(self._state.segment(s.path) is s for s in merge.sources)
-            if there and self._space.room() >= _size(merge.sources) - merge.written:
+            present = all(self._state.segment(s.path) is s for s in merge.sources)
+            if present and self._space.room() >= _size(merge.sources) - merge.written:
                 return True
             self.stop()
         state, now = self._state, self._context.clock.pair().real_ns

@@ -1,6 +1,6 @@
 """Delays new, stricter limits, so that a wrong limit can be taken back before it deletes rows.
 
-The time counts while the store is open, by the clock that runs since the boot, so no jump of the wall clock ends it.
+The delay passes only while the store is open. CLOCK_BOOTTIME measures it, so a jump of the wall clock does not end it.
 Waiting limits are in ``limits.json``, and continue to wait after a restart.
 """
 
@@ -34,7 +34,7 @@ _Bounds = dict[str, float]
 
 
 class Deletion(NamedTuple):
-    """The rows that a limit deletes, and the seconds until then. ``size``: bytes."""
+    """The rows that a limit will delete in ``left_s`` seconds. ``size``: bytes."""
 
     segments: int = 0
     rows: int = 0
@@ -70,7 +70,7 @@ class Grace:
         self.problem = ""
 
     def in_force(self, wanted: StoreLimits, boot_ns: int) -> StoreLimits:
-        """Returns the limits that apply now: ``wanted``, but the earlier value of each limit that is new and stricter.
+        """Returns the limits that apply now: ``wanted``, except that a new, stricter limit still has its earlier value.
 
         ``boot_ns`` is CLOCK_BOOTTIME. The limits of the first call count as old, unless the file has others.
         """
@@ -94,7 +94,7 @@ class Grace:
         return self.without((), wanted)
 
     def without(self, keys: Collection[str], wanted: StoreLimits) -> StoreLimits:
-        """Returns the limits that apply now, but with the wanted values for the settings ``keys``."""
+        """Returns the limits that apply now, except that the settings ``keys`` have their wanted values."""
         kept = {name: w.kept for name, w in self._waiting.items() if name.partition(":")[0] not in keys}
         return _with_bounds(wanted, {**_bounds(wanted), **kept})
 
@@ -115,7 +115,7 @@ class Grace:
             waiting = self._waiting.pop(name, None)
             kept = waiting.kept if waiting else old
             if new < kept:
-                # If a limit is no stricter than the previously wanted limit, its wait, if it has begun, goes on.
+                # A waiting limit that becomes even stricter begins a new wait; otherwise its wait goes on.
                 self._waiting[name] = waiting if waiting and new >= old else _Waiting(kept, grace_s)
         return True
 
@@ -146,7 +146,7 @@ class Grace:
         except OSError as e:
             with contextlib.suppress(OSError):
                 self._files.unlink(partial)
-            self.problem = f"limits that wait cannot be kept over a restart: {e.strerror or e}"
+            self.problem = f"waiting limits cannot be saved for the next start: {e.strerror or e}"
 
 
 def _bounds(limits: StoreLimits) -> _Bounds:

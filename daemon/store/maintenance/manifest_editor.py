@@ -38,7 +38,7 @@ class ManifestEditor:
         self._gone: set[str] = set()
 
     def commit(self, edit: Edit) -> None:
-        """Writes ``edit``, and drops that earlier failures left over; removes leftover files. Raises OSError."""
+        """Writes ``edit`` and the pending drops, and removes leftover files. Raises OSError."""
         with self.lock:
             self._manifest.commit(edit._replace(drop=(*edit.drop, *self._gone)))
             self._gone.clear()
@@ -78,13 +78,13 @@ class ManifestEditor:
     def replace(self, sources: Sequence[Segment], merged: Segment) -> bool:
         """Puts ``merged`` in place of ``sources`` in one edit. Returns False if a source is gone meanwhile.
 
-        Then, and after an OSError, ``merged`` is removed as soon as it is certain that the manifest does not name it.
+        In that case, and after an OSError, ``merged`` is removed once it is certain that the manifest does not name it.
         """
         with self.lock:
             self._leftovers.add(self._root / merged.path)
-            there = all(self._state.segment(s.path) is s for s in sources)
+            present = all(self._state.segment(s.path) is s for s in sources)
             # An earlier attempt used the same name, so the file may have been removed just now.
-            if not there or self._context.files.size(self._root / merged.path) != merged.size:
+            if not present or self._context.files.size(self._root / merged.path) != merged.size:
                 self.try_commit()
                 return False
             self.commit(Edit((merged,), tuple(s.path for s in sources)))

@@ -1,5 +1,5 @@
-"""Checks sealed segments, and sets damaged segments aside: their readable row groups become a segment, each other row
-group a loss.
+"""Checks sealed segments, and sets damaged segments aside: their readable row groups become a segment, and each
+unreadable row group becomes a loss.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = (
 
 @dataclass(slots=True)
 class _Salvaged:
-    """The result of salvaging. ``segment`` has the rows that are not in ``losses``, None if there are none;
-    ``written``: its file.
+    """The result of salvaging. ``segment``: the segment of the good rows, None if no row is good. ``losses``: the other
+    rows. ``written``: the file of ``segment``.
     """
 
     segment: Segment | None = None
@@ -113,7 +113,7 @@ _SCRUB_BYTES = 16 << 20
 
 
 class Quarantine:
-    """Checks segments and sets bad ones aside. Safe for any thread."""
+    """Checks segments and sets bad segments aside. Safe for any thread."""
 
     def __init__(self, context: StoreContext, editor: ManifestEditor) -> None:
         self._context = context
@@ -149,7 +149,7 @@ class Quarantine:
         ``suspicion`` is the reader's error that led to the check.
         """
         context, segment = self._context, self._state.segment(path)
-        # The lock is not held, since a segment can be large.
+        # The lock is not held, since a check of a large segment takes long.
         problem = check_segment(context.files, context.root, segment) if segment else ""
         if not problem or segment is None:
             return ""

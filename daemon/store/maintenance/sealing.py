@@ -59,23 +59,23 @@ def _seal_parts(context: StoreContext, parts: Sequence[Part], now_ns: int, seale
     The segments are valid once the manifest names them. Raises OSError, WorkerFailed, or FormatError when a segment
     cannot be written correctly.
     """
-    there = []
+    present = []
     for part in parts:
         try:
             context.files.size(part.path)
-            there.append(part)
+            present.append(part)
         except FileNotFoundError as e:
             sealed.losses.extend(_losses(part, part.rows, f"it cannot be read: {e}", now_ns, now_ns))
-    if not there:
+    if not present:
         return
-    tables = {name: context.tables[name] for part in there for name in part.rows if name in context.tables}
+    tables = {name: context.tables[name] for part in present for name in part.rows if name in context.tables}
     task = context.worker.start(
         "seal",
-        [(part.path, part.length) for part in there],
-        lengths=[part.length for part in there],
+        [(part.path, part.length) for part in present],
+        lengths=[part.length for part in present],
         tables=pack_tables(tables),
     )
-    writing = _Writing(context, there, now_ns, sealed)
+    writing = _Writing(context, present, now_ns, sealed)
     try:
         while not task.done:
             for step in task.turn():
@@ -131,7 +131,7 @@ class _Writing:
 
     def _decoded(self, step: PartDecoded) -> None:
         if not 0 <= step.part < len(self._parts):
-            raise FormatError(f"a sealing task has no log part {step.part}")
+            raise FormatError(f"a sealing task of {len(self._parts)} log parts answered for part {step.part}")
         part = self._parts[step.part]
         for name, count in step.rows.items():
             self._left[name] = self._left.get(name, 0) + count

@@ -58,7 +58,7 @@ class _AgeClock:
 
 
 def _steady_time(segments: Iterable[Segment]) -> int:
-    """Returns the time when the last of ``segments`` was written, UTC ns, without jumps ahead that did not last.
+    """Returns the time when the last of ``segments`` was written, UTC ns. Ignores jumps ahead that lasted under a day.
 
     0 if there are no segments.
     """
@@ -87,11 +87,11 @@ def to_drop(
 ) -> list[Segment]:
     """Returns the segments to drop, oldest first.
 
-    ``now_ns`` is UTC; if a segment has later times, these are wrong, and its age is that of the log parts before it.
+    ``now_ns`` is UTC. A segment with later times, which are wrong, counts as old as the log parts before it.
     ``other_bytes``: bytes that the store uses for other files than segments; ``free_bytes``: free space of the file
     system, including dropped files that snapshots still hold; ``need``: bytes that must fit in addition.
     """
-    left = sorted(_by_part(segments, now_ns), key=lambda found: (found[0], found[1].parts, found[1].path))
+    left = sorted(_by_part(segments, now_ns), key=lambda pair: (pair[0], pair[1].parts, pair[1].path))
     dropped: list[Segment] = []
     used: dict[str, int] = {}
     for _, segment in left:
@@ -119,11 +119,11 @@ def _by_part(segments: Iterable[Segment], now_ns: int) -> Iterator[tuple[int, Se
     in_order = sorted(segments, key=lambda s: s.parts)
     right = [s.ts_max <= now_ns + _AHEAD_NS for s in in_order]
     # Segments before the first segment with right times were written before it.
-    newest = next((s.ts_max for s, known in zip(in_order, right, strict=True) if known), now_ns)
-    for segment, known in zip(in_order, right, strict=True):
-        if known:
+    newest = next((s.ts_max for s, is_right in zip(in_order, right, strict=True) if is_right), now_ns)
+    for segment, is_right in zip(in_order, right, strict=True):
+        if is_right:
             newest = max(newest, segment.ts_max)
-        yield segment.ts_max if known else newest, segment
+        yield segment.ts_max if is_right else newest, segment
 
 
 # The share of max_bytes that corrupt/ may use: 1/20.
@@ -208,7 +208,7 @@ class Space:
         return ""
 
     def room(self) -> int:
-        """Returns the bytes that a merge may take without nearing a limit; may be negative. Raises OSError."""
+        """Returns the bytes that a merge may use without coming near a limit; may be negative. Raises OSError."""
         limits = self._limits
         room = limits.max_bytes - self._used() - self._state.held_bytes
         return min(room, self._free()[0] - limits.keep_free_bytes - limits.part_bytes)
@@ -216,7 +216,7 @@ class Space:
     def drop_oldest(self, need: int) -> bool:
         """Drops the oldest segments, ``need`` bytes of them. Returns False if there is no segment to drop.
 
-        Used when a write failed because there was no space: the free space does not show a quota or reserved blocks.
+        For use after a write failed for lack of space: the free space does not show a quota or reserved blocks.
         """
         with self._editor.lock:
             limits = replace(self._limits, keep_free_bytes=0)
@@ -254,7 +254,7 @@ class Space:
         return on_file_system(limits, size)
 
     def _set_full(self, excess: str) -> None:
-        # The drain logs this, as it also sees a full disk that leaves free space for root.
+        # The drain logs a full store: its writes also fail on a disk that has free space only for root.
         state = self._state
         state.problems.pop("full", None)
         state.full = bool(excess)

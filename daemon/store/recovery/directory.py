@@ -19,10 +19,10 @@ from probing.daemon.store.segments.files import is_date_dir, segment_parts
 
 __all__ = ("NODE_KEY", "OWN_NAMES", "Directory", "Recovered", "part_numbers", "segment_paths")
 
-# Files of the collector in the same directory, and their names while they are written.
+# Other files of the collector in the same directory, NAME.json; a file has the name NAME.new while it is written.
 _OTHERS = ("changes", "flight_dumps", "limits", "nccl_layouts", "user_tables")
 NODE_KEY = "node.key"
-"""The file with the key of the node, which is root's (``supervisor.node_key``)."""
+"""The file with the key of the node; it belongs to root (``supervisor.node_key``)."""
 OWN_NAMES = {"lock", "imports.jsonl", NODE_KEY, MANIFEST, f"{MANIFEST}.tmp", WAL_DIR, CORRUPT_DIR} | {
     f"{name}.{end}" for name in _OTHERS for end in ("json", "new")
 }
@@ -68,7 +68,7 @@ def part_numbers(directory: Directory, foreign: list[str]) -> list[int]:
 
 
 def segment_paths(directory: Directory, foreign: list[str]) -> Iterator[str]:
-    """Yields the paths of all segments, and removes unfinished ones; adds other files to ``foreign``."""
+    """Yields the paths of all segments, and removes unfinished segments; adds other files to ``foreign``."""
     files, root = directory.files, directory.root
     for table in files.listdir(root):
         if table in OWN_NAMES:

@@ -25,10 +25,10 @@ from probing.daemon.store.segments.reader import describe_segment
 __all__ = ("recover",)
 
 
-def _scan_log(directory: Directory, numbers: Sequence[int], found: Recovered) -> list[ScannedPart]:
+def _scan_log(directory: Directory, numbers: Sequence[int], recovered: Recovered) -> list[ScannedPart]:
     """Returns the good parts of ``numbers``, oldest first, without their bad tails. Bad parts are set aside.
 
-    Adds losses and torn records to ``found``. Raises NewerFormat.
+    Adds losses and torn records to ``recovered``. Raises NewerFormat.
     """
     scanned: list[ScannedPart] = []
     void_from = None
@@ -39,87 +39,87 @@ def _scan_log(directory: Directory, numbers: Sequence[int], found: Recovered) ->
         except NewerFormat:
             raise
         except (FormatError, OSError) as e:
-            if isinstance(e, ShortHeader) and not scanned and _same_boot(directory, found):
-                found.torn += 1
+            if isinstance(e, ShortHeader) and not scanned and _same_boot(directory, recovered):
+                recovered.torn += 1
                 with contextlib.suppress(OSError):
                     directory.files.unlink(path)
                 continue
             now = directory.clock.pair().real_ns
-            found.losses.append(Loss("store", "", "log", f"log part {number} cannot be read: {e}", now, now))
+            recovered.losses.append(Loss("store", "", "log", f"log part {number} cannot be read: {e}", now, now))
             with contextlib.suppress(OSError):
                 directory.aside.move(path)
             continue
         while part.voided > 1:
             # After a failure at most one record is written twice, so one of the two parts is from another log.
             stranger = scanned.pop(0) if part.header.node == directory.node else part
-            _send_away(directory, stranger, found)
+            _send_away(directory, stranger, recovered)
             if stranger is part:
                 break
             part = scan_part(directory.files, path, scanned[0].header.first_sequence if scanned else None)
         else:
             if part.size > part.part.length:
-                _cut_tail(directory, part, found)
+                _cut_tail(directory, part, recovered)
             scanned.insert(0, part)
         void_from = scanned[0].header.first_sequence if scanned else None
     return scanned
 
 
-def _take_parts(found: Recovered, damaged: bool, scanned: Sequence[ScannedPart]) -> None:
-    """Adds ``scanned`` to ``found``, with the positions after the parts; records that are missing before a part are
+def _take_parts(recovered: Recovered, damaged: bool, scanned: Sequence[ScannedPart]) -> None:
+    """Adds ``scanned`` to ``recovered``, with the positions after the parts; records that are missing before a part are
     losses.
 
     ``damaged``: the manifest does not tell which record comes first.
     """
-    state = found.manifest.state
+    state = recovered.manifest.state
     expected = None if damaged or not state.sealed_to else state.next_sequence
     since: int | None = None
-    found.positions = state.positions
+    recovered.positions = state.positions
     for part in scanned:
         first = part.header.first_sequence
         if expected is not None and first > expected:
             start = since if since is not None else part.header.created_ns
             reason = f"{first - expected} records are missing before log part {part.part.number}"
-            found.losses.append(Loss("store", "", "log", reason, start, max(start, part.header.created_ns)))
+            recovered.losses.append(Loss("store", "", "log", reason, start, max(start, part.header.created_ns)))
         expected = max(expected or 0, part.part.next_sequence)
         since = part.last_clock.real_ns if part.last_clock else part.header.created_ns
         if part.part.next_sequence >= state.next_sequence:
-            found.positions = part.part.positions
-    found.parts = [s.part for s in scanned]
-    found.next_sequence = max(state.next_sequence, expected or 1)
+            recovered.positions = part.part.positions
+    recovered.parts = [s.part for s in scanned]
+    recovered.next_sequence = max(state.next_sequence, expected or 1)
 
 
-def _send_away(directory: Directory, part: ScannedPart, found: Recovered) -> None:
+def _send_away(directory: Directory, part: ScannedPart, recovered: Recovered) -> None:
     now, number = directory.clock.pair().real_ns, part.part.number
     reason = f"log part {number} is of another store, of node {part.header.node[:80]}"
-    found.losses.append(Loss("store", "", "log", reason, now, now))
+    recovered.losses.append(Loss("store", "", "log", reason, now, now))
     with contextlib.suppress(OSError):
         directory.aside.move(part.part.path)
 
 
-def _cut_tail(directory: Directory, part: ScannedPart, found: Recovered) -> None:
+def _cut_tail(directory: Directory, part: ScannedPart, recovered: Recovered) -> None:
     path, length = part.part.path, part.part.length
     # The copy is made first: after a crash in between, the next start sees the same bad tail.
     with contextlib.suppress(OSError):
         if part.problem:
             directory.aside.copy(path, directory.files.read(path, offset=length))
         directory.files.cut(path, length)
-    if part.problem == TORN and _same_boot(directory, found):
+    if part.problem == TORN and _same_boot(directory, recovered):
         # A daemon was killed while it wrote this record, which was never acknowledged: the ring still has it.
-        found.torn += 1
+        recovered.torn += 1
     elif part.problem:
         start = part.last_clock.real_ns if part.last_clock else part.header.created_ns
         reason = f"log part {part.part.number}: {part.problem}, {part.size - length} bytes"
-        found.losses.append(Loss("store", "", "log", reason, start, max(start, directory.clock.pair().real_ns)))
+        recovered.losses.append(Loss("store", "", "log", reason, start, max(start, directory.clock.pair().real_ns)))
 
 
-def _same_boot(directory: Directory, found: Recovered) -> bool:
-    # Since another boot the power may have failed, and acknowledged records that were not synced may be lost.
-    return found.manifest.state.boot_id in ("", directory.clock.boot_id)
+def _same_boot(directory: Directory, recovered: Recovered) -> bool:
+    # If the machine was booted since, the power may have failed: acknowledged records that were not synced may be lost.
+    return recovered.manifest.state.boot_id in ("", directory.clock.boot_id)
 
 
-def _rebuild(directory: Directory, found: Recovered, on_disk: Collection[str], parts: Collection[int]) -> None:
+def _rebuild(directory: Directory, recovered: Recovered, on_disk: Collection[str], parts: Collection[int]) -> None:
     """Adds segments from the files ``on_disk`` to a damaged or missing manifest. ``parts``: log parts on disk."""
-    state = found.manifest.state
+    state = recovered.manifest.state
     adopted = _adopt(directory, state, on_disk, parts)
     # A daemon that is killed while it writes leaves a last line without an end: this loses nothing.
     if not (state.bad_lines or not state.found or adopted):
@@ -127,7 +127,7 @@ def _rebuild(directory: Directory, found: Recovered, on_disk: Collection[str], p
     now = directory.clock.pair().real_ns
     damage = f"damaged ({state.unreadable or f'{state.bad_lines} bad lines'})" if state.found else "missing"
     reason = f"the manifest is {damage}; {adopted} segments were added from their files"
-    found.losses.append(Loss("store", "", "store", reason, now, now))
+    recovered.losses.append(Loss("store", "", "store", reason, now, now))
     with contextlib.suppress(OSError):
         if state.unreadable:
             directory.aside.move(directory.root / MANIFEST)
@@ -135,15 +135,15 @@ def _rebuild(directory: Directory, found: Recovered, on_disk: Collection[str], p
             directory.aside.copy(directory.root / MANIFEST, directory.files.read(directory.root / MANIFEST))
 
 
-def _drop_bad_segments(directory: Directory, found: Recovered, on_disk: Collection[str]) -> None:
+def _drop_bad_segments(directory: Directory, recovered: Recovered, on_disk: Collection[str]) -> None:
     """Drops segments whose files are missing or have the wrong size. Their rows are losses."""
-    state = found.manifest.state
+    state = recovered.manifest.state
     for segment in list(state.segments.values()):
         problem = _problem(directory, segment, on_disk)
         if problem:
             del state.segments[segment.path]
             reason = f"the segment {segment.path} {problem}"
-            found.losses.append(
+            recovered.losses.append(
                 Loss("store", segment.table, "store", reason, segment.ts_min, segment.ts_max, segment.rows)
             )
             if segment.path in on_disk:
@@ -152,17 +152,17 @@ def _drop_bad_segments(directory: Directory, found: Recovered, on_disk: Collecti
 
 
 def _adopt(directory: Directory, state: LoadedManifest, on_disk: Collection[str], parts: Collection[int]) -> int:
-    found = []
+    described = []
     for path in sorted(set(on_disk) - set(state.segments)):
         with contextlib.suppress(FormatError, OSError):
-            found.append(describe_segment(directory.files, directory.root, path))
-    sealed_to = max((_sealed_to(segment, parts) for segment in found), default=0)
+            described.append(describe_segment(directory.files, directory.root, path))
+    sealed_to = max((_sealed_to(segment, parts) for segment in described), default=0)
     state.apply(Edit(sealed_to=sealed_to))
-    adopted = [segment for segment in found if segment.parts[1] <= state.sealed_to]
+    adopted = [segment for segment in described if segment.parts[1] <= state.sealed_to]
     known = set(state.segments)
     state.apply(Edit(tuple(adopted)))
-    there = [s for s in state.segments.values() if s.path in on_disk]
-    gone = dict(_superseded(state.segments.values(), there))
+    present = [s for s in state.segments.values() if s.path in on_disk]
+    gone = dict(_superseded(state.segments.values(), present))
     state.apply(Edit(drop=tuple(gone)))
     # A merged segment adds no rows if the manifest named its sources.
     nothing_new = {other for path, other in gone.items() if path in known}
@@ -170,15 +170,15 @@ def _adopt(directory: Directory, state: LoadedManifest, on_disk: Collection[str]
 
 
 def _sealed_to(segment: Segment, parts: Collection[int]) -> int:
-    # A part is removed when the manifest names its segments, and these are merged only after that.
+    # A part is removed once the manifest names its segments, and its segments are merged only after that.
     first, last = segment.parts
     return last if first not in parts or last not in parts else first - 1
 
 
-def _superseded(segments: Iterable[Segment], there: Iterable[Segment]) -> Iterator[tuple[str, str]]:
-    """Yields the path of each segment that was merged into another segment, and the path of that segment."""
+def _superseded(segments: Iterable[Segment], present: Iterable[Segment]) -> Iterator[tuple[str, str]]:
+    """Yields (path, merged path) of each segment that was merged into another segment."""
     folders: dict[str, list[Segment]] = {}
-    for segment in there:
+    for segment in present:
         folders.setdefault(segment.path.rsplit("/", 1)[0], []).append(segment)
     for segment in segments:
         for other in folders.get(segment.path.rsplit("/", 1)[0], ()):
@@ -208,25 +208,25 @@ def recover(files: Files, root: Path, node: str, clock: Clock, aside: SetAside) 
     """
     directory = Directory(files, root, node, clock, aside)
     state = load_manifest(files, root)
-    found = Recovered(Manifest(files, root, node, clock.boot_id, state))
-    numbers = part_numbers(directory, found.foreign)
-    on_disk = list(segment_paths(directory, found.foreign))
+    recovered = Recovered(Manifest(files, root, node, clock.boot_id, state))
+    numbers = part_numbers(directory, recovered.foreign)
+    on_disk = list(segment_paths(directory, recovered.foreign))
     damaged = state.bad_lines > 0 or state.cut_short or (not state.found and bool(numbers or on_disk))
-    scanned = _scan_log(directory, [n for n in numbers if n > state.sealed_to], found)
+    scanned = _scan_log(directory, [n for n in numbers if n > state.sealed_to], recovered)
     if damaged:
-        _rebuild(directory, found, set(on_disk), {s.part.number for s in scanned})
-    _drop_bad_segments(directory, found, set(on_disk))
+        _rebuild(directory, recovered, set(on_disk), {s.part.number for s in scanned})
+    _drop_bad_segments(directory, recovered, set(on_disk))
     _clear(directory, root / f"{MANIFEST}.tmp")
     try:
-        found.manifest.commit(Edit())
+        recovered.manifest.commit(Edit())
     except OSError as e:
-        found.degraded = f"the manifest cannot be written: {e.strerror or e}"
-    if not found.degraded or not damaged:
-        _sweep(directory, found, numbers, on_disk)
-    _take_parts(found, damaged, [s for s in scanned if s.part.number > state.sealed_to])
-    found.next_part = max([state.sealed_to, *numbers]) + 1
-    del found.foreign[_MAX_FOREIGN:]
-    return found
+        recovered.degraded = f"the manifest cannot be written: {e.strerror or e}"
+    if not recovered.degraded or not damaged:
+        _sweep(directory, recovered, numbers, on_disk)
+    _take_parts(recovered, damaged, [s for s in scanned if s.part.number > state.sealed_to])
+    recovered.next_part = max([state.sealed_to, *numbers]) + 1
+    del recovered.foreign[_MAX_FOREIGN:]
+    return recovered
 
 
 def _clear(directory: Directory, path: Path) -> None:
@@ -238,9 +238,9 @@ def _clear(directory: Directory, path: Path) -> None:
             directory.aside.move(path)
 
 
-def _sweep(directory: Directory, found: Recovered, numbers: Sequence[int], on_disk: Sequence[str]) -> None:
+def _sweep(directory: Directory, recovered: Recovered, numbers: Sequence[int], on_disk: Sequence[str]) -> None:
     """Removes sealed log parts, and segments that the manifest does not name."""
-    state = found.manifest.state
+    state = recovered.manifest.state
     with contextlib.suppress(OSError):
         for number in sorted(numbers):
             if number <= state.sealed_to:

@@ -23,7 +23,7 @@ _NARROWED_BY = frozenset(("ts", "job", "pid", "rank", "comm", "seq", "step", "st
 _TRIED_PLACES = 4
 _TRIED_ROWS = 4096
 _TRIED_BYTES = 1 << 19
-# If a dictionary encodes a column in less than this many bytes a row, the column keeps it.
+# A column keeps its dictionary if the dictionary encodes it in less than this many bytes a row.
 _SMALL = 0.02
 # Other encodings must be this much shorter, because dictionary codes are compared faster than values.
 _GAIN = 0.97

@@ -1,5 +1,5 @@
-"""Files of segments: TABLE/date=DATE/FIRST-LAST.parquet, where FIRST and LAST are the numbers of the log parts of their
-rows.
+"""Files of segments: TABLE/date=DATE/FIRST-LAST.parquet, where FIRST and LAST are the numbers of the first and last log
+part of their rows.
 
 A file is either complete and synced, or does not exist.
 """
@@ -33,20 +33,20 @@ def segment_path(table: str, date: str, parts: tuple[int, int]) -> str:
 
 
 def salvaged_path(path: str) -> str:
-    """Returns the path for the good rows of the segment ``path``: with ``-s1`` after its parts, then ``-s2``.
+    """Returns the path for the good rows of the segment ``path``: its name with ``-s1``, the next time with ``-s2``.
 
     Raises FormatError after ``-s99``.
     """
     stem, _, times = path.removesuffix(".parquet").partition("-s")
     if int(times or 0) >= _MAX_SALVAGES:
-        raise FormatError(f"{path} was damaged too often")
+        raise FormatError(f"{path} was salvaged {_MAX_SALVAGES} times already")
     return f"{stem}-s{int(times or 0) + 1}.parquet"
 
 
 def segment_parts(name: str) -> tuple[int, int] | None:
     """Returns the first and last log part in a segment's file name; None for other files."""
-    found = _NAME.fullmatch(name)
-    return (int(found[1]), int(found[2])) if found else None
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def is_date_dir(name: str) -> bool:
@@ -87,7 +87,7 @@ class SegmentFile:
         self._files.fsync(self._fd)
         self._close()
         if not (size, crc) == (self.size, self._crc) == checksum(self._files, self._aside):
-            raise FormatError(f"the segment {self.path} differs from what was written when it is read back")
+            raise FormatError(f"the bytes read back from the segment {self.path} differ from the written bytes")
         written.add(self._target)
         self._files.rename(self._aside, self._target)
         for folder in (self._target.parent, self._target.parent.parent, self._root):

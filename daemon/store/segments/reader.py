@@ -28,8 +28,8 @@ def read_segment(files: Files, root: Path, segment: Segment, columns: list[str] 
     try:
         with open_segment(files, root / segment.path, segment.size) as file:
             names = file.schema_arrow.names
-            wanted = names if columns is None else [c for c in columns if c in names]
-            rows: pa.Table = file.read(columns=wanted, use_threads=False)
+            chosen = names if columns is None else [c for c in columns if c in names]
+            rows: pa.Table = file.read(columns=chosen, use_threads=False)
             return rows
     except (pa.ArrowException, OSError) as e:
         raise FormatError(f"the segment {segment.path} cannot be read: {e}") from e
@@ -50,34 +50,34 @@ def check_segment(files: Files, root: Path, segment: Segment) -> str:
 
 
 def describe_segment(files: Files, root: Path, path: str) -> Segment:
-    """Returns the entry of a segment, made only from its file, for a lost manifest; all its pages are checked.
+    """Returns the manifest's entry of a segment, made from its file alone, and checks all its pages.
 
     Raises OSError, or FormatError when it is not a good segment of ours.
     """
     size, crc = checksum(files, root / path)
     table, _, name = path.split("/")
     parts = segment_parts(name)
-    found: list[Segment] = []
+    pieces: list[Segment] = []
     try:
         with open_segment(files, root / path, size) as file:
             if parts is None or (file.metadata.metadata or {}).get(META.encode()) != table.encode():
                 raise FormatError(f"{path} is not a segment of probingd")
             # All columns are read, so that every page is checked, and few rows at once, to save memory.
             batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
-            found += (_describe(table, path, pa.Table.from_batches([batch]), parts) for batch in batches)
+            pieces += (_describe(table, path, pa.Table.from_batches([batch]), parts) for batch in batches)
     except (pa.ArrowException, OSError) as e:
         if getattr(e, "errno", None) is not None:
             raise
         raise FormatError(f"the segment {path} cannot be read: {e}") from e
-    if not found:
+    if not pieces:
         raise FormatError(f"{path} has no rows")
-    first, last = min(s.ts_min for s in found), max(s.ts_max for s in found)
-    return Segment(table, path, size, crc, sum(s.rows for s in found), first, last, found[0].parts, all_jobs(found))
+    first, last = min(s.ts_min for s in pieces), max(s.ts_max for s in pieces)
+    return Segment(table, path, size, crc, sum(s.rows for s in pieces), first, last, pieces[0].parts, all_jobs(pieces))
 
 
 def open_segment(files: Files, path: Path, size: int, coded: Collection[str] = ()) -> Any:
-    """Opens a file with ``open_parquet`` for reading piece by piece. An OSError with errno comes from the file
-    system.
+    """Opens the file ``path`` with ``open_parquet``, and reads it piece by piece. An OSError with errno comes from the
+    file system.
     """
     return open_parquet(pa.PythonFile(FileReader(files, path, size), mode="r"), coded)
 

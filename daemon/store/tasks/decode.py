@@ -1,4 +1,4 @@
-"""The tasks that decode a file which others may have written: a segment, or a part of the log.
+"""The tasks that decode an untrusted file: a segment, or a part of the log.
 
 Each task reads one open file, checks all that it reads, and raises FormatError or an error of Arrow for a damaged file.
 """
@@ -43,7 +43,7 @@ def _segment(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[S
         if "job" in batch.schema.names and len(jobs) <= MAX_JOBS:
             jobs.update(batch.column("job").unique().to_pylist())
     if rows != footer["rows"]:
-        raise FormatError(f"its footer says {footer['rows']} rows, it has {rows}")
+        raise FormatError(f"it has {rows} rows, its footer says {footer['rows']}")
     names = sorted(job for job in jobs if isinstance(job, str))
     named = bool(names) and len(names) == len(jobs) <= MAX_JOBS
     first, last = times.span
@@ -51,7 +51,7 @@ def _segment(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[S
 
 
 def _segment_rows(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[Step]:
-    """Yields the rows of a Parquet file, ``piece`` at a time, without the first ``skip`` pieces."""
+    """Yields the rows of a Parquet file in pieces of ``piece`` rows, without the first ``skip`` pieces."""
     parquet = open_parquet(sources[0], None)
     table = _footer(parquet)["table"]
     for number, batch in enumerate(parquet.iter_batches(int(fields["piece"]), use_threads=False)):
@@ -140,7 +140,7 @@ def _stream(rows: pa.Table) -> memoryview:
 def _log_bytes(file: Source) -> bytes:
     data = file.read(MAX_LOG_BYTES + 1) or b""
     if len(data) > MAX_LOG_BYTES:
-        raise FormatError(f"a log part of more than {MAX_LOG_BYTES} bytes")
+        raise FormatError(f"the log part has more than {MAX_LOG_BYTES} bytes")
     return data
 
 

@@ -60,7 +60,7 @@ def _merged_rows(sources: Sequence[Source], sort_by: tuple[str, ...], coded: Col
     for source in sources:
         with _opened(source, coded) as file:
             schemas.append(_plain(file.schema_arrow))
-    # The table may have gained columns meanwhile.
+    # Later sources can have columns that the table did not have before.
     schema = _coded(pa.unify_schemas(schemas, promote_options="permissive"), coded)
     pending: list[pa.Table] = []
     rows = size = 0
@@ -77,12 +77,12 @@ def _merged_rows(sources: Sequence[Source], sort_by: tuple[str, ...], coded: Col
 
 def _opened(source: Source, coded: Collection[str]) -> Any:
     source.seek(0)
-    # The file is wrapped, since the ParquetFile closes its file, but the source is read again.
+    # The source is wrapped: the ParquetFile closes its file, but the source is read again later.
     return open_parquet(pa.PythonFile(_Unclosed(source), mode="r"), coded)
 
 
 class _Unclosed(io.RawIOBase):
-    """A file that stays open when it is closed."""
+    """A view of ``file``: closing the view leaves ``file`` open."""
 
     def __init__(self, file: Source) -> None:
         super().__init__()

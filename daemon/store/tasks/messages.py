@@ -25,7 +25,9 @@ __all__ = (
 
 
 class PartDecoded(NamedTuple):
-    """The log part number ``part`` of a sealing task was decoded. ``problem``: why some rows were not, or empty."""
+    """A log part, the file ``part`` (from 0) of the task, was decoded. ``rows``: number of rows by table. ``problem``:
+    why some rows could not be decoded, or empty.
+    """
 
     part: int
     rows: Mapping[str, int]
@@ -47,7 +49,7 @@ class Data(NamedTuple):
 
 
 class Made(NamedTuple):
-    """The segment is complete. ``ts_min`` and ``ts_max`` (UTC ns) and ``jobs`` are None if the caller has them."""
+    """The segment is complete. ``ts_min``, ``ts_max`` (UTC ns) and ``jobs`` are None if the caller knows them."""
 
     size: int
     crc: int

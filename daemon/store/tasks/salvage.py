@@ -41,7 +41,7 @@ def salvage(sources: Sequence[Source], fields: Mapping[str, Any]) -> Iterator[St
             rows = _group_rows(file, group)
             span = span_of(rows)
             if not fields["ts_min"] <= span.ts_min <= span.ts_max <= fields["ts_max"]:
-                raise FormatError("its rows have other times than the segment")
+                raise FormatError("its rows have times outside the times of the segment")
         except (pa.ArrowException, OSError, FormatError, ValueError, IndexError) as e:
             yield _lost(file.metadata, group, _line(e))
         else:
@@ -56,12 +56,12 @@ def _group_rows(file: Any, group: int) -> pa.Table:
     rows: pa.Table = file.read_row_group(group, use_threads=False)
     rows.validate(full=True)
     if not rows.num_rows or rows.num_rows != file.metadata.row_group(group).num_rows:
-        raise FormatError("its rows differ from those in its footer")
+        raise FormatError("its number of rows differs from its footer")
     return rows
 
 
-def _check_group(source: Source, found: Any, crc: bytes) -> None:
-    leaves = [found.column(i) for i in range(found.num_columns)]
+def _check_group(source: Source, group: Any, crc: bytes) -> None:
+    leaves = [group.column(i) for i in range(group.num_columns)]
     starts = [min(filter(None, (leaf.dictionary_page_offset, leaf.data_page_offset))) for leaf in leaves]
     end = max(start + leaf.total_compressed_size for start, leaf in zip(starts, leaves, strict=True))
     source.seek(min(starts))

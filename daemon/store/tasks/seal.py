@@ -1,4 +1,4 @@
-"""The sealing task makes one segment of the rows of log parts for each table and date."""
+"""The sealing task turns the rows of log parts into one segment for each table and date."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def _unpack_tables(packed: Mapping[str, Any]) -> dict[str, Table]:
 
 
 def _storage(schema: bytes) -> tuple[Stored, ...]:
-    def known(kind: pa.DataType) -> Type:
+    def fixed(kind: pa.DataType) -> Type:
         return Type("", lambda _: kind)
 
-    return tuple(Stored(field.name, known(field.type)) for field in pa.ipc.read_schema(pa.py_buffer(schema)))
+    return tuple(Stored(field.name, fixed(field.type)) for field in pa.ipc.read_schema(pa.py_buffer(schema)))
 
 
 def _decoded(index: int, data: bytes, known: Mapping[str, Table]) -> tuple[PartDecoded, Mapping[str, pa.Table]]:

@@ -16,7 +16,7 @@ __all__ = ("PIECE_BYTES", "RowSpan", "Source", "data_steps", "end_steps", "segme
 
 # An open file that a task reads from.
 Source = io.RawIOBase | io.BufferedReader
-# The bytes of one step: the collector has one step in memory at a time.
+# The most bytes of one step: the collector has one step in memory at a time.
 PIECE_BYTES = 1 << 18
 
 
@@ -38,7 +38,7 @@ def segment_steps(table: str, date: str, rows: pa.Table) -> Iterator[Step]:
 
 
 def end_steps(encoder: SegmentEncoder, span: RowSpan | None = None) -> Iterator[Step]:
-    """Yields the footer of a segment, then the step that says what was made."""
+    """Yields the footer of a segment, then ``Made``."""
     yield from data_steps(encoder.end())
     times = (span.ts_min, span.ts_max, span.jobs) if span else (None, None, None)
     yield Made(encoder.size, encoder.crc, encoder.rows, *times)

@@ -1,4 +1,4 @@
-"""Runs the tasks of the store that need no rights, in a process without rights; if there is none, in this process.
+"""Runs the store's tasks in a process without rights, or in this process if no such process can be started.
 
 A task reads open files and yields steps (``messages``). Its fields come from JSON.
 """
@@ -35,13 +35,13 @@ TASKS: dict[str, Callable[[Sequence[Source], Mapping[str, Any]], Iterator[Step]]
     "salvage": salvage,
     "seal": seal,
 }
-# The time for one step of a task, and for the start of the process, on a busy machine, s.
+# The timeouts of one step of a task, and of the start of the process, s; they fit a busy machine.
 TIMEOUT_S = 120.0
 START_TIMEOUT_S = 20.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 # The process ends soon after it becomes idle, and after 64 runs of work, to return its memory.
 MAINTENANCE = Policy("maintenance process", kept=0, idle_s=5.0, uses=64, fails_fast=True)
-# After a kind of task ended the process this many times in a row, it runs once in this process.
+# After the process failed this many times in a row at one kind of task, the next such task runs in this process.
 MAX_FAILURES = 8
 _log = logging.getLogger(__name__)
 # The path of a file and its size in bytes.
@@ -49,9 +49,9 @@ File = tuple[Path, int]
 
 
 class WorkerFailed(StoreError):
-    """The maintenance process ended or hung. ``resting``: it failed just before, and has not been started again yet."""
+    """The maintenance process ended or hung. ``resting``: it failed before, and is started again after a pause."""
 
-    default_hint = "it is tried again by itself; the collector's log has each attempt"
+    default_hint = "the collector retries by itself, and logs each attempt"
 
     def __init__(self, message: str, *, resting: bool = False) -> None:
         super().__init__(message)
@@ -122,7 +122,7 @@ class _LocalTask:
 class RemoteWorker:
     """Runs tasks in a process: each connection to the socket ``path`` starts a process, which ends when it is idle.
 
-    If no process can be started, or a kind of task fails too often, tasks run here, which costs this process memory.
+    If no process can be started, or a kind of task fails too often, tasks run in this process, and use its memory.
     """
 
     def __init__(self, path: Path, files: Files, policy: Policy = MAINTENANCE) -> None:
@@ -165,7 +165,7 @@ class RemoteWorker:
         self._pool.close()
 
     def ask(self, number: int, header: Header) -> Iterator[Message]:
-        """Yields the answers to one request about a task. Unless all answers are read, the process is given up."""
+        """Yields the answers to one request about a task. A caller that does not read all answers ends the process."""
         with self._lock:
             process, finished, what = self._process, False, self._open.get(number)
             if process is None or what is None:
@@ -200,7 +200,7 @@ class RemoteWorker:
                 self._end(number)
 
     def _end(self, number: int) -> None:
-        """Removes a task from the open tasks; without open tasks the process is idle."""
+        """Removes a task from the open tasks, and releases the process after the last open task."""
         self._open.pop(number, None)
         if not self._open and self._process is not None:
             self._pool.release(self._process)
@@ -213,7 +213,7 @@ class RemoteWorker:
             self._process = None
 
     def _failed(self, why: InternalError, what: str) -> WorkerFailed:
-        """Gives the process up, starts no other for a while, and returns the error for the task."""
+        """Gives up the process, delays the start of a new process, and returns the error for the task."""
         self._give_up()
         self._failures[what] += 1
         self.problem = f"the maintenance process failed: {why.message}"
@@ -243,7 +243,7 @@ class RemoteWorker:
                 self._process = self._pool.acquire(time.monotonic() + START_TIMEOUT_S)
             except ProbingError as e:
                 self._startable = False
-                self.problem = f"{e.message}; the collector seals and merges itself"
+                self.problem = f"{e.message}; the collector itself seals and merges"
                 self._rest_longer()
         return self._process
 

@@ -1,6 +1,6 @@
 """Examines a state directory without changing it: ``probingd verify``.
 
-It reads all files, and finds files that nothing names, and files with wrong rights.
+It reads all files, and also reports files that the store does not use, and files with wrong rights.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class _Problem:
 
 @dataclass(slots=True)
 class Findings:
-    """What was wrong with a state directory. ``daemon_pid``: the pid of the daemon that has locked it, or "". The
-    numbers of rows come from manifest and log.
+    """The problems and the sizes of a state directory. ``daemon_pid``: the pid of the daemon that has locked it, or "".
+    The numbers of rows come from manifest and log.
     """
 
     state_dir: str
@@ -87,7 +87,8 @@ class Findings:
 
 
 def _stray_files(root: Path, manifest: LoadedManifest, running: bool) -> Iterator[_Problem]:
-    """Yields problems of files that nothing names, that others may write, or that the daemon cannot use.
+    """Yields the problems of files that the store does not use, that other users may write, or that the daemon may not
+    use.
 
     ``running``: a daemon uses the directory, so its temporary files are no problem.
     """
@@ -120,14 +121,14 @@ def _wrong_rights(state: os.stat_result, owner: int) -> str:
     if state.st_uid != owner:
         return f"it belongs to uid {state.st_uid}, the state directory to {owner}"
     if mode & 0o022:
-        return f"others may write to it (mode {mode:04o})"
-    wanted = 0o700 if stat.S_ISDIR(state.st_mode) else 0o600
-    return "" if mode & wanted == wanted else f"its owner may not use it (mode {mode:04o})"
+        return f"other users may write to it (mode {mode:04o})"
+    needed = 0o700 if stat.S_ISDIR(state.st_mode) else 0o600
+    return "" if mode & needed == needed else f"its owner may not use it (mode {mode:04o})"
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of file that nothing names. ``transient``: a running daemon has such files for a short time."""
+    """A kind of file that the store does not use. ``transient``: a running daemon has such files for a short time."""
 
     what: str
     then: str
@@ -136,7 +137,7 @@ class _Kind:
 
 _UNFINISHED = _Kind("it was not finished", "removes it")
 _SEALED = _Kind("its rows are in segments", "removes it")
-_UNNAMED = _Kind("the manifest does not name it", "removes it, as its rows are elsewhere")
+_UNNAMED = _Kind("the manifest does not name it", "removes it, because other files have its rows")
 _FOREIGN = _Kind("it is not a file of probingd", "leaves it alone", transient=False)
 
 
@@ -155,8 +156,8 @@ def _leftover(name: str, manifest: LoadedManifest) -> _Kind | None:
 
 
 _FILES = SystemFiles()
-_LOSS = "names the loss of its {} rows and goes on without it"
-_SALVAGE = "sets it aside when it comes to check it, keeps its good row groups and names the loss of the others"
+_LOSS = "records the loss of its {} rows and goes on without it"
+_SALVAGE = "moves it to corrupt/ once it is checked, keeps its good row groups and records the loss of the others"
 
 
 def verify_directory(path: str | Path) -> list[str]:
@@ -192,7 +193,7 @@ class _Examination:
         manifest = self._manifest()
         if manifest.bad_lines:
             self._problem(
-                MANIFEST, f"{manifest.bad_lines} damaged lines", "takes segments from their files, and names the loss"
+                MANIFEST, f"{manifest.bad_lines} damaged lines", "lists the segments from their files, records the loss"
             )
         for segment in manifest.segments.values():
             self._segment(segment)
@@ -205,7 +206,7 @@ class _Examination:
         try:
             found = load_manifest(_FILES, self._root)
             if found.unreadable:
-                # ``unreadable`` does not show a lack of rights: opening the file raises PermissionError then.
+                # ``unreadable`` does not tell a lack of rights apart: then opening the file raises PermissionError.
                 os.close(open_file(self._root / MANIFEST))
             return found
         except PermissionError:
@@ -257,7 +258,7 @@ class _Examination:
         ]
         if segment.jobs is not None:
             compared.append(("jobs", found.jobs and list(found.jobs), sorted(segment.jobs)))
-        wrong = [f"{name} is {had}, the manifest says {wanted}" for name, had, wanted in compared if had != wanted]
+        wrong = [f"{name} is {read}, the manifest says {named}" for name, read, named in compared if read != named]
         return "; ".join(wrong)[:500]
 
     def _log(self, manifest: LoadedManifest) -> None:
@@ -278,12 +279,12 @@ class _Examination:
         for number, first, behind in (span for span in reversed(spans) if span[0] > now.sealed_to):
             if expected is not None and first > expected:
                 what = f"{first - expected} records before it are missing"
-                self._problem(f"{WAL_DIR}/{number:012d}.wal", what, "names the loss")
+                self._problem(f"{WAL_DIR}/{number:012d}.wal", what, "records the loss")
             expected = max(expected or 0, behind)
 
     def _part(self, number: int, void_from: int | None) -> tuple[int, int] | None:
-        """Returns the sequence number of a part's first record, and the number after its last; None if the part cannot
-        be read.
+        """Returns (first sequence number, next sequence number) of a part's records, or None if the part cannot be
+        read.
         """
         path = part_path(self._root, number)
         name = f"{WAL_DIR}/{path.name}"
@@ -299,19 +300,20 @@ class _Examination:
             if newest_begun and self._found.daemon_pid:
                 # The daemon runs, and is just beginning the part.
                 return None
-            then = "removes it" if newest_begun else "moves it to corrupt/ and names the loss"
+            then = "removes it" if newest_begun else "moves it to corrupt/ and records the loss"
             if self._manifest().sealed_to < number:
                 self._problem(name, f"it cannot be read: {e}", then, wrong=not newest_begun)
             return None
         self._found.log_parts += 1
         self._found.log_rows += rows
         if problem:
-            self._problem(name, problem, "takes what is before, copies the rest to corrupt/, and names the loss")
+            then = "keeps the records before the damage, copies the rest to corrupt/ and records the loss"
+            self._problem(name, problem, then)
         return first, behind
 
     def _scan(self, path: Path, void_from: int | None) -> tuple[int, int, int, str]:
-        """Returns the sequence numbers as ``_part`` does, the number of rows, and what is wrong with the bytes after
-        the last good record.
+        """Returns (first sequence number, next sequence number, rows, problem) of a part. ``problem``: what is wrong
+        with the bytes after the last good record.
         """
         if self._decoder is None:
             part = scan_part(_FILES, path, void_from)

@@ -333,4 +333,4 @@ def test_a_job_that_cannot_be_read_hides_no_other_one(machine: Machine) -> None:
     found = Gatherer("n0", Late(), Node(machine), now_ns=lambda: NOW_NS).facts(deep=False, timeout=60)
     assert [facts.job for facts in found] == ["j", "ended"]
     assert found[1].ranks == ()
-    assert "whether there is a job 'ended' cannot be read" in found[1].missing[-1].text
+    assert "the processes of job 'ended' cannot be read" in found[1].missing[-1].text

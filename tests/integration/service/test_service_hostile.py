@@ -98,7 +98,7 @@ def test_a_stream_without_progress_ends_and_says_why(open_tmp_path: Path) -> Non
         until(lambda: len(service.collector.released) == 1)
         code, error = refused(lambda: list(stream))
     assert (code, error.kind) == (grpc.StatusCode.DEADLINE_EXCEEDED, "QueryTimeout")
-    assert "nobody took rows for" in error.message
+    assert "its caller read no rows for" in error.message
     assert "-o" in error.hint
 
 

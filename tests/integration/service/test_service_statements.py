@@ -74,7 +74,7 @@ def test_rows_errors_and_warnings_are_those_of_their_statement(service: Service)
     assert (wrong.kind, no.kind) == ("QueryError", "QueryRejected")
     assert wrong.message.startswith('Referenced column "nope"')
     assert wrong.hint
-    assert "this node was asked for its own" in found.ends["all"].warnings[0]
+    assert "only this node was asked" in found.ends["all"].warnings[0]
     assert (found.end.node, found.end.rows, found.end.rows_scanned) == ("n0", 6, 100)
     assert list(found.end.warnings) == []
 

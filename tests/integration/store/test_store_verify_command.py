@@ -92,7 +92,7 @@ def test_machines_get_it_as_json(state: Path) -> None:
     report = json.loads(done.stdout)
     assert report["wrong"]
     assert [problem["path"] for problem in report["problems"]] == [str(a_segment(state).relative_to(state))]
-    assert "sets it aside" in report["problems"][0]["then"]
+    assert "moves it to corrupt/" in report["problems"][0]["then"]
 
 
 def test_no_directory_is_an_error(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_no_directory_is_an_error(tmp_path: Path) -> None:
         (lambda root: flip(a_log_part(root)), ".wal", "bad from byte"),
         (lambda root: flip(a_log_part(root), 0), ".wal", "no header"),
         (lambda root: a_log_part(root).rename(a_log_part(root).with_name(f"{9:012d}.wal")), ".wal", "log part 3"),
-        (lambda root: a_segment(root).chmod(0o666), ".parquet", "others may write"),
+        (lambda root: a_segment(root).chmod(0o666), ".parquet", "other users may write"),
         (lambda root: (root / "comm.ops" / "x").symlink_to("/etc/passwd"), "comm.ops/x", "neither a file nor"),
     ],
 )

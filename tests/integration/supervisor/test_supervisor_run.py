@@ -553,7 +553,7 @@ def test_the_limit_of_memory_that_ended_a_child_is_named(daemon: Daemon, until: 
         daemon.prefix = ["sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"', str(group)]
         daemon.start().ready()
         pid = until(lambda: daemon.child("collector"))
-        reason = f"killed by signal 9: the memory of cgroup {group} ended, 100 MiB"
+        reason = f"killed by signal 9: cgroup {group} reached its memory limit, 100 MiB"
         assert f"PROBINGD_RESTARTED={reason}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         code, errors = daemon.end()
         until(lambda: not (group / "cgroup.procs").read_text())

@@ -179,7 +179,7 @@ def test_what_could_not_be_read_leaves_the_open_finding_as_a_note() -> None:
 
 
 def test_a_job_that_could_not_be_read_at_all_has_its_open_findings() -> None:
-    unread = Missing("history", "whether there is a job 'job' cannot be read: no worker was free")
+    unread = Missing("history", "the processes of job 'job' cannot be read: no worker was free")
     none = Facts("job", "", None, 0.0, NOW, (), (), missing=(unread,))
     diagnosis = shown(Node(slow(), slow(run="older", state="closed")), none)
     assert [finding.severity for finding in diagnosis.findings] == ["note"]

@@ -77,7 +77,7 @@ def test_what_cannot_be_read_is_missing_and_the_rest_is_there() -> None:
 def test_a_reading_that_fails_in_any_way_is_named() -> None:
     seen = Readings(Node({"locals": KeyError("pid")}), "j", [], within(60)).result()
     assert (seen.stacks, len(seen.conditions)) == ([], 2)
-    assert [one.text for one in seen.missing] == ["the stacks of job j make no sense: KeyError"]
+    assert [one.text for one in seen.missing] == ["the stacks of job j are malformed: KeyError"]
 
 
 def test_a_job_that_has_just_ended_lacks_nothing() -> None:

@@ -155,10 +155,10 @@ def test_jobs_that_may_be_there_are_not_said_to_be_absent() -> None:
     assert "the stored rows cannot be read: no worker was free" in [one.text for one in facts.missing]
     # Jobs that failed lately are known from stored rows alone.
     node.rows["process.processes"] = []
-    with pytest.raises(QueryTimeout, match="which jobs there are cannot be read: the stored rows"):
+    with pytest.raises(QueryTimeout, match="the list of jobs cannot be read: the stored rows"):
         late.facts(deep=False, timeout=20.0)
     del node.rows["process.processes"]
-    with pytest.raises(QueryTimeout, match=r"which jobs there are cannot be read: process\.processes"):
+    with pytest.raises(QueryTimeout, match=r"the list of jobs cannot be read: process\.processes"):
         gatherer(node).facts(deep=False, timeout=20.0)
 
 
@@ -219,8 +219,8 @@ def test_answers_that_make_no_sense_are_named() -> None:
     node.broken = True
     [facts] = gatherer(node).facts("j", timeout=20.0)
     assert [one.text for one in facts.missing if "sense" in one.text] == [
-        "the conditions make no sense: KeyError",
-        "the stacks make no sense: KeyError",
+        "the conditions are malformed: KeyError",
+        "the stacks are malformed: KeyError",
     ]
 
 

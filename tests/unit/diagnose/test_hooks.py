@@ -12,7 +12,7 @@ def test_a_queue_that_is_full_is_a_problem() -> None:
         hooks.post({"finding_id": f"f{number}", "job": "j", "run": "r"})
     assert (hooks.lost, list(hooks.problems)) == (0, [])
     hooks.post({"finding_id": "last", "job": "j", "run": "r"})
-    assert (hooks.lost, list(hooks.problems)) == (1, ["findings without a hook: 64 others wait already"])
+    assert (hooks.lost, list(hooks.problems)) == (1, ["findings without a hook: 64 findings wait already"])
 
 
 def test_without_a_configured_hook_nothing_waits() -> None:

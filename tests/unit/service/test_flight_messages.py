@@ -92,7 +92,7 @@ def test_an_error_between_the_pieces_stays_what_it_is() -> None:
 def test_a_batch_that_is_too_large_is_an_error_before_it_is_read() -> None:
     data = bytearray(stream_of(pa.table({"n": range(100)})))
     data[4:8] = struct.pack("<I", MAX_MESSAGE + 8)
-    with pytest.raises(QueryError, match=r"64\.0 MiB of rows in one piece"):
+    with pytest.raises(QueryError, match=r"a batch of 64\.0 MiB is too large"):
         list(messages_of(iter([bytes(data)])))
 
 

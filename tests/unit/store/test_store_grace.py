@@ -199,7 +199,7 @@ def test_the_file_says_what_waits_and_a_disk_that_fails_is_reported() -> None:
 
     scene.files.fault = fault
     scene.store.set_limits(TWO_DAYS)
-    assert "cannot be kept over a restart" in scene.store.status()["reason"]
+    assert "cannot be saved for the next start" in scene.store.status()["reason"]
     assert scene.after(GRACE_S - 1) == ALL
     scene.files.fault = None
     scene.store.set_limits(WIDE)

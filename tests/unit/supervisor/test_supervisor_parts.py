@@ -219,7 +219,7 @@ def test_limits_of_memory_in_both_versions_of_cgroups(tmp_path: Path) -> None:
     limits = children.MemoryLimits(tmp_path, own)
     assert limits.reached() == ""
     (inner.parent / "memory.events").write_text("low 0\noom 4\noom_kill 3\n")
-    assert limits.reached() == f"the memory of cgroup {inner.parent} ended, 512 MiB"
+    assert limits.reached() == f"cgroup {inner.parent} reached its memory limit, 512 MiB"
     assert limits.reached() == ""
     first = tmp_path / "memory" / "c"
     first.mkdir(parents=True)
@@ -228,7 +228,7 @@ def test_limits_of_memory_in_both_versions_of_cgroups(tmp_path: Path) -> None:
     (first / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     limits = children.MemoryLimits(tmp_path, own)
     (first / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
-    assert limits.reached() == f"the memory of cgroup {first} ended"
+    assert limits.reached() == f"cgroup {first} reached its memory limit"
 
 
 def test_without_descriptors_there_is_an_error_line(capfd: pytest.CaptureFixture[str]) -> None:
