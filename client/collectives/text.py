@@ -48,7 +48,7 @@ _LONG_NAME = 48
 # What each value of comm.ops.timing_source means for durations.
 _SOURCES = {
     "exact": "exact",
-    "sync": "somebody waited for it",
+    "sync": "a thread waited for the end",
     "watchdog": "watchdog polls, durations are known to 100 ms",
     "blocking_wait": "the caller polls",
     "graph": "captured into CUDA graphs, whose runs are not seen",

@@ -30,7 +30,7 @@ def prompt(_settings: Settings, _options: Options) -> None:
 
 
 def launch(_settings: Settings, _options: Options) -> None:
-    hint = "start it as always: the daemon finds it by itself, `probingctl ps` shows it"
+    hint = "start the job as always: the daemon finds it by itself, `probingctl ps` shows it"
     raise UsageError("a job needs no launcher and no injected library", hint=hint)
 
 

@@ -30,8 +30,8 @@ def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[Row]:
     """Returns rows of func, file, lineno, self_ns, total_ns, self_share, total_share; ordered from the largest self
     time.
 
-    With labels ``by``, whose columns come first, there is a row for each function and value of the labels; a share is
-    the part of the time of that value.
+    With labels ``by``, whose columns come first, there is a row for each function and value of the labels; shares are
+    parts of the time of that value.
     """
     wholes = _wholes(profile, by)
     rows = [

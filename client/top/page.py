@@ -59,7 +59,7 @@ def body_lines(height: int) -> int:
 def main_page(view: View, state: State, width: int, height: int, title: str, now: float) -> Page:
     """Returns the main page. ``title`` names the nodes that are asked; ``now`` is time.monotonic().
 
-    Changes ``state`` so that it selects a row that exists and that row is visible.
+    Changes ``state`` so that it selects an existing row, and scrolls to that row.
     """
     jobs = shown(view, state)
     rows = tuple(row for job in jobs for row in job.ranks)

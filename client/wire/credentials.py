@@ -53,7 +53,7 @@ class Credentials:
         return (("authorization", authorization),) if authorization else ()
 
     def may_be_passed_on(self, address: str) -> bool:
-        """Returns whether other nodes may see what the node at ``address`` is shown."""
+        """Returns whether other nodes may see the ``authorization`` for the node at ``address``."""
         return not self.token or address in self._nodes
 
 
