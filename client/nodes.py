@@ -1,6 +1,6 @@
 """The nodes of a cluster: finds their addresses, connects to them, and asks all of them a question at once.
 
-Nodes are chosen by what the target knows about them: their labels (``--where rack=r7``), and whether they have failed.
+Nodes are chosen by facts that the target knows: their labels (``--where rack=r7``), and whether they have failed.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def warn(message: str) -> None:
 
 
 def hint(message: str) -> None:
-    """Writes to stderr what to do next; the answer is on stdout."""
+    """Writes a hint to stderr, because the answer is on stdout."""
     sys.stderr.write(f"hint: {escape(message)}\n")
 
 

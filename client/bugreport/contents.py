@@ -82,7 +82,7 @@ def _meet(gathered: Sequence[Gathered], redactor: Redactor) -> None:
     for one in gathered:
         redactor.token(Kind.HOST, one.node or one.address)
     redactor.token(Kind.HOST, socket.gethostname())
-    # The user name "root" may stand anywhere in a text, so it is not replaced.
+    # "root" is a common word of texts, so this user name is not replaced.
     if os.getuid():
         with suppress(KeyError, OSError):
             redactor.token(Kind.USER, pwd.getpwuid(os.getuid()).pw_name)

@@ -48,7 +48,7 @@ _NO_LOG = "name the log with --log FILE if the daemon does not write to the jour
 
 
 def _boot_id() -> str:
-    """Returns the id of this machine's boot, by which its daemon is recognized; empty if it cannot be read."""
+    """Returns the id of this machine's boot, which shows whether a node is this machine; empty if it is unreadable."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -124,7 +124,7 @@ _MIN_DIGITS = 3
 
 
 class Kind(Enum):
-    """The kinds of values, by what may be shown of them."""
+    """The kinds of values; each kind says what a report may show of a value."""
 
     NUMBER = "numbers, times, true and false"
     VERSION = "the number of a version"
@@ -203,9 +203,7 @@ class Redactor:
         return [self.text(str(one)) for one in found] if isinstance(found, list) else self.text(value)
 
     def text(self, text: str) -> str:
-        """Returns ``text`` with tokens in place of the names that were met and of the words that are not in the
-        vocabulary.
-        """
+        """Returns ``text`` with tokens in place of names that have a token and of words outside of the vocabulary."""
         if not self._sorted:
             # Longer names come first, because a name may be a part of another one.
             self._long.sort(key=len, reverse=True)

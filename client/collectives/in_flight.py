@@ -1,4 +1,4 @@
-"""Finds operations in flight: which ranks are in one, and which ranks have not joined it, by the rules of
+"""Finds operations in flight, with the ranks in each and the ranks that have not joined it, by the rules of
 ``diagnosis.joins``.
 """
 

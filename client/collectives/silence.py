@@ -1,4 +1,4 @@
-"""Explains ranks that live and show no operation: what their stacks show, and since when their operations are seen."""
+"""Explains living ranks that show no operation: by their stacks, and by the time since which operations are seen."""
 
 from __future__ import annotations
 

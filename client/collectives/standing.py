@@ -65,8 +65,8 @@ def states(cluster: Cluster, of_job: str, during: Interval) -> dict[Run, Row]:
 def standing() -> Row:
     """Returns the empty state of a run, before any answer.
 
-    ``ended``: when its last trainer ended, None while one lives; ``first_failure``: the exit of the rank that failed
-    first; ``silent``: rows of ``silence.silent``; ``silent_more``: the number of silent ranks without a row;
+    ``ended``: when its last trainer ended, None while a trainer lives; ``first_failure``: the exit of the rank that
+    failed first; ``silent``: rows of ``silence.silent``; ``silent_more``: the number of silent ranks without a row;
     ``findings``: the open findings about the run, the worst first.
     """
     return {"ended": None, "first_failure": None, "silent": [], "silent_more": 0, "findings": []}

@@ -139,8 +139,8 @@ def _shown(row: Row, frame: Frame) -> Row:
 
 
 def _waits(pending: Sequence[Pending], live: Sequence[Row], explained: Container[int]) -> list[str]:
-    """Returns a line for each operation in flight that is the oldest of a rank, and a line for the ranks in none of
-    them, without the ranks in ``explained``."""
+    """Returns a line for each operation in flight that is the oldest of a rank, and a line for the awaited ranks that
+    are in none of these operations, without the ranks in ``explained``."""
     oldest = {(row["comm"], row["seq"], row["op"]) for row in live}
     shown = [one for one in pending if (one.comm, one.seq, one.op) in oldest]
     lines = [

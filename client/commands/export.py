@@ -88,7 +88,7 @@ def _kind(settings: Settings, what: Wanted) -> tuple[str, bool]:
 
 
 def _summary(report: Report, file: Path | None) -> str:
-    """Returns a line for each table. ``file`` is the one file with all rows; None if there are several."""
+    """Returns a line for each table. ``file``: the single file with all rows; None: there are several files."""
     totals: dict[str, TableReport] = {}
     for node in report["nodes"]:
         for name, counts in node["tables"].items():

@@ -103,7 +103,7 @@ def followed(cluster: Cluster, chosen: Filter, found: Sequence[Row]) -> Iterator
         time.sleep(FOLLOW_S)
         rows = collect(cluster, chosen, _LATE)
         yield [row for row in rows if _identity(row) not in seen]
-        # Older lines come again if the clock of a node is set back.
+        # Earlier lines are remembered for longer, because they come again if the clock of a node is set back.
         seen |= dict.fromkeys(map(_identity, rows))
         for oldest in list(seen)[: max(0, len(seen) - _MOST_SEEN)]:
             del seen[oldest]

@@ -85,10 +85,14 @@ class Options:
         if self.live is not None and (self.since is not None or self.until is not None):
             raise UsageError("--seconds samples now, --since and --until look back", hint="leave one out")
         if self.hz is not None and self.live is None:
-            raise UsageError("--hz belongs to --seconds", hint="`probingctl config sampling.hz` sets the stored rate")
+            raise UsageError(
+                "--hz belongs to --seconds", hint="`probingctl config sampling.hz` has the rate of stored samples"
+            )
         live = 0.0 if self.live is None else seconds(self.live)
         if live > _MOST_LIVE_S:
-            raise UsageError("--seconds is for an hour at most", hint="read longer times from stored samples: --since")
+            raise UsageError(
+                "--seconds is for an hour at most", hint="for longer times read stored samples with --since"
+            )
         pids = tuple(process_id(text) for text in self.pids or ())
         state = "wall" if self.wall else "off_cpu" if self.off_cpu else "cpu"
         whole = Selection(pids, self.job or "", self.rank, state, gil=self.gil)

@@ -35,8 +35,8 @@ def launch(_settings: Settings, _options: Options) -> None:
 
 
 def nearest(code: str) -> str:
-    """Returns a command that reads the variables of ``code`` from outside; if ``code`` does more, names the commands
-    that can.
+    """Returns a hint with a command that reads the variables of ``code`` from outside, or, if there are none, with
+    other commands.
     """
     try:
         tree = ast.parse(code[:_MAX_CODE])

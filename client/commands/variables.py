@@ -1,4 +1,4 @@
-"""``vars``: shows values of variables, read once, or stored from now on whenever they change."""
+"""``vars``: shows values of variables once, or stores them from now on whenever they change."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def ended(cluster: Cluster, where: str, during: Interval) -> list[Row]:
 
 
 def ended_sql(where: str, during: Interval) -> str:
-    """Returns the SELECT for the rows that ``exits`` takes, newest first. It includes the day before ``during``."""
+    """Returns the SELECT for the ``rows`` of ``exits``, newest first; they include the day before ``during``."""
     return _sql(where, during, ("exit", "oom_kill"))
 
 

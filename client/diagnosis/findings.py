@@ -91,7 +91,7 @@ def open_by_run(rows: Iterable[Row]) -> Verdicts:
 
 def dead_ranks(rows: Iterable[Row]) -> dict[tuple[Any, Any], list[int]]:
     """Returns the ranks that died first, by job and run, from the newest finding of a death; an open finding has
-    precedence over a closed one."""
+    precedence over a closed finding."""
     deaths = [row for row in rows if (row["verdict"], row["severity"]) == ("rank_died", "error")]
     ordered = sorted(deaths, key=lambda row: (row["state"] == "open", str(row["ts"])))
     return {(row["job"], row["run"]): numbers(row["ranks"]) for row in ordered}

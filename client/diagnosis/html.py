@@ -1,6 +1,6 @@
 """Writes diagnoses as one HTML file to keep or to mail: no script, no request, below 2 MB.
 
-Its texts come from targets and nodes: each is cut, its control characters are escaped, and then its HTML.
+Its texts come from targets and nodes, so each text is cut, and its control characters and its HTML are escaped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ footer { margin-top: 2.5rem; font-size: .85rem; }
 """
 _HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
-"""The Content-Security-Policy of a page: its own style, and nothing else."""
+"""The Content-Security-Policy of a page, which allows only its own style."""
 _NOBODY = "No training job was found."
 
 

@@ -1,4 +1,4 @@
-"""Formats what `diagnose` shows: a page of text, the object for JSON, the order of jobs, and the exit code."""
+"""Formats the answer of `diagnose`: a page of text, the object for JSON, the order of jobs, and the exit code."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Counts", "Directory", "OneFile", "Place", "file_name")
 
-# Most rows of a file: several files for a day let readers work in parallel.
+# The most rows of a file; several files for a day let readers work in parallel.
 ROWS_A_FILE = 4_000_000
 Where = tuple[str, str, str]
 

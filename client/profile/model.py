@@ -23,7 +23,7 @@ __all__ = (
 )
 
 STATE, ON_CPU, OFF_CPU = "state", "on the CPU", "off the CPU"
-"""The label of a sample for whether the thread ran, and its values."""
+"""The label of a sample that says whether the thread ran, and its values."""
 IMPORTS = "(imports)"
 """Stands for the frames of Python's import system."""
 _IMPORT_FILES = ("<frozen importlib.", "<frozen zipimport>")

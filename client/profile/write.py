@@ -162,7 +162,7 @@ def _points(change: float) -> str:
 def write_profiles(
     settings: Settings, request: Request, profiles: Sequence[Profile], away: float | None = None
 ) -> None:
-    """Writes the first of ``profiles``, or its difference from the second where ``request`` has a base.
+    """Writes the first of ``profiles``, or its difference from the second profile if ``request`` has a base.
 
     ``away``: the share of the training threads' time off the CPU, if that is the larger part and the profiles do not
     contain it; else None.

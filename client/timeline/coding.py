@@ -79,7 +79,7 @@ def blocks(rows: Ints) -> Iterator[Ints]:
 
 
 def runs(values: Ints) -> tuple[Ints, Ints]:
-    """Returns where each run of equal values begins, and how long it is."""
+    """Returns the starts and the lengths of the runs of equal values."""
     starts = np.flatnonzero(np.r_[True, np.diff(values) != 0][: len(values)])
     return starts, np.diff(np.r_[starts, len(values)])
 

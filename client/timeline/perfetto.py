@@ -1,7 +1,7 @@
 """Writes a timeline as a Perfetto trace, with tracks for nodes, their ranks, and the communicators of the ranks.
 
 An operation is a slice from its call to the time when it was certainly done; slices within it show how long it waited
-for the rank that called last, and between which times its end lies. The slices of one operation on all ranks are
+for the rank that called last, and the times between which it ended. The slices of one operation on all ranks are
 joined by a flow. docs/timeline.md says what is shown, and how sure it is.
 """
 

@@ -129,8 +129,8 @@ def statements(found: dict[str, _Question], turn: int, tables: Container[str], *
     """Returns, by name, the SQL that a node is asked in refresh ``turn``; ``tables``: the node's tables, as far as
     known.
 
-    ``new``: rows of CPUs and GPUs are asked for 120 s back, else for 15 s. Refreshes 0 and 1 ask all questions; later,
-    questions that are asked seldom are spread over the refreshes.
+    ``new``: rows of CPUs and GPUs are asked for 120 s back, else for 15 s. Refreshes 0 and 1 together ask all
+    questions; later, questions that are asked seldom are spread over the refreshes.
     """
     since = _HISTORY_S if new else _LATELY_S
     return {

@@ -1,6 +1,4 @@
-"""Everything behind the screen except the drawing: the threads that ask nodes, the model, and what the user
-has chosen.
-"""
+"""Everything behind the screen except the drawing: the threads that ask nodes, the model, and the user's choices."""
 
 from __future__ import annotations
 

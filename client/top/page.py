@@ -22,7 +22,7 @@ __all__ = ("Page", "body_lines", "main_page")
 _LEAST_FOR_PANE = 14
 _MOST_ABSENT = 3
 _STALE_S = 3.0
-# Least width of a screen that shows by what ranks are ordered.
+# Least width of a screen that shows the order of ranks.
 _WIDE_ENOUGH = 60
 _WORD_STYLES = {
     "STUCK": "alarm",

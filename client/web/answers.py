@@ -59,7 +59,7 @@ class Lacking(TypedDict):
 
 class Contract(TypedDict):
     """Numbers of nodes, the time (ISO 8601, UTC), rows that nodes lost in the last ten minutes, and by how much their
-    clocks may differ; None where that is not known."""
+    clocks may differ; None: unknown."""
 
     asked: int
     answered: int

@@ -35,7 +35,7 @@ _LOOK_EVERY_S = 30.0
 # How long the threads go on without a stream, s: a page that is loaded again opens a new stream.
 _LINGER_S = 5.0
 _MOST_KEPT = 32
-# A stream without events gets a comment after this time, s, by whose failure a lost reader is noticed.
+# A stream without events gets a comment after this time, s; if it cannot be sent, the reader is gone.
 _SIGN_S = 15.0
 _SIGN = b": still here\n\n"
 

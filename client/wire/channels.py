@@ -107,8 +107,8 @@ class Channels:
         return channel is not None and channel.connected
 
     def give_back(self, channel: Channel) -> None:
-        """Ends the use of a channel, and closes it if it is not kept. If too many channels are kept, closes unused
-        channels, those first that were used longest ago.
+        """Ends the use of a channel, and closes it if it is not kept. If too many channels are kept, closes the unused
+        channels that were used longest ago.
         """
         channel.users -= 1
         if self._kept.get(channel.address) is not channel:

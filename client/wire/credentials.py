@@ -27,8 +27,8 @@ class Credentials:
         self._names: dict[str, str] = {}
 
     def bind(self, peers: Iterable[pb.Peer]) -> None:
-        """Remembers what the target said about addresses: the names of nodes that accept a token bound to their name,
-        and of nodes whose name is proven."""
+        """Stores, by address, the names that the target reports: of nodes that accept a token bound to their name, and
+        of nodes whose name is proven."""
         known = list(peers)
         self._nodes.update((peer.address, peer.node) for peer in known if peer.bound)
         self._names.update((peer.address, peer.node) for peer in known if peer.bound or peer.proof)

@@ -1,6 +1,6 @@
 """Asks many nodes for rows: each node directly, or, if there are thousands, through some of them (a tree).
 
-A node in the middle of the tree asks up to 128 others and passes on their answers. An answer counts only when it is
+A node in the middle of the tree asks up to 128 nodes and passes on their answers. An answer counts only when it is
 complete. Nodes whose answers were not passed on, because the node in the middle died, became silent or refused, are
 asked directly, so no row is lost or comes twice.
 """
@@ -57,7 +57,7 @@ class Question:
         done: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
         """Makes the question; ``done(nodes, all)`` is called with the number of nodes that have answered or failed and
-        the number of all; see ``Nodes``.
+        the number of all nodes; see ``Nodes``.
         """
         self._wire = wire
         self._statements = statements

@@ -28,7 +28,7 @@ __all__ = ("Listener", "ProvenRoute", "listeners", "require_proven", "trusted_us
 
 _CREDENTIALS = struct.Struct("3i")
 _PIECE = 256 << 10
-# If a daemon starts while a connection is made, the connection is made and checked again.
+# The most attempts: if a daemon starts while a connection is made, the connection is made and checked again.
 _ATTEMPTS = 3
 _BACKLOG = 16
 _SOCK_DIAG, _BY_FAMILY, _DUMP, _LISTEN = 4, 20, 0x301, 1 << 10

@@ -82,9 +82,9 @@ class Stream:
         end: Callable[[], None] = lambda: None,
         strict: bool = False,
     ) -> None:
-        """Makes the stream. ``name`` returns the node's name before its rows end; ``check`` raises if it is another
-        node's name. ``end`` ends the call. Under ``strict`` PartialAnswer is raised after the last row if the node
-        lacks rows."""
+        """Makes the stream. ``name`` returns the node's name before its rows end; ``check`` raises for another node's
+        name. ``end`` ends the call. Under ``strict`` PartialAnswer is raised after the last row if the node lacks
+        rows."""
         self.node = ""
         self.rows = 0
         self.rows_scanned = 0
