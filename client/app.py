@@ -153,7 +153,7 @@ class GlobalOptions:
         """
         use_zone(zone_of(self.tz))
         if self.output_format is not None and self.output_format not in FORMATS:
-            raise UsageError(f"unknown format {self.output_format}", hint=f"one of {', '.join(FORMATS)}")
+            raise UsageError(f"unknown format {self.output_format}", hint=f"use one of {', '.join(FORMATS)}")
         if self.where and self.nodes is not None:
             raise UsageError("--where chooses among the nodes that the target knows", hint="leave --nodes out")
         return Settings(

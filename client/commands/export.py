@@ -79,7 +79,7 @@ def _kind(settings: Settings, what: Wanted) -> tuple[str, bool]:
     single = suffix in _KINDS and len(what.tables) == 1
     chosen = settings.format if settings.format != "table" else suffix if single else "parquet"
     if chosen not in _KINDS:
-        raise UsageError(f"export cannot write {chosen}", hint=f"use -f with one of {', '.join(_KINDS)}")
+        raise UsageError(f"export cannot write {chosen}", hint=f"use one of {', '.join(_KINDS)}")
     if single and chosen != suffix:
         raise UsageError(
             f"{settings.output.name} is not a name for {chosen}", hint=f"use -o NAME.{chosen}, or another -f"

@@ -77,7 +77,7 @@ class Options:
         if self.kind is None and not named:
             check_suffix(output, PROFILE_SUFFIXES)
         if kind not in KINDS:
-            raise UsageError(f"unknown output format {kind}", hint=f"one of {', '.join(KINDS)}")
+            raise UsageError(f"unknown output format {kind}", hint=f"use one of {', '.join(KINDS)}")
         states = [name for name, given in self._states().items() if given]
         if len(states) > 1:
             hint = "--wall alone shows time on and off the CPU"

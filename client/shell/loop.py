@@ -171,7 +171,7 @@ class Shell:
 
     def _set_format(self, argument: str) -> None:
         if argument not in (*_SHOWN, "parquet", "arrow"):
-            raise UsageError(f"unknown format {argument}", hint=f"one of {', '.join(_SHOWN)}, parquet, arrow")
+            raise UsageError(f"unknown format {argument}", hint=f"use one of {', '.join(_SHOWN)}, parquet, arrow")
         self.settings = replace(self.settings, format=argument)
 
     def _set_output(self, argument: str) -> None:

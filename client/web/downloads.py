@@ -119,7 +119,7 @@ def rows(question: Question) -> tuple[Write, str, str]:
     """Returns the function that writes the rows of ``sql`` as ``format`` (csv or parquet), media type and file name."""
     kind = question.parameters.text("format")
     if kind not in _ROWS:
-        raise UsageError(f"the format {kind} is not offered", hint=f"one of {', '.join(_ROWS)}")
+        raise UsageError(f"the format {kind} is not offered", hint=f"use one of {', '.join(_ROWS)}")
     cluster, sql = cluster_of(question)
 
     def write(sink: IO[bytes]) -> None:
@@ -151,7 +151,7 @@ def trace(question: Question) -> tuple[Write, str, str]:
     writers = {"pftrace": (write_perfetto, "application/octet-stream"), "json": (write_chrome, "application/json")}
     kind = question.parameters.text("format", "pftrace")
     if kind not in writers:
-        raise UsageError(f"the format {kind} is not offered", hint=f"one of {', '.join(writers)}")
+        raise UsageError(f"the format {kind} is not offered", hint=f"use one of {', '.join(writers)}")
     write, media = writers[kind]
     return lambda sink: write(timeline(question.cluster, *_range(question)), sink), media, f"timeline.{kind}"
 
