@@ -1,4 +1,4 @@
-"""Says for which nodes a statement such as "nothing is wrong" holds: only for the nodes that have answered."""
+"""Limits statements such as "nothing is wrong" to the nodes that answered, if some nodes did not."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ def silent_of_command(silent: SilentNodes) -> None:
 
 
 def claim(text: str) -> str:
-    """Returns ``text``, which states that something is absent or well; if a node did not answer, limited to the nodes
-    that did.
-    """
+    """Returns ``text``, such as "nothing is wrong"; adds "on the nodes that answered" if a node did not answer."""
     return f"{text} {_AMONG}" if _silent.get()() else text
 
 
@@ -44,5 +42,5 @@ def partial(message: str, silent: Mapping[str, str] | None = None) -> PartialAns
 
 
 def unless_partial(error: NotFound) -> NotFound | PartialAnswer:
-    """Returns ``error``; if a node did not answer, which may have the thing, PartialAnswer with the same message."""
+    """Returns ``error``, or PartialAnswer with the same message if a silent node may have what was not found."""
     return partial(error.message) if _silent.get()() else error

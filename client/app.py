@@ -120,7 +120,9 @@ class GlobalOptions:
     tls_cert: Annotated[
         str | None, typer.Option(envvar="PROBING_TLS_CERT", metavar="FILE", help="Certificate to show to nodes.")
     ] = None
-    tls_key: Annotated[str | None, typer.Option(envvar="PROBING_TLS_KEY", metavar="FILE", help="Its key.")] = None
+    tls_key: Annotated[
+        str | None, typer.Option(envvar="PROBING_TLS_KEY", metavar="FILE", help="Key of --tls-cert.")
+    ] = None
     output_format: Annotated[
         str | None,
         typer.Option(
@@ -131,7 +133,7 @@ class GlobalOptions:
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="File to write instead of stdout.")
     ] = None
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write which nodes answered or failed to this JSON file.")
+        Path | None, typer.Option(metavar="FILE", help="Write to this JSON file which nodes answered or failed.")
     ] = None
     tz: Annotated[
         str | None,
@@ -139,19 +141,19 @@ class GlobalOptions:
             "--tz", envvar="PROBING_TZ", metavar="ZONE", help="Zone of times: Asia/Shanghai, +08:00, local; else UTC."
         ),
     ] = None
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Time for all answers, such as 5 or 500ms.")] = "30s"
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Limit for all answers: 5 (s) or 500ms.")] = "30s"
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False
 
     def settings(self) -> Settings:
-        """Returns the settings of the command, and from now on shows times in their zone.
+        """Returns the settings of the command, and sets the zone in which times are shown.
 
-        Raises UsageError for an unknown format, an empty list of nodes, and a length of time or a zone that is invalid.
+        Raises UsageError for an unknown format, an empty list of nodes, an invalid duration and an invalid zone.
         """
         use_zone(zone_of(self.tz))
         if self.output_format is not None and self.output_format not in FORMATS:
-            raise UsageError(f"unknown format {self.output_format}", hint=f"one of {', '.join(FORMATS)}")
+            raise UsageError(f"unknown format {self.output_format}", hint=f"use one of {', '.join(FORMATS)}")
         if self.where and self.nodes is not None:
             raise UsageError("--where chooses among the nodes that the target knows", hint="leave --nodes out")
         return Settings(
@@ -207,7 +209,7 @@ def program() -> Program:
     """Returns the command ``probingctl``; its method ``main`` runs it."""
     top: Program = _group(Program, "probingctl", "Ask probingd about training jobs, on one node or all.", _EPILOG)
     top.add(COMMANDS)
-    cluster = _group(LazyGroup, "cluster", "The same for all nodes: list, nodes, query.")
+    cluster = _group(LazyGroup, "cluster", "Commands for all nodes: list, nodes, query.")
     cluster.add(CLUSTER_COMMANDS)
     ranks = _group(LazyGroup, "ranks", "Ranks of jobs: check.")
     ranks.add(RANKS_COMMANDS)

@@ -54,17 +54,17 @@ class Variables:
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """What code gave in the processes in which it ran, and the processes in which it did not."""
+    """The results of code in the processes in which it ran, and the processes in which it did not run."""
 
     results: list[Evaluated]
     failures: list[Failure]
 
 
 class Cluster(Queries):
-    """Asks nodes all questions: SQL, processes, stacks, variables, settings, status. ``Nodes`` explains the arguments.
+    """Asks nodes for rows, processes, stacks, variables, settings and status. ``Nodes`` explains the arguments.
 
-    ``job`` is what ``--job`` takes: a name, the end of a name, a run, or a pid. A method raises NotFound for a job that
-    no node knows, and for a job that has ended, with the time; UsageError if several jobs fit.
+    ``job`` is a name, the end of a name, a run, or a pid, as for ``--job``. A method raises NotFound for a job that no
+    node knows, and for a job that has ended, with the time; UsageError if several jobs fit.
     """
 
     def ps(self) -> pa.Table:
@@ -113,9 +113,9 @@ class Cluster(Queries):
     def evaluate(
         self, code: str, pids: Sequence[int] = (), job: str = "", *, rank: int | None = None, seconds: float = 5.0
     ) -> Evaluations:
-        """Runs ``code`` in the processes, where their nodes allow it; ``seconds``: for its begin and its run.
+        """Runs ``code`` in the processes whose nodes allow it; ``seconds``: limit for the start and run of the code.
 
-        Raises NotFound where no node has one of them.
+        Raises NotFound for a process that no node has.
         """
 
         def ask(name: str) -> list[pb.EvalReply]:
@@ -133,7 +133,7 @@ class Cluster(Queries):
         )
 
     def facts(self, job: str = "", *, run: str = "", hardware: bool = False) -> list[tuple[str, list[bytes]]]:
-        """Returns, for each node that answers, its name and the facts of each run of ``job`` (None: of all jobs) as
+        """Returns, for each node that answers, its name and the facts of each run of ``job`` (empty: of all jobs) as
         JSON.
 
         ``hardware``: only the facts about the node's hardware. Nodes that do not know the job are left out. Raises
@@ -198,8 +198,8 @@ class Cluster(Queries):
         return [(a.address, a.value) for a in self.each(ask).answered]
 
     def _of_job(self, job: str, ask: Callable[[str], _T]) -> _T:
-        """Returns ``ask(job)``. If no node has a job of that name, asks for the job that ``job`` stands for, such as
-        one with this end.
+        """Returns ``ask(job)``. If no node has a job of that name, finds the job by the end of its name, its run or a
+        pid, and asks again.
         """
         try:
             return ask(job)

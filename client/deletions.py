@@ -18,7 +18,7 @@ def amount(rows: int, size_bytes: int, segments: int) -> str:
 
 
 def require_no_deletion(key: str, value: str | None, replies: Sequence[pb.ConfigReply]) -> None:
-    """Raises UsageError if, by its reply to a proposal, a node would delete rows or does not know whether it would.
+    """Raises UsageError if a reply to a proposal says that rows would be deleted, or comes from a node too old to say.
 
     ``value`` None: the setting is to be reset.
     """

@@ -120,7 +120,7 @@ def _resolved(name: str, port: int) -> tuple[str, ...]:
     try:
         infos = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except OSError as e:
-        hint = "is the name spelt right? in Kubernetes it is SERVICE.NAMESPACE, of a headless service"
+        hint = "check the name; in Kubernetes it is SERVICE.NAMESPACE of a headless service"
         raise UsageError(f"DNS knows no addresses of {name}: {e.strerror or e}", hint=hint) from None
     hosts = dict.fromkeys(str(info[4][0]) for info in infos)
     return tuple(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in sorted(hosts)[:MAX_NODES])

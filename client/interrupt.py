@@ -34,11 +34,11 @@ class _Leaving:
 
 
 def watch() -> None:
-    """From now on the first Ctrl-C ends the process after ``_PATIENCE_S``, and a second one at once."""
+    """Makes the first Ctrl-C end the process after ``_PATIENCE_S``, and a second Ctrl-C at once."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         # The process was started in the background, where the shell ignores Ctrl-C.
         return
-    # Python's C handler of signals writes the byte even while the main thread runs no Python code.
+    # Python's C handler of signals writes a byte to the pipe even while the main thread runs no Python code.
     ours, theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, _press)
@@ -52,9 +52,7 @@ def _press(number: int, frame: FrameType | None) -> None:
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """Keeps an interrupt that a callback or a destructor swallowed from being printed, because the process
-    ends anyway.
-    """
+    """Prints errors that nobody can catch, except a Ctrl-C in a callback or a destructor: the process ends anyway."""
     if lost.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(lost)
 
@@ -89,14 +87,14 @@ def _put_back() -> None:
 
 
 def end_soon() -> None:
-    """Ends the process after ``_PATIENCE_S`` unless it has ended by then, as it does after Ctrl-C."""
+    """Ends the process after ``_PATIENCE_S`` if it still runs then, as after Ctrl-C."""
     timer = threading.Timer(_PATIENCE_S, _end)
     timer.daemon = True
     timer.start()
 
 
 def unwatch() -> None:
-    """From now on Ctrl-C only raises KeyboardInterrupt; the SQL shell then goes on."""
+    """Makes Ctrl-C only raise KeyboardInterrupt, after which the SQL shell goes on."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
 

@@ -23,9 +23,7 @@ _MOST = 3
 
 
 class Emptiness:
-    """Passes batches on and records ``empty``: there was no row, or one row of only 0 and NULL, as from
-    ``count(*)``.
-    """
+    """Passes batches on. ``empty``: there was no row, or a single row of only 0 and NULL, as from ``count(*)``."""
 
     def __init__(self) -> None:
         self._rows = 0

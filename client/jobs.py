@@ -42,7 +42,7 @@ def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
         jobs = sorted({str(job) for answer in answers for job in answer.column(0).to_pylist() if job})
         if text in jobs:
             return text
-        # Without an owner in it, the name does not mean another user's job of the same name.
+        # A job whose name has no owner precedes another user's job of the same name.
         jobs = [job for job in jobs if not names_owner(job)] or jobs
         if len(jobs) == 1:
             return jobs[0]
@@ -60,8 +60,8 @@ def _is_pid(text: str) -> bool:
 
 
 def silent_nodes(cluster: Queries, asked: int = 0, *, besides: tuple[type[Exception], ...] = ()) -> dict[str, str]:
-    """Returns, by node, the reason for no answer: for the nodes in ``cluster.absent``, and for nodes that failed in the
-    outcomes from index ``asked`` on.
+    """Returns the nodes that did not answer, with the reasons: nodes in ``cluster.absent``, and nodes that failed in
+    the outcomes from index ``asked`` on.
 
     ``besides``: classes of errors that count as answers.
     """
@@ -70,7 +70,7 @@ def silent_nodes(cluster: Queries, asked: int = 0, *, besides: tuple[type[Except
 
 
 def ended_error(job: str, ended: str | None) -> NotFound:
-    """Returns the error of a command that needs living processes. ``ended``: when the job ended, UTC; None: unknown."""
+    """Returns the error for a job without living processes. ``ended``: when the job ended, UTC; None: unknown."""
     hint = f"`probingctl ps --ended --job {job}` shows how, `probingctl diagnose --job {job}` what was found until then"
     return NotFound(f"job {job} ended at {when(ended)}" if ended else f"job {job} has ended", hint=hint)
 
@@ -83,6 +83,6 @@ def has_ended(cluster: Queries, job: str) -> NotFound | None:
 
 
 def require_live(cluster: Queries, job: str) -> None:
-    """Raises NotFound if no process of ``job`` runs; without this an empty answer would be misunderstood."""
+    """Raises NotFound if no process of ``job`` runs, so that an empty answer has an explanation."""
     if (error := has_ended(cluster, job)) is not None:
         raise error

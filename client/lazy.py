@@ -16,7 +16,7 @@ from typer.main import get_command
 __all__ = ("Entry", "LazyGroup", "taking")
 
 _COMMANDS = "probing.client.commands"
-_GLOBAL = "Every command also takes -t, -f, -o, --all-nodes and what else `probingctl --help` lists."
+_GLOBAL = "Every command also takes -t, -f, -o, --all-nodes and all options that `probingctl --help` lists."
 
 
 class Entry(NamedTuple):

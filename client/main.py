@@ -19,9 +19,9 @@ _NO_READER = 141
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs ``probingctl`` and returns its exit code; docs/cli.md lists them.
+    """Runs ``probingctl`` and returns its exit code; docs/cli.md lists the codes.
 
-    Without ``arguments`` it uses the arguments of the process and then ends the process, after Ctrl-C within a second.
+    Without ``arguments`` it uses the arguments of the process and ends the process, within a second after Ctrl-C.
     """
     if arguments is None:
         code = interrupt.CODE
@@ -58,7 +58,7 @@ def _run(arguments: list[str]) -> int:
     except Exception as e:
         if os.environ.get("PROBING_DEBUG"):
             raise
-        return _fail(InternalError(f"{type(e).__name__}: {e}", hint="report what it prints with PROBING_DEBUG=1"))
+        return _fail(InternalError(f"{type(e).__name__}: {e}", hint="report the output with PROBING_DEBUG=1"))
 
 
 def _command(arguments: list[str]) -> int:

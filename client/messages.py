@@ -91,8 +91,8 @@ class Value(Variable):
 class Setting(TypedDict):
     """A setting. ``job`` or ``pid``: the setting holds only for this job or process. ``until``: when it ends, ISO 8601.
 
-    ``deletes_from``: when a new limit begins to delete, ISO 8601; None: no deletion is planned. The numbers of what it
-    deletes are those of now.
+    ``deletes_from``: when a new limit begins to delete, ISO 8601; None: no deletion is planned. The other ``deletes_``
+    fields count the segments, rows and bytes that it would delete now.
     """
 
     node: str
@@ -111,8 +111,7 @@ class Setting(TypedDict):
 
 
 class Change(TypedDict, total=False):
-    """How a setting is changed: only for ``job`` or ``pid`` and only on ``node``, each if given; for ``seconds`` unless
-    0.
+    """A change of a setting: for ``job``, ``pid`` or ``node`` alone if given, and for ``seconds``; 0: without an end.
 
     ``reset`` undoes a change; ``yes`` confirms a change that deletes rows.
     """
@@ -147,10 +146,10 @@ class Raised(TypedDict):
 
 
 class Evaluated(TypedDict):
-    """What code gave in a process. ``value``: repr of an expression's value; None for None and for statements.
+    """The result of code in a process. ``value``: repr of an expression's value; None for None and for statements.
 
-    ``output``: what the main thread printed; ``dropped``: characters beyond it. ``stops``: how often the main thread
-    was stopped for it.
+    ``output``: the text that the main thread printed; ``dropped``: characters of output that are left out. ``stops``:
+    how often the main thread was stopped for the code.
     """
 
     node: str

@@ -1,6 +1,6 @@
 """The nodes of a cluster: finds their addresses, connects to them, and asks all of them a question at once.
 
-Nodes are chosen by what the target knows about them: their labels (``--where rack=r7``), and whether they have failed.
+Nodes are chosen by facts that the target knows: their labels (``--where rack=r7``), and whether they have failed.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def choose(
     """Returns which of ``peers`` are asked: the nodes that meet all conditions and have not failed. The node ``own`` is
     asked at ``target``.
 
-    ``token``: a token is shown, so that nodes for which the target does not vouch are not asked. ``tcp_alone``: neither
-    are Unix sockets. Raises NotFound where none meets the conditions.
+    ``token``: a token is shown, so nodes for which the target does not vouch are not asked. ``tcp_alone``: Unix sockets
+    are not asked. Raises NotFound if no node meets the conditions.
     """
     met = [peer for peer in peers if peer.address and _meets(peer, where)]
     # An older daemon may not list itself.
@@ -83,7 +83,7 @@ def choose(
         errors[address] = PeerError("it is known by a Unix socket alone", hint="set `listen` in its configuration")
     if token and _vouches(own, peers):
         for address, peer in list(asked.items()):
-            # A bound token is useless elsewhere; the token itself is shown only to nodes with a proven identity.
+            # A token bound to its node is useless elsewhere; the token itself is shown only to proven nodes.
             if address != target and not (peer.bound or peer.proof == _CERTIFICATE or peer.named):
                 failed[address] = asked.pop(address)
                 errors[address] = PeerError(_UNPROVEN, hint=f"upgrade its daemon, or name it: --nodes {address}")
@@ -118,11 +118,11 @@ class Nodes:
 
     With ``strict`` PartialAnswer is raised if a node fails or lacks rows; else ``outcomes`` records which nodes failed,
     and ``clocks`` how far the nodes' clocks are from ours. ``policy`` says how many nodes are asked at once, and which
-    twice. ``tcp_alone``: no Unix socket is asked, since its node would answer with the rights of this process.
-    ``max_bytes`` (Arrow) bounds an answer in memory, not one that is streamed. ``watch`` is called with the
-    is called with the address of a node and the progress of its query, ``done`` with the number of nodes that are done
-    with a question and the number that were asked. ``tls``: the files with which TCP is encrypted; None: TCP is
-    unencrypted. Safe to use from several threads.
+    nodes twice. ``tcp_alone``: no Unix socket is asked, since its node would answer with the rights of this process.
+    ``max_bytes`` (Arrow) bounds an answer in memory, but not a streamed answer. ``watch`` is called with the address of
+    a node and the progress of its query, ``done`` with the number of nodes that are done with a question and the number
+    of nodes that were asked. ``tls``: the files with which TCP is encrypted; None: TCP is unencrypted. Safe to use from
+    several threads.
     """
 
     def __init__(
@@ -175,11 +175,10 @@ class Nodes:
         return bool(self._nodes) or self._all_nodes
 
     def afresh(self, *, all_nodes: bool | None = None, node: str = "") -> Self:
-        """Returns these nodes by the same connections, with ``outcomes`` of their own; the target is asked again for
-        its peers.
+        """Returns a copy with the same connections and empty ``outcomes``, which asks the target again for its peers.
 
-        ``all_nodes``: whether all nodes are asked; None: as before. ``node``: of the peers of the target only that of
-        this name.
+        ``all_nodes``: whether all nodes are asked; None: as before. ``node``: of the target's peers, only the node of
+        this name is asked.
         """
         other = copy.copy(self)
         other.outcomes, other.absent, other._nodes = [], (), self._named
@@ -191,7 +190,7 @@ class Nodes:
         return other
 
     def node(self, address: str) -> Node:
-        """Returns the calls to the node at ``address``. Raises UsageError if that is not an address, or if a token
+        """Returns the calls to the node at ``address``. Raises UsageError for an invalid address, and for a token that
         would be sent unencrypted."""
         return Node(checked(address, self._wire.channels.clear_token), self._wire)
 
@@ -206,7 +205,7 @@ class Nodes:
         return self._nodes
 
     def meet(self, addresses: Sequence[str]) -> None:
-        """Asks the nodes at ``addresses`` as well from now on, where it asks more than the target."""
+        """Adds ``addresses`` to the nodes that are asked, unless only the target is asked."""
         if self.many:
             self._nodes = tuple(dict.fromkeys((*self.addresses(), *addresses)))
 
@@ -255,14 +254,14 @@ class Nodes:
         return wait(ask_many(addresses, once, seconds, ONCE))
 
     def each(self, ask: Callable[[Node, float], Awaitable[tuple[str, T]]]) -> Gathered[T]:
-        """Does the same as ``ask`` for every node. Raises the nodes' error if no node answers."""
+        """Asks every node as ``ask`` does, and records the outcome. Raises the nodes' error if no node answers."""
         gathered = self.ask(self.addresses(), ask, self.timeout)
         self.outcomes.append(gathered)
         gathered.require(strict=self.strict)
         return gathered
 
     def some(self, ask: Callable[[Node, float], Awaitable[_R]]) -> list[_R]:
-        """Returns the replies of the nodes that do not raise NotFound. Raises NotFound if all nodes do."""
+        """Returns the replies of the nodes that do not raise NotFound. Raises NotFound if all nodes raise it."""
         missing: list[NotFound] = []
 
         async def attempt(node: Node, seconds: float) -> tuple[str, _R | None]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Queries",)
 
-# Tables that only nodes know: those of users' probes, and those that jobs fill.
+# Tables that only nodes know: tables of users' probes, and tables that jobs fill.
 _USER_TABLE = re.compile(r'\b(user|python)"?\s*\.\s*"?(\w*)', re.IGNORECASE)
 _USER_COLUMNS = """
 SELECT table_schema || '.' || table_name, column_name, type FROM probing.column_docs
@@ -36,7 +36,7 @@ class Queries(Nodes):
     def query(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
         """Returns the rows of one SELECT, over the tables of the target or over the union of all nodes' tables.
 
-        ``params`` are the values of each ``$name`` in ``sql``, with the types that federation.parameters.bind lists.
+        ``params``: the value of each ``$name`` in ``sql``, of a type that federation.sql.parameters.bind lists.
         """
         return self.answer(sql, params).table
 
@@ -230,7 +230,7 @@ class Queries(Nodes):
             catalog.close()
 
     def _views(self) -> dict[str, View]:
-        """Returns the views that users wrote at the target; all nodes are asked with these definitions."""
+        """Returns the views of users at the target; their definitions are used for all nodes."""
         from probing.federation.sql.views import views_from
 
         (reply,) = self._node(self.target, {"": _VIEWS})

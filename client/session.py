@@ -108,7 +108,7 @@ def warn(message: str) -> None:
 
 
 def hint(message: str) -> None:
-    """Writes to stderr what to do next; the answer is on stdout."""
+    """Writes a hint to stderr, because the answer is on stdout."""
     sys.stderr.write(f"hint: {escape(message)}\n")
 
 
@@ -134,9 +134,9 @@ def pause_lines(cluster: Cluster) -> dict[str, str]:
 
 
 def notice_lines(cluster: Cluster) -> dict[str, str]:
-    """Returns what is to be known of the processes of each node, a line each: its pause, and code that was run in them.
+    """Returns a line for each paused node and for each notice about its processes, such as code that was run in them.
 
-    By node and number.
+    The keys are the node, and for notices the node and a number.
     """
     found: dict[str, str] = {}
     for _, reply in cluster.status():

@@ -1,7 +1,4 @@
-"""The settings of a command: which nodes to ask, how long to wait, and the format and file of the answer.
-
-The defaults come from ``probing/client.toml`` in XDG_CONFIG_HOME, by default ``~/.config``.
-"""
+"""The settings of a command: which nodes to ask, how long to wait, and the format and file of the answer."""
 
 from __future__ import annotations
 
@@ -83,7 +80,7 @@ def format_of(output: Path | None) -> str:
 
 
 def check_suffix(output: Path | None, more: Sequence[str] = ()) -> None:
-    """Raises UsageError if the suffix of the file is neither a format, nor usual for tables as text, nor in ``more``.
+    """Raises UsageError unless the suffix of the file is a format, a usual suffix of text, or in ``more``.
 
     A file without suffix, such as a pipe or a device, gets a table.
     """
@@ -97,7 +94,7 @@ def check_suffix(output: Path | None, more: Sequence[str] = ()) -> None:
 
 
 def profile_format_of(output: Path | None) -> str:
-    """Does the same as ``format_of``, also for the formats that only ``profile`` has: a flame graph for ``p.svg``."""
+    """Returns the format of ``profile`` for the output file: a flame graph for ``p.svg``; a table if no suffix fits."""
     name, _ = _destination(output)
     return next((kind for ending, kind in _PROFILES.items() if name.endswith(ending)), "table")
 
@@ -134,13 +131,15 @@ def node_list(text: str) -> tuple[str, ...]:
 
         found = tuple(dict.fromkeys(one for part in found for one in (discovered(part) or (part,))))
     if not found:
-        raise UsageError(f"--nodes {text}: no node in it", hint="give addresses as A,B,C or a file with one a line")
+        raise UsageError(
+            f"--nodes {text}: no node in it", hint="give addresses as A,B,C, or a file with a line for each"
+        )
     return found
 
 
 def conditions(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Returns the pairs (label, pattern) of texts such as ``rack=r7`` or ``rack=r*,rail=2``. Raises UsageError if one
-    cannot be read.
+    """Returns the pairs (label, pattern) of texts such as ``rack=r7`` or ``rack=r*,rail=2``. Raises UsageError for any
+    other text.
     """
     found = []
     for part in (part.strip() for text in texts for part in text.split(",")):
@@ -152,7 +151,7 @@ def conditions(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def process_id(text: str) -> int:
-    """Returns ``text`` as a pid. Raises UsageError if it is not one."""
+    """Returns ``text`` as a pid. Raises UsageError for any other text."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:12]) < 2**31:
         raise UsageError(f"{text} is not a pid", hint="`probingctl ps` lists the processes; a job is named with --job")
     return int(text)
@@ -175,5 +174,5 @@ def _read(path: Path, what: str) -> str:
         with path.open(encoding="utf-8") as file:
             return file.read(_MAX_FILE)
     except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is not a text"
+        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
         raise UsageError(f"cannot read the {what} {path}: {reason}") from None

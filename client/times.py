@@ -42,8 +42,8 @@ class Bound(NamedTuple):
     at_ns: int | None = None
 
     def sql(self) -> str:
-        """Returns the time as SQL. ``now()`` is the clock of the node; if many nodes are asked together, one clock for
-        all.
+        """Returns the time as SQL. ``now()`` is the clock of the node, or, if many nodes are asked together, one clock
+        for all of them.
         """
         if self.at_ns is not None:
             return f"make_timestamp_ns({self.at_ns})"
@@ -115,7 +115,7 @@ def bound(text: str, now_ns: int | None = None) -> Bound:
     """Returns the bound that ``text`` names: a length of time before now, ``now``, or an instant.
 
     An instant without a date is the last time that the clock showed it; without a zone it is in the zone in use. Raises
-    UsageError.
+    UsageError for any other text.
     """
     body = text.strip()
     if body.lower() == "now":
@@ -164,5 +164,5 @@ def interval(since: str, until: str | None = None) -> Interval:
     begin = bound(since, now_ns)
     end = None if until is None else bound(until, now_ns)
     if end is not None and end.ns(now_ns) <= begin.ns(now_ns):
-        raise UsageError(f"--until {until} is not after --since {since}", hint="both may be lengths, or instants")
+        raise UsageError(f"--until {until} is not after --since {since}", hint="for example --since 10m --until 5m")
     return Interval(begin, end)

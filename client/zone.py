@@ -34,12 +34,12 @@ class _Zone:
 
 
 def zone_of(given: str | None) -> str:
-    """Returns the name of the time zone: ``given`` (--tz or PROBING_TZ), else that of the configuration, else UTC."""
+    """Returns the name of the time zone: ``given`` (--tz or PROBING_TZ), else ``tz`` of the configuration, else UTC."""
     return given or _defaults().get("tz", "UTC")
 
 
 def use(name: str) -> None:
-    """From now on shows and reads times in the zone ``name``: Asia/Shanghai, +08:00, local or UTC. Raises UsageError
+    """Makes probingctl show and read times in the zone ``name``: Asia/Shanghai, +08:00, local or UTC. Raises UsageError
     for an unknown zone.
     """
     _Zone.now = _zone(name)
@@ -55,7 +55,7 @@ def _is_utc() -> bool:
 
 
 def _wall(seconds: float) -> datetime:
-    """Returns ``seconds`` since 1970 as the time of day in the zone. Raises what ``datetime.fromtimestamp`` raises."""
+    """Returns ``seconds`` since 1970 as a time in the zone. Raises the errors of ``datetime.fromtimestamp``."""
     return datetime.fromtimestamp(seconds, timezone.utc).astimezone(_Zone.now)
 
 
@@ -140,7 +140,7 @@ def _local(variable: str) -> tzinfo | None:
         return found
     if _POSIX.fullmatch(variable) or Path(variable.removeprefix(":")).is_file():
         return None
-    raise UsageError(f"TZ={variable[:80]} is not a time zone", hint="set TZ to one, or name one with --tz")
+    raise UsageError(f"TZ={variable[:80]} is not a time zone", hint="set TZ to a zone, or give one with --tz")
 
 
 def _named(name: str) -> tzinfo | None:
@@ -180,7 +180,7 @@ def _defaults() -> dict[str, str]:
             from difflib import get_close_matches
 
             near = get_close_matches(key, _KEYS, n=1)
-            known = f"did you mean {near[0]}?" if near else f"it may have {', '.join(_KEYS)}"
+            known = f"did you mean {near[0]}?" if near else f"the settings of the file: {', '.join(_KEYS)}"
             raise ConfigError(f"{file}: there is no setting {key}", hint=known)
         if not isinstance(value, str):
             raise ConfigError(f"{file}: {key} is not a text", hint=_EXAMPLE)

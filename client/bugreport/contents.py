@@ -44,15 +44,13 @@ lines of trainers are not asked for.
 """
 
 
-# Kinds of values that as a whole are not names.
+# Kinds of columns whose values are not names; ``_meet`` leaves these columns out.
 _TEXTUAL = frozenset({Kind.NUMBER, Kind.VERSION, Kind.TEXT, Kind.TEXTS})
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of the report. ``problem``: why the content is missing, which the file says instead; empty if it
-    is there.
-    """
+    """A file of the report. ``problem``: why the content is missing, which the file then says; else empty."""
 
     name: str
     about: str
@@ -80,11 +78,11 @@ def contents(gathered: Sequence[Gathered], redactor: Redactor, now: str) -> list
 
 
 def _meet(gathered: Sequence[Gathered], redactor: Redactor) -> None:
-    """Gives tokens to all names, beginning with those of nodes, before any text is written."""
+    """Gives each name a token, first the names of nodes, before any text is written."""
     for one in gathered:
         redactor.token(Kind.HOST, one.node or one.address)
     redactor.token(Kind.HOST, socket.gethostname())
-    # The user name "root" may stand anywhere in a text, so it is not replaced.
+    # "root" is a common word of texts, so this user name is not replaced.
     if os.getuid():
         with suppress(KeyError, OSError):
             redactor.token(Kind.USER, pwd.getpwuid(os.getuid()).pw_name)
@@ -147,11 +145,11 @@ def _of_node(one: Gathered, redactor: Redactor) -> Iterator[File]:
         versions = one.interpreter
         if not isinstance(versions, Failure):
             versions = {name: redactor.value(Kind.VERSION, value) for name, value in versions.items()}
-        yield file("interpreter.json", "versions of Python, torch, CUDA and NCCL, by --python", versions)
+        yield file("interpreter.json", "versions of Python, torch, CUDA and NCCL of the --python interpreter", versions)
     check = one.check
     if not isinstance(check, Failure):
         check = [{name: redactor.value(Kind.TEXT, found.get(name)) for name in _CHECK} for found in check]
-    yield file("check.json", "what works on the machine, and what each lack costs", check)
+    yield file("check.json", "what works on the machine, and what each problem costs", check)
     lines = one.log
     log = lines if isinstance(lines, Failure) else "".join(f"{redactor.text(line)}\n" for line in lines).encode()
     yield file("log.txt", "the last lines of the daemon's log", log)
@@ -206,7 +204,7 @@ def _json(value: Any) -> bytes:
 
 def write_archive(sink: IO[bytes], files: Sequence[File], now: int) -> None:
     """Writes ``files`` as an archive to ``sink``; ``now`` is the time of the files, in s since 1970."""
-    # If gzip knew a file name, it would write the name into the header.
+    # The empty name keeps gzip from writing a file name into the header.
     with (
         gzip.GzipFile("", "wb", fileobj=sink, mtime=now) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,

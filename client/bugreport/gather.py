@@ -1,5 +1,5 @@
 """Asks nodes for all parts of a bug report, and this machine for `probingd check` and the daemon's log. Each question
-has a deadline, and one that fails costs only its part.
+has a deadline; a failed question leaves out only its part of the report.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ MAX_LINES = 4000
 MAX_LOG_BYTES = 4 << 20
 COMMAND_S = 20.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Values of options that make `probingd check` look at the running daemon.
+# Allowed values of the options by which `probingd check` finds the running daemon.
 _PLACE = re.compile(r"/[\w./-]{1,200}|[\w-]{1,32}")
 _PLACES = ("instance", "state_dir", "socket", "probes.bpffs")
 _UNITS = "probingd*"
-_NO_LOG = "give it with --log FILE, where the daemon does not write to the journal"
+_NO_LOG = "name the log with --log FILE if the daemon does not write to the journal"
 
 
 def _boot_id() -> str:
-    """Returns the id of this machine's boot, by which its daemon is recognized; empty if it cannot be read."""
+    """Returns the id of this machine's boot, which shows whether a node is this machine; empty if it is unreadable."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -56,8 +56,8 @@ def _boot_id() -> str:
 
 
 def check(config: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Returns what `probingd check` finds for the daemon whose rows of probing.config are ``config``. Raises NotFound
-    if there is no probingd, ProbingError if it fails."""
+    """Returns the results of `probingd check` for the daemon whose rows of probing.config are ``config``. Raises
+    NotFound if there is no probingd, ProbingError if the check fails."""
     own = sysconfig.get_path("scripts")
     program = shutil.which("probingd", path=os.pathsep.join((own, os.environ.get("PATH", os.defpath))))
     if program is None:
@@ -69,7 +69,7 @@ def check(config: Sequence[Mapping[str, Any]]) -> list[Row]:
         found = json.loads(out)
         return [dict(one) for one in found]
     except (ValueError, TypeError):
-        raise ProbingError("probingd check gave no list", hint="run `probingd check` to see what it says") from None
+        raise ProbingError("probingd check printed no list", hint="run `probingd check` to see its output") from None
 
 
 def journal() -> list[str]:
@@ -135,7 +135,7 @@ def _output(words: Sequence[str], *, fine: tuple[int, ...] = (0,)) -> bytes:
 
 
 QUESTION_S = 10.0
-# The share of a node's time that its questions may take; when it is over, the answers so far are kept.
+# The share of ``seconds`` that a node's questions may take; after it, the answers so far are kept.
 _SHARE = 0.85
 _MAX_BYTES = 32 << 20
 
@@ -205,16 +205,14 @@ def silent(address: str, reason: str) -> Gathered:
 
 
 def add_local(found: Gathered, wanted: Wanted, *, alone: bool) -> None:
-    """Adds the parts that only this machine has. ``alone``: the report has one node, so the log is that of
-    this node.
-    """
-    there = "run `probingd check` and `journalctl --unit='probingd*'` there"
+    """Adds the parts that only this machine has. ``alone``: the report has one node, so --log is that node's log."""
+    there = "run `probingd check` and `journalctl --unit='probingd*'` on that machine"
     config = found.rows[CONFIG.name]
     if found.local:
         known = config if isinstance(config, list) else []
         found.check, found.log = _read(lambda: check(known)), _read(journal)
     else:
-        found.check = found.log = Failure("it runs on another machine", there)
+        found.check = found.log = Failure("the daemon runs on another machine", there)
     path = wanted.log
     if path is not None and (found.local or alone):
         found.log = _read(lambda: _log_file(path))

@@ -12,9 +12,7 @@ __all__ = ("CONFIG", "NAMES", "OPTIONS", "QUESTIONS", "Question")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question whose rows become one file. ``source``: what follows the columns in the SELECT. Only ``columns`` are
-    read.
-    """
+    """A question whose rows become one file. ``source``: the SQL after FROM. Only ``columns`` are read."""
 
     name: str
     about: str

@@ -1,13 +1,11 @@
 """Replaces names in a bug report by tokens. A name has the same token in all parts, so that the parts can be compared.
 
-Values are shown by allow-list: the ``Kind`` of a column says what of its values may be shown, and a column without a
-kind is not asked for. Texts are split into words (``vocabulary``).
+Values are shown by allow-list: the ``Kind`` of a column says which part of its values may be shown, and a column
+without a kind is not asked for.
 
-A report shows words unchanged if they occur in our own sources or in messages of the system.
-
-Free text, such as a line of a log or the reason of a loss, may name anything. So a word of it is shown only if it
-occurs in the published sources of this package or among the words below; names of jobs, hosts and users need not be
-recognized.
+Free text, such as a line of a log or the reason of a loss, may contain any name. So a word of it is shown only if it
+occurs in the published sources of this package or among the words below (``vocabulary``). All other words become
+tokens, so names of jobs, hosts and users need not be recognized.
 """
 
 from __future__ import annotations
@@ -69,9 +67,7 @@ class _Vocabulary:
         return word.lower() in self._words
 
     def own_file(self, path: str) -> str | None:
-        """Returns the end of ``path`` that names one of our source files, without the directory where they are
-        installed; else None.
-        """
+        """Returns ``path`` without the installation directory if it is one of our source files; else None."""
         parts = path.split("/")
         ends = ("/".join(parts[n:]) for n in range(max(len(parts) - 8, 0), len(parts) - 1))
         return next((end for end in ends if end in self._files), None)
@@ -128,7 +124,7 @@ _MIN_DIGITS = 3
 
 
 class Kind(Enum):
-    """The kinds of values, by what may be shown of them."""
+    """The kinds of values; each kind says what a report may show of a value."""
 
     NUMBER = "numbers, times, true and false"
     VERSION = "the number of a version"
@@ -148,7 +144,9 @@ class Kind(Enum):
 
 
 class Redactor:
-    """Replaces names in all texts after it has met them: meet all names first. For one thread."""
+    """Replaces names in texts. A name is recognized in texts only after its first ``token``, so begin with all names.
+    For one thread.
+    """
 
     def __init__(self, vocabulary: _Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -190,7 +188,7 @@ class Redactor:
         return self.token(kind, text) if text else text
 
     def token(self, kind: Kind, name: str) -> str:
-        """Returns the token of ``name``. In texts it also replaces the first part of a host's name."""
+        """Returns the token of ``name``, which in texts also replaces the first part of a host's name."""
         token = self._token(kind.value, name)
         if kind is Kind.HOST and not _IPV4.fullmatch(name):
             self._meet(name.partition(".")[0], token)
@@ -205,9 +203,7 @@ class Redactor:
         return [self.text(str(one)) for one in found] if isinstance(found, list) else self.text(value)
 
     def text(self, text: str) -> str:
-        """Returns ``text`` with tokens in place of the names that were met and of the words that are not in the
-        vocabulary.
-        """
+        """Returns ``text`` with tokens in place of names that have a token and of words outside of the vocabulary."""
         if not self._sorted:
             # Longer names come first, because a name may be a part of another one.
             self._long.sort(key=len, reverse=True)
@@ -264,7 +260,7 @@ class Redactor:
         if (place := path.rpartition(":"))[2].isdigit():
             return f"{self._word(place[0])}:{place[2]}"
         parts = path.split("/")
-        # Such words are /proc/PID/maps and status=9/KILL.
+        # For example /proc/PID/maps and status=9/KILL.
         known = all(not part or part.isdigit() or part in self._vocabulary for part in parts)
         if known and (path.startswith(_SYSTEM) or parts[0].isdigit()):
             return path

@@ -1,4 +1,4 @@
-"""Finds operations in flight: which ranks are in one, and which ranks have not joined it, by the rules of
+"""Finds operations in flight, with the ranks in each and the ranks that have not joined it, by the rules of
 ``diagnosis.joins``.
 """
 
@@ -23,7 +23,8 @@ SELECT job, run, comm, comm_name AS name, backend, comm_size AS size, op, seq, r
   state, age_ns
 FROM comm.inflight WHERE {where}
 """
-# How far each rank has come, also ranks that ended lately, and since when its operations are seen; NULL: always.
+# The last operation of each rank, also of ranks that ended lately. `seen_ns`: how long its operations have been seen;
+# NULL: always.
 CALLED = """
 SELECT node, job, run, pid, comm, comm_size AS size, rank, comm_rank, seq,
   epoch_ns(now()) - epoch_ns(attached) AS seen_ns, ended IS NULL AS lives

@@ -53,9 +53,9 @@ _SILENCE = ("waits_in", "began_unseen", "unseen_until")
 class Seen:
     """The answers of nodes. ``live`` (trainers), ``findings`` and ``ended`` are the arguments of ``standings``.
 
-    The others are keyed by process: ``calls`` has collectives_per_s and last_age_ns, ``steps`` has step, steps_per_s
-    and step_age_ns, ``inflight`` the oldest operation in flight, ``lags`` the worst lag, ns, ``python`` the innermost
-    frame as text. A process whose last call is older than ``recent_ns`` may be silent.
+    The other fields are keyed by process: ``calls`` has collectives_per_s and last_age_ns, ``steps`` has step,
+    steps_per_s and step_age_ns, ``inflight`` the oldest operation in flight, ``lags`` the worst lag, ns, ``python`` the
+    innermost frame as text. A process whose last call is older than ``recent_ns`` may be silent.
     """
 
     live: Sequence[Row]
@@ -110,11 +110,11 @@ def _rank(row: Row, seen: Seen, quiet: Mapping[Process, Row]) -> Row:
 
 
 def sinking(rate: float | None, age_ns: float | None) -> float | None:
-    """Returns the steps a second. The rate of the last step sinks while no further step ends; below a tenth of it the
-    result is 0.
+    """Returns ``rate``, steps a second, lowered to one step in ``age_ns`` while no further step ends; 0 once that is
+    below a tenth of ``rate``.
 
-    ``age_ns``: the time since the end of that step. The row of a step comes some seconds late, so for that long the
-    rate stays.
+    ``age_ns``: the time since the end of the last step. Rows of steps come some seconds late, so at first ``rate`` is
+    returned unchanged.
     """
     if not rate or age_ns is None or age_ns <= max(_LATE_NS, _USUAL_STEPS * 1e9 / rate):
         return rate

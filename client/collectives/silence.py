@@ -1,4 +1,4 @@
-"""Explains ranks that live and show no operation: what their stacks show, and since when their operations are seen."""
+"""Explains living ranks that show no operation: by their stacks, and by the time since which operations are seen."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
 
     ``waits_in``: the native function in which the process waits; ``python``: the innermost frame of its thread that
     trains; ``native_missing``: why its native frames are missing; ``unseen_until``, ``unseen_why``: operations that
-    began before this time were not seen, and why; ``began_unseen``: the present wait began before it; ``reason``: why
-    there is no stack.
+    began before this time were not seen, and why; ``began_unseen``: the present wait began before that time;
+    ``reason``: why there is no stack.
     """
     asked: dict[str, list[Row]] = {}
     for row in processes:
@@ -112,7 +112,7 @@ class SilenceWatch:
         self._asked = -math.inf
 
     def __call__(self, processes: Sequence[Row]) -> list[Row]:
-        """Returns the rows that are already there for ``processes``; starts a thread if there are newer processes."""
+        """Returns the rows that ``silent`` found last for ``processes``; after 10 s, calls it again in a thread."""
         now = time.monotonic()
         if processes and now - self._asked > _EVERY_S and (self._thread is None or not self._thread.is_alive()):
             self._asked = now
@@ -128,7 +128,7 @@ class SilenceWatch:
 
 
 def silence_lines(rows: Sequence[Row], blamed: Container[int]) -> list[str]:
-    """Returns the lines for what ``silent`` found; ranks in the same state share a line.
+    """Returns lines for the rows of ``silent``; ranks in the same state share a line.
 
     ``blamed``: ranks whose state a finding has described already.
     """
@@ -141,7 +141,7 @@ def silence_lines(rows: Sequence[Row], blamed: Container[int]) -> list[str]:
     for row in rows:
         if row["unseen_until"] is not None:
             gaps.setdefault((clock(row["unseen_until"]), row["unseen_why"]), []).append(row)
-    lines += [f"{_ranks(own)}: what began before {until} is not seen ({why})" for (until, why), own in gaps.items()]
+    lines += [f"{_ranks(own)}: operations before {until} are not seen ({why})" for (until, why), own in gaps.items()]
     return lines
 
 

@@ -36,8 +36,8 @@ SELECT job, run, comm, any_value(comm_name) AS name, any_value(backend) AS backe
 FROM comm.ops WHERE state = 'failed' AND {_LATELY} GROUP BY job, run, comm, op, rank, node, pid, error
 ORDER BY last DESC LIMIT {MOST_FAILED}
 """
-# The ends of single operations may be too inexact for durations, and operations overlap. So the time in which a stream
-# was busy with any operation stands for all of them. `before`: the latest end of earlier operations on the stream.
+# The ends of single operations may be too inexact for durations, and operations overlap. So the duration is the time in
+# which a stream was busy with any operation. `before`: the latest end of earlier operations on the stream.
 TOTALS = f"""
 WITH spans AS (
   SELECT job, run, comm, node, pid, start_ns, stream, {MOVED_BYTES} AS moved, {BUS_FACTOR} AS factor,

@@ -35,7 +35,7 @@ __all__ = (
 )
 
 Run = tuple[Any, Any]
-LAST_SEEN = "it has ended: the values are as they were last seen"
+LAST_SEEN = "the run has ended: the values are the last that were seen"
 # A rank that ended an operation within this time is not silent.
 RECENT = "SELECT DISTINCT node, pid FROM comm.ops WHERE ts > now() - INTERVAL 10 SECOND AND {of_job}"
 _LIVE = """
@@ -65,9 +65,9 @@ def states(cluster: Cluster, of_job: str, during: Interval) -> dict[Run, Row]:
 def standing() -> Row:
     """Returns the empty state of a run, before any answer.
 
-    ``ended``: when its last trainer ended, None while one lives; ``first_failure``: the exit of the rank that failed
-    first; ``silent``: rows of ``silence.silent``; ``silent_more``: the number of silent ranks without a row;
-    ``findings``: what the daemon finds wrong with it now, the worst first.
+    ``ended``: when its last trainer ended, None while a trainer lives; ``first_failure``: the exit of the rank that
+    failed first; ``silent``: rows of ``silence.silent``; ``silent_more``: the number of silent ranks without a row;
+    ``findings``: the open findings about the run, the worst first.
     """
     return {"ended": None, "first_failure": None, "silent": [], "silent_more": 0, "findings": []}
 
@@ -77,7 +77,7 @@ def standings(
 ) -> tuple[dict[Run, Row], dict[Run, list[Row]], list[Row]]:
     """Returns the states by job and run, without silent ranks; the living trainers by job and run; and the exits.
 
-    ``now`` False: the states are those of a past interval, without the findings that are open now.
+    ``now`` False: the rows are of a past interval, so the findings that are open now are left out.
     """
     found: dict[Run, Row] = {}
     trainers: dict[Run, list[Row]] = {}
@@ -99,9 +99,7 @@ def standings(
 
 
 def idle(live: Sequence[Row], busy: Container[Process]) -> list[Row]:
-    """Returns the trainers of one run that are not ``busy``, by rank. A run of one rank has none, because it never
-    waits.
-    """
+    """Returns the trainers of one run that are not ``busy``, by rank; none for a run of one rank, which never waits."""
     if max(len(live), live[0]["world_size"] or 0) < 2:
         return []
     waiting = [row for row in live if (row["node"], row["pid"]) not in busy]
@@ -109,7 +107,7 @@ def idle(live: Sequence[Row], busy: Container[Process]) -> list[Row]:
 
 
 def standing_lines(own: Row) -> list[str]:
-    """Returns the lines of text for a state; they leave out what the line of a finding says of the ranks at fault."""
+    """Returns the lines of text for a state, without the ranks at fault that the lines of findings already describe."""
     said = blamed(own["findings"])
     lines = [] if own["ended"] is None else [f"ENDED {clock(own['ended'])}"]
     first = own["first_failure"]

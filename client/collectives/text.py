@@ -45,10 +45,10 @@ _RANKS = (
 _MOST_RANKS = 16
 _MOST_FAILED = 8
 _LONG_NAME = 48
-# What each value of comm.ops.timing_source means for durations.
+# The meaning of each value of comm.ops.timing_source for durations.
 _SOURCES = {
     "exact": "exact",
-    "sync": "somebody waited for it",
+    "sync": "a thread waited for the end",
     "watchdog": "watchdog polls, durations are known to 100 ms",
     "blocking_wait": "the caller polls",
     "graph": "captured into CUDA graphs, whose runs are not seen",
@@ -130,7 +130,7 @@ def _state(states: dict[str, int]) -> str:
 
 
 def _operations(ops: list[Row], width: int | None) -> list[str]:
-    """Returns the operations in one table if it fits ``width``, else in one table of times and one of bandwidths."""
+    """Returns the operations in one table if it fits ``width``, else in a table of times and a table of bandwidths."""
     lines = render((_OP, *_TIMES, *_BANDWIDTHS), ops, None).splitlines()
     if width is None or max(map(len, lines)) <= width:
         return lines

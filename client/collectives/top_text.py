@@ -38,7 +38,7 @@ _STILL_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What one frame shows. ``ranks``: a dict for each trainer, as docs/json.md describes. By job and run: ``runs``
+    """The data of one frame. ``ranks``: a dict for each trainer, as docs/json.md describes. By job and run: ``runs``
     (the states of ``standing.standing``) and ``pending`` (the operations in flight).
 
     ``paused``: a line for each paused node; ``missing``: lines that say what could not be asked.
@@ -87,7 +87,7 @@ def news(run: Run, live: Sequence[Row], frame: Frame) -> list[str]:
     standing = frame.runs[run]
     pace = _pace(live) if live else None
     if any(row["node"] in frame.paused for row in live):
-        pace = "PAUSED: how fast it goes is not seen"
+        pace = "PAUSED: the speed of the job is not seen"
     explained = {row["rank"] for row in standing["silent"]}
     verdicts = verdict_lines(standing["findings"])
     waits = _waits(frame.pending.get(run, ()), live, explained)
@@ -127,7 +127,7 @@ def _table(rows: Sequence[Row], width: int | None) -> str:
 
 
 def _shown(row: Row, frame: Frame) -> Row:
-    """Returns those values of a rank's row that are shown differently from the row."""
+    """Returns the values that the table shows in place of values of a rank's row."""
     shown: Row = {"inflight": "-", "shown_age_ns": None}
     if row["ended"] is not None:
         shown["python"] = row["how"]
@@ -139,8 +139,8 @@ def _shown(row: Row, frame: Frame) -> Row:
 
 
 def _waits(pending: Sequence[Pending], live: Sequence[Row], explained: Container[int]) -> list[str]:
-    """Returns a line for each set of ranks that wait in the oldest operation of one of them, and a line for the ranks
-    that have joined no operation; ranks in ``explained`` are left out."""
+    """Returns a line for each operation in flight that is the oldest of a rank, and a line for the awaited ranks that
+    are in none of these operations, without the ranks in ``explained``."""
     oldest = {(row["comm"], row["seq"], row["op"]) for row in live}
     shown = [one for one in pending if (one.comm, one.seq, one.op) in oldest]
     lines = [

@@ -58,7 +58,7 @@ SELECT node, pid, start_ns, sum(duration_ns) AS ns FROM cuda.syncs WHERE {window
 _FOUND = {"waits": _WAITS, "roles": _ROLES, "samples": _SAMPLES, "syncs": _SYNCS}
 _STACKS = "SELECT stack_id, any_value(frames) AS frames FROM python.stacks WHERE stack_id IN ({ids}) GROUP BY stack_id"
 _RECOGNISED = "Steps are recognised after 10 s of repetition."
-# A line is shown for a step that lasts this many times the usual time, and at least this many ns.
+# A line is shown if no step has ended for this many times the usual duration, and at least this many ns.
 _USUAL, _LONG_NS = 5, 5_000_000_000
 # Most stacks that are asked for in one query, and in all; samples with other stacks count as computing.
 _CHUNK, _MOST_STACKS = 1000, 5000
@@ -225,11 +225,9 @@ def _text(own: Row, lines_above: Sequence[str], width: int | None) -> str:
 
 
 def _still(own: Row, lines_above: Sequence[str]) -> list[str]:
-    """Returns a line if a living job has ended no step for a long time; the shares are then those of the time
-    before.
-    """
+    """Returns a line if a living job has ended no step for a long time, because the shares then describe old steps."""
     usual = max((rank["step_ns"] or 0 for rank in own["ranks"]), default=0)
     quiet = own["last_step_age_ns"]
     if quiet is None or quiet < max(_LONG_NS, _USUAL * usual) or LAST_SEEN in lines_above:
         return []
-    return [f"no step has ended for {age(quiet)}: the shares are of the steps before"]
+    return [f"no step has ended for {age(quiet)}: the shares are those of earlier steps"]

@@ -45,7 +45,7 @@ class Options:
     ] = None
     python: Annotated[str, typer.Option(metavar="PATH", help="Report the versions of this Python on the nodes.")] = ""
     names: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write which name each token stands for. Do not send it.")
+        Path | None, typer.Option(metavar="FILE", help="Write the name behind each token. Do not send it.")
     ] = None
 
 
@@ -74,7 +74,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _gathered(cluster: Cluster, wanted: Wanted) -> list[Gathered]:
-    """Returns the answers of each node; only those of the target, if it does not say which other nodes there are."""
+    """Returns the answers of each node, or of the target alone if the target does not list the other nodes."""
     from probing.client.bugreport.gather import add_local, gather, silent
 
     try:

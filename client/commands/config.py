@@ -34,7 +34,7 @@ _FIELDS = (
     Field("MEANING", "doc", flex=True, wrap=True),
 )
 # Keys of Probing that change the address of its server while it runs; here the address is set at the start.
-_LISTEN = "probingd run --listen HOST:PORT, or listen in its configuration; `probingctl -t HOST:PORT` asks there"
+_LISTEN = "set it by `probingd run --listen HOST:PORT` or `listen` in the configuration; then `probingctl -t HOST:PORT`"
 _ADDRESSES = ("probing.server.port", "probing.server.address", "server.port", "server.address")
 
 
@@ -56,20 +56,20 @@ class Options:
         """Returns the change that the options ask for. Raises UsageError if they contradict each other."""
         key, equals, _ = (self.what or "").partition("=")
         if key in _ADDRESSES:
-            raise UsageError(f"{key}: where the daemon listens is set when it starts", hint=_LISTEN)
+            raise UsageError(f"{key}: the daemon's address is set when it starts", hint=_LISTEN)
         if self.what is not None and not key:
-            raise UsageError(f"{self.what}: there is no key", hint="`probingctl config` lists the keys")
+            raise UsageError(f"{self.what}: the key is missing", hint="`probingctl config` lists the keys")
         pid = 0 if self.pid is None else process_id(self.pid)
         length = 0.0 if self.for_ is None else seconds(self.for_)
         if self.job and pid:
-            hint = "a change is for one job, one process, or all"
+            hint = "leave one out: a change is for one job, one process, or all"
             raise UsageError("--job and --pid contradict each other", hint=hint)
         if self.reset and equals:
             raise UsageError("--reset takes no value", hint=f"probingctl config {key} --reset")
         if self.reset and not key:
             raise UsageError("--reset needs a key", hint="`probingctl config` lists the keys")
         if not equals and (length or self.persist):
-            raise UsageError("--for and --persist belong to a change", hint="give it as KEY=VALUE")
+            raise UsageError("--for and --persist belong to a change", hint="give the change as KEY=VALUE")
         changed: Change = {"job": self.job, "pid": pid, "seconds": length, "persist": self.persist}
         return {**changed, "reset": self.reset, "yes": self.yes}
 
@@ -83,7 +83,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def write_settings(settings: Settings, found: Sequence[Setting]) -> None:
-    """Writes a row for each setting; as a table it also says for which processes a setting holds and until when."""
+    """Writes a row for each setting; a table also has the processes and the time for which the setting holds."""
     if settings.format != "table":
         write_table(settings, _FIELDS, found)
         return

@@ -131,17 +131,19 @@ def _check(options: Options) -> None:
         raise UsageError(f"--save and {names[0]} exclude each other")
     for name, given in (("--facts", options.facts), ("--flight-recorder", options.flight_recorder)):
         if given is not None and options.job is not None:
-            raise UsageError(f"{name} and --job exclude each other", hint="leave --job out: all of the files is shown")
+            raise UsageError(
+                f"{name} and --job exclude each other", hint="leave --job out: all jobs in the files are shown"
+            )
 
 
 def _check_file(settings: Settings, options: Options) -> None:
-    """Raises UsageError for a file of an unknown kind, and for a page of what has no page."""
+    """Raises UsageError for an unknown suffix of -o, and for a page of --watch, --history or --skill."""
     if not settings.named:
         check_suffix(settings.output, PAGES)
     rows = {"--watch": options.watch, "--history": options.history, "--skill": options.skill is not None}
     for name in (name for name, given in rows.items() if given and is_page(settings)):
         raise UsageError(
-            f"{name} writes no page", hint="`probingctl diagnose FINDING_ID -o x.html` does, of one finding"
+            f"{name} writes no page", hint="for the page of one finding: `probingctl diagnose FINDING_ID -o x.html`"
         )
 
 
@@ -193,7 +195,7 @@ def _watch(settings: Settings, cluster: Cluster, job: str | None) -> None:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[str], None]]:
-    """Returns a context that uses the whole terminal; it provides a function that replaces what is on the screen."""
+    """Returns a context that uses the whole terminal and provides a function that replaces the text on the screen."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

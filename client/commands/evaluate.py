@@ -1,4 +1,4 @@
-"""``eval``: Python code run in processes of jobs, where the administrators of their nodes allow it."""
+"""``eval``: runs Python code in processes of jobs, where the administrators of their nodes allow it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Options:
         Path | None, typer.Option("--file", metavar="FILE", help="File with the code, in place of CODE; - for stdin.")
     ] = None
     limit: Annotated[
-        str, typer.Option(metavar="TIME", help="Time in which the code has to begin and to end; then it is ended.")
+        str, typer.Option(metavar="TIME", help="Limit for the start and the run of the code; then it is stopped.")
     ] = "5s"
 
 
@@ -52,7 +52,7 @@ def run(settings: Settings, options: Options) -> None:
     code = _code(words, options.file)
     pids = [process_id(word) for word in words]
     if not pids and not named:
-        raise UsageError("code is run in named processes", hint="give a pid, --job JOB or --rank R")
+        raise UsageError("eval needs the processes in which to run the code", hint="give a pid, --job JOB or --rank R")
     length = seconds(options.limit)
     with opened(settings) as cluster:
         job = job_named(cluster, options.job or "")
@@ -72,7 +72,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _code(words: list[str], file: Path | None) -> str:
-    """Takes the code from the end of ``words``, or from ``file``."""
+    """Returns the code from ``file``, or removes it from the end of ``words`` and returns it."""
     if file is None:
         if not words:
             raise UsageError("there is no code to run", hint=_EXAMPLE)
@@ -82,7 +82,7 @@ def _code(words: list[str], file: Path | None) -> str:
             code = stream.read(_MAX_CODE + 1)
     except (OSError, UnicodeDecodeError) as e:
         raise UsageError(
-            f"cannot read {file}: {getattr(e, 'strerror', None) or e}", hint="give a file of Python"
+            f"cannot read {file}: {getattr(e, 'strerror', None) or e}", hint="name a file of Python code"
         ) from e
     if len(code) > _MAX_CODE:
         raise UsageError(f"{file} has more than {_MAX_CODE:,} characters", hint="import the rest from a module")
@@ -90,7 +90,7 @@ def _code(words: list[str], file: Path | None) -> str:
 
 
 def _lines(results: Sequence[Evaluated]) -> Iterator[str]:
-    """Yields what the code printed, then its value or traceback, in each process; with a heading for several."""
+    """Yields, for each process, the output of the code, then its value or traceback; several processes get headings."""
     for result in results:
         if len(results) > 1:
             rank = "" if result["rank"] is None else f"rank {result['rank']}, "

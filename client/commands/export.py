@@ -49,7 +49,7 @@ class Options:
 
 def run(settings: Settings, options: Options) -> None:
     if settings.output is None:
-        raise UsageError("there is no place to export to", hint="name a directory with -o DIR")
+        raise UsageError("export needs a directory or a file to write", hint="name a directory with -o DIR")
     what = wanted(options.since, options.until, options.tables, options.job)
     kind, single = _kind(settings, what)
     with opened(settings) as cluster, Progress() as progress:
@@ -71,20 +71,24 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _kind(settings: Settings, what: Wanted) -> tuple[str, bool]:
-    """Returns the format, and whether -o names one file, with the suffix of a format, for the rows of one table."""
+    """Returns the format, and whether -o names a single file: it does if one table is exported and its suffix is a
+    format.
+    """
     assert settings.output is not None
     suffix = settings.output.suffix.removeprefix(".")
     single = suffix in _KINDS and len(what.tables) == 1
     chosen = settings.format if settings.format != "table" else suffix if single else "parquet"
     if chosen not in _KINDS:
-        raise UsageError(f"{chosen} is not a format to export", hint=f"one of {', '.join(_KINDS)}")
+        raise UsageError(f"export cannot write {chosen}", hint=f"use one of {', '.join(_KINDS)}")
     if single and chosen != suffix:
-        raise UsageError(f"{settings.output.name} is not a name for {chosen}", hint=f"-o NAME.{chosen}, or another -f")
+        raise UsageError(
+            f"{settings.output.name} is not a name for {chosen}", hint=f"use -o NAME.{chosen}, or another -f"
+        )
     return chosen, single
 
 
 def _summary(report: Report, file: Path | None) -> str:
-    """Returns a line for each table. ``file`` is the one file with all rows; None if there are several."""
+    """Returns a line for each table. ``file``: the single file with all rows; None: there are several files."""
     totals: dict[str, TableReport] = {}
     for node in report["nodes"]:
         for name, counts in node["tables"].items():

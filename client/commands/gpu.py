@@ -17,7 +17,7 @@ from probing.client.settings import Settings
 __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = ("probingctl gpu --all-nodes", "probingctl gpu --job 4711 -f json")
-# Reasons of lower clocks that idle and busy GPUs have all the time.
+# Reasons for lower clocks that idle and busy GPUs report all the time.
 _EVERYDAY = frozenset(("gpu_idle", "app_clocks", "sw_power_cap"))
 
 
@@ -92,8 +92,8 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _objects(devices: Sequence[Row], readings: Sequence[Row], processes: Sequence[Row], job: str | None) -> list[Row]:
-    """Returns each device with its last reading and its ``processes``; with ``job`` only the devices that its processes
-    use.
+    """Returns each device with its last reading and its ``processes``; with ``job`` only devices and processes of that
+    job.
     """
     users, last = by_device(processes), {device_key(row): row for row in readings}
     found = []

@@ -49,12 +49,12 @@ def run(settings: Settings) -> None:
 
 
 def collect(cluster: Cluster) -> list[Row]:
-    """Returns the nodes with their findings, as docs/json.md describes; those with damaged facts are left out."""
+    """Returns the nodes with their findings, as docs/json.md describes; nodes with damaged facts are left out."""
     return [_object(*one) for one in _asked(cluster)[0]]
 
 
 def _asked(cluster: Cluster) -> tuple[list[_Judged], list[str]]:
-    """Returns the nodes by name, and a line for each with damaged facts."""
+    """Returns the nodes ordered by name, and a line for each node with damaged facts."""
     allow_numpy()
     from probing.diagnosis.facts_file import from_json
 
@@ -88,7 +88,7 @@ def _lines(node: NodeFacts, findings: Sequence[Finding], missing: Sequence[str])
 
 
 def _seen(node: NodeFacts) -> str:
-    """Returns what the health check has looked at: "8 GPUs, 4 ports, 3 disks, 12 file systems"."""
+    """Returns the parts that the health check covers: "8 GPUs, 4 ports, 3 disks, 12 file systems"."""
     parts = node.hardware
     counts = ((parts.gpus, "GPU"), (parts.ports, "port"), (parts.disks, "disk"), (parts.file_systems, "file system"))
     return ", ".join(plural(len(own), name) for own, name in counts if own) or "no reading was stored yet"

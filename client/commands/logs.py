@@ -39,9 +39,7 @@ FROM process.logs WHERE {where} ORDER BY ts DESC LIMIT {limit}
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Chooses the lines of a job, of a rank, and of kinds that contain the text ``kind`` in upper or lower case; None:
-    all.
-    """
+    """Chooses lines by job, rank, and a text that their kind contains, in upper or lower case; None: all lines."""
 
     job: str | None
     rank: int | None
@@ -72,14 +70,14 @@ def run(settings: Settings, options: Options) -> None:
     if follow and settings.format not in ("table", "jsonl"):
         raise UsageError("--follow writes tables or -f jsonl only")
     if follow and not during.open:
-        raise UsageError("--follow goes on from now, and --until ends before", hint="leave one out")
+        raise UsageError("--follow shows lines after now, and --until ends the interval", hint="leave one out")
     if follow and settings.output is not None:
         raise UsageError("--follow writes to stdout", hint="redirect it with > FILE")
     with opened(settings) as cluster:
         chosen = Filter(job_named(cluster, options.job), options.rank, options.kind)
         found = collect(cluster, chosen, during)
         if not found and not follow and settings.format == "table" and not _enabled(cluster):
-            warn("lines are not collected: `probingctl config logs.enabled=true` switches that on, --job for one job")
+            warn("lines are not collected: `probingctl config logs.enabled=true` collects them, with --job for one job")
         if len(found) == MOST_LINES:
             warn(f"only the last {MOST_LINES:,} lines are shown")
         if not follow:
@@ -105,7 +103,7 @@ def followed(cluster: Cluster, chosen: Filter, found: Sequence[Row]) -> Iterator
         time.sleep(FOLLOW_S)
         rows = collect(cluster, chosen, _LATE)
         yield [row for row in rows if _identity(row) not in seen]
-        # Older lines come again if the clock of a node is set back.
+        # Earlier lines are remembered for longer, because they come again if the clock of a node is set back.
         seen |= dict.fromkeys(map(_identity, rows))
         for oldest in list(seen)[: max(0, len(seen) - _MOST_SEEN)]:
             del seen[oldest]

@@ -25,7 +25,7 @@ __all__ = ("EXAMPLES", "Options", "run")
 EXAMPLES = ("probingctl memory --all-nodes --job 4711", "probingctl memory --limit 10 -f json")
 # Rows of memory and exits are read from this long before now.
 _LATELY = Interval(Bound(120.0))
-# A rank is named if it has this many times the median of its job, and this many bytes more.
+# A rank is reported if it uses this many times the median of its job, and this many bytes more.
 _UNEVEN, _UNEVEN_BYTES = 1.2, 256_000_000
 
 
@@ -126,7 +126,7 @@ def _run(name: tuple[str, str], rows: list[Row], limit: int | None) -> Row:
 
 
 def _imbalance(rows: Sequence[Row], key: str, kind: str) -> list[str]:
-    """Returns a sentence if there are three or more trainers and one has much more memory than their median."""
+    """Returns a sentence if one of at least three trainers uses much more memory than their median."""
     known = {row["rank"]: row[key] for row in rows if row["role"] == "trainer" and row["rank"] is not None and row[key]}
     if len(known) < 3:
         return []

@@ -48,7 +48,7 @@ _STATEMENTS = {
     "recent": RECENT,
 }
 _OF_NOW = ("inflight", "called", "recent")
-# The order in which a state is chosen for a communicator whose ranks report different ones.
+# If the ranks of a communicator report different states, the first state in this order is shown.
 _STATES = ("failed", "aborted", "active", "finalized", "destroyed")
 
 
@@ -90,8 +90,7 @@ def collect(
     cluster: Cluster, job: str | None, comm: str | None, during: Interval
 ) -> tuple[list[Row], dict[Run, list[Pending]]]:
     """Returns communicators with ``ops``, ``ranks``, ``inflight`` and ``failed``, as docs/json.md describes, and the
-    operations in flight by run, which belong only to an interval that reaches to now. All is read from one snapshot of
-    each node."""
+    operations in flight by run; none unless the interval reaches to now. Reads one snapshot of each node."""
     of_job = "true" if job is None else f"job = {sql_text(job)}"
     where = of_job if comm is None else f"{of_job} AND comm = {sql_text(comm)}"
     asked = {"where": where, "during": during.sql(), "of_job": of_job}
@@ -99,14 +98,14 @@ def collect(
     statements = {
         name: sql.format(**(past if past and name in _OF_NOW else asked)) for name, sql in _STATEMENTS.items()
     }
-    # A stream belongs to one node, so each node adds up its operations; else all operations would have to be sent here.
+    # A stream belongs to one node, so each node adds up its own operations and need not send them.
     tables = cluster.query_all({**statements, **state_statements(of_job, during)}, each=("totals",))
     results = {name: rows_of(tables[name]) for name in statements}
     found: _Found = {}
     active = {_key(row) for name in ("ops", "inflight") for row in results[name]}
     members: dict[tuple[object, ...], list[Row]] = {}
     for row in results["known"]:
-        # Without operations there are too many communicators to show.
+        # Communicators without operations are too many to show.
         if _key(row) in active or comm is not None:
             members.setdefault(_key(row), []).append(row)
     for rows in members.values():

@@ -167,7 +167,7 @@ def _errors(row: Row) -> str:
 
 
 def _shown(row: Row, nodes: dict[str, str]) -> Row:
-    """Returns the row as it is shown. ``now``: what delays connections at the last reading."""
+    """Returns the shown columns of a row. ``now``: the causes of delay at the last reading."""
     peer = nodes.get(row["peer_address"])
     waits = {
         "connecting": row["connecting"],

@@ -44,8 +44,8 @@ _FIELDS = (
     Field("SAYS", "node"),
 )
 _EARLIER = (
-    (_UNKEYED, "the daemon is older than probingctl: it does not know what proves the names of nodes"),
-    (_OLD, "the daemon is older than probingctl: it knows addresses of other nodes, and not how they are"),
+    (_UNKEYED, "the daemon is older than probingctl: it does not report how the names of nodes are proven"),
+    (_OLD, "the daemon is older than probingctl: it reports only name, address, state and version of nodes"),
 )
 
 

@@ -51,7 +51,7 @@ class Options:
 
 def run(settings: Settings, options: Options) -> None:
     if options.python is not None and not options.python.startswith("/"):
-        raise UsageError(f"--python {options.python} is not a path", hint="give the whole path, as it is on the nodes")
+        raise UsageError(f"--python {options.python} is not a path", hint="give the absolute path on the nodes")
     plan = _plan(options.env_file)
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
@@ -74,7 +74,7 @@ def _plan(path: Path | None) -> Plan:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "it is not a text"
+        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
         raise UsageError(f"cannot read --env-file {path}: {reason}") from None
     if len(text) > MAX_BYTES:
         raise UsageError(f"--env-file {path} has more than {MAX_BYTES} characters")

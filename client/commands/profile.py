@@ -77,18 +77,22 @@ class Options:
         if self.kind is None and not named:
             check_suffix(output, PROFILE_SUFFIXES)
         if kind not in KINDS:
-            raise UsageError(f"unknown output format {kind}", hint=f"one of {', '.join(KINDS)}")
+            raise UsageError(f"unknown output format {kind}", hint=f"use one of {', '.join(KINDS)}")
         states = [name for name, given in self._states().items() if given]
         if len(states) > 1:
-            hint = "--wall is time on and off the CPU"
+            hint = "--wall alone shows time on and off the CPU"
             raise UsageError(f"{states[0]} and {states[1]} contradict each other", hint=hint)
         if self.live is not None and (self.since is not None or self.until is not None):
             raise UsageError("--seconds samples now, --since and --until look back", hint="leave one out")
         if self.hz is not None and self.live is None:
-            raise UsageError("--hz belongs to --seconds", hint="stored samples have their rate: `probingctl config`")
+            raise UsageError(
+                "--hz belongs to --seconds", hint="`probingctl config sampling.hz` has the rate of stored samples"
+            )
         live = 0.0 if self.live is None else seconds(self.live)
         if live > _MOST_LIVE_S:
-            raise UsageError("--seconds is for an hour at most", hint="samples are stored anyway: use --since later")
+            raise UsageError(
+                "--seconds is for an hour at most", hint="for longer times read stored samples with --since"
+            )
         pids = tuple(process_id(text) for text in self.pids or ())
         state = "wall" if self.wall else "off_cpu" if self.off_cpu else "cpu"
         whole = Selection(pids, self.job or "", self.rank, state, gil=self.gil)
@@ -119,7 +123,7 @@ def run(settings: Settings, options: Options) -> None:
         if request.any_state and away is not None and not profiles[0].samples:
             request = of_training_threads(request)
             profiles = read_profiles(cluster, request.selections)
-            hint("nothing of it ran on the CPU: this is the training threads' time on and off the CPU")
+            hint("no selected sample is on the CPU: this is the training threads' time on and off the CPU")
         for selection, profile in zip(request.selections, profiles, strict=True):
             _require(cluster, selection, profile)
         away = away if mostly and request.selected.state == "cpu" else None
@@ -141,8 +145,8 @@ def _with_jobs(cluster: Cluster, request: Request) -> Request:
 def _require(cluster: Cluster, selection: Selection, profile: Profile) -> None:
     if profile.samples:
         return
-    next_step = "`probingctl config sampling.hz` says whether there are samples, `probingctl status` what hinders them"
+    next_step = "`probingctl config sampling.hz` shows the rate of samples, `probingctl status` problems of the sampler"
     if selection.state == "cpu" and off_cpu_share(cluster, selection) is not None:
-        next_step = "--wall shows the time off the CPU: there are samples of that"
+        next_step = "there are samples off the CPU: --wall shows them"
     whose = selection.title().replace("all processes", "any process")
     raise NotFound(f"there are no samples of {whose} {selection.interval()}", hint=next_step)

@@ -1,4 +1,4 @@
-"""``ps``: shows the training processes that live, or those that have ended."""
+"""``ps``: shows the living training processes, or the processes that have ended."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _FIELDS = (
     Field("COMMAND", "command", flex=True),
 )
 _SPARE = ("rank_source", "local_rank", "world_size", "python")
-_NOBODY = "(no training process; `probingctl ps --ended` shows those that have ended)\n"
+_NOBODY = "(no training process; `probingctl ps --ended` shows processes that have ended)\n"
 _ENDED = (
     Field("NODE", "node"),
     Field("ROLE", "role"),
@@ -74,7 +74,7 @@ class Options:
 
 def run(settings: Settings, options: Options) -> None:
     if not options.ended and (options.since is not None or options.until is not None):
-        raise UsageError("--since and --until belong to --ended", hint="without it ps shows the processes that run now")
+        raise UsageError("--since and --until belong to --ended", hint="without --ended ps shows running processes")
     during = interval(options.since or "1d", options.until)
     with opened(settings) as cluster:
         job = job_named(cluster, options.job)
@@ -122,7 +122,7 @@ def _ended(cluster: Cluster, where: str, during: Interval) -> list[Row]:
     """Returns rows of processes that have ended, the newest first."""
     rows = recent(ended(cluster, where, during))
     if len(rows) == MOST:
-        warn(f"only the last {MOST:,} are shown: ask for less with --since")
+        warn(f"only the last {MOST:,} processes are shown: ask for less with --since")
     for row in rows:
         row["ended"], row["how"] = row.pop("ts"), row.pop("detail")
         del row["event"]

@@ -101,8 +101,8 @@ def _explain(settings: Settings, cluster: Cluster, sql: str, params: dict[str, o
 
 
 def steps(cluster: Cluster, sql: str, params: dict[str, object]) -> list[dict[str, str]]:
-    """Returns the steps of the plan, as docs/json.md describes. Asks nodes for their peers, and for their engines where
-    these matter."""
+    """Returns the steps of the plan, as docs/json.md describes. Asks the target for its peers, and all nodes for the
+    versions of their engines if the plan depends on them."""
     from probing.federation.sql.parameters import bind
 
     sql = bind(sql, params)
@@ -121,9 +121,7 @@ def steps(cluster: Cluster, sql: str, params: dict[str, object]) -> list[dict[st
 
 
 def _other_engines(cluster: Cluster) -> str:
-    """Returns a text that names the nodes whose engine has another version than this client's; empty if there
-    are none.
-    """
+    """Returns a text that names the nodes whose engine has another version than the client's; empty if none has."""
     from probing.federation.engine import engine_version
 
     others = [(reply.node, reply.engine) for _, reply in cluster.status() if reply.engine != engine_version()]
@@ -131,7 +129,9 @@ def _other_engines(cluster: Cluster) -> str:
         return ""
     node, engine = others[0]
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-    return f"{node}{more} has DuckDB {engine or 'of another version'}, whose states {engine_version()} does not read"
+    return (
+        f"{node}{more} has DuckDB {engine or 'of another version'}, whose states DuckDB {engine_version()} cannot read"
+    )
 
 
 def _step(step: str, where: str, why: str, sql: str) -> dict[str, str]:

@@ -44,7 +44,7 @@ _NEWEST = (
 )
 _RATES = ("sent_gbps", "received_gbps", "snd_pkts_rate", "rcv_pkts_rate")
 _RISES = tuple(f"{name}_new" for name in (*COUNTERS, *HW_COUNTERS))
-# Congestion and retries are not errors of the port itself, so they are not among these.
+# Congestion and retries are not errors of the port itself, so their counters are left out.
 _ERRORS = (
     "port_rcv_errors",
     "port_rcv_remote_physical_errors",
@@ -113,7 +113,7 @@ def run(settings: Settings, options: Options) -> None:
     with opened(settings) as cluster:
         rows = _read(cluster, sql.format(during=interval(options.since, options.until).sql(), hca=where))
         if options.hca and not rows:
-            raise NotFound(f"there is no RDMA device {options.hca}", hint="`probingctl rdma` lists them")
+            raise NotFound(f"there is no RDMA device {options.hca}", hint="`probingctl rdma` lists the devices")
     if settings.format != "table":
         write_table(settings, (), rows)
     elif rows:
@@ -129,8 +129,8 @@ def _read(cluster: Cluster, sql: str) -> list[Row]:
 
 
 def _shown(row: Row) -> Row:
-    """Returns the row as it is shown. ``before``: errors before the interval, since the driver was loaded; ``cnp``:
-    congestion notifications.
+    """Returns the shown columns of a row. ``before``: errors before the interval, since the driver was loaded;
+    ``cnp``: congestion notifications.
     """
     new = {name: row[f"{name}_new"] or 0 for name in _ERRORS}
     before = {name: (row[name] or 0) - new[name] for name in _ERRORS}

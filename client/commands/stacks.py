@@ -90,7 +90,7 @@ def _text(threads: Sequence[Thread]) -> str:
         processes.setdefault((thread["node"], thread["pid"]), []).append(thread)
     texts = []
     for own in processes.values():
-        # Libraries and data loaders have many such threads.
+        # Libraries and data loaders have many threads without frames.
         empty = [thread for thread in own if _says_nothing(thread)]
         lines = [_head(own[0]), *(line for thread in own if thread not in empty for line in _thread(thread))]
         if text := without_frames((thread["thread"] or "(unnamed)", 1) for thread in empty):
@@ -100,7 +100,7 @@ def _text(threads: Sequence[Thread]) -> str:
 
 
 def _says_nothing(thread: Thread) -> bool:
-    """Returns whether the thread is not the main one and has neither a frame nor a reason why frames are missing."""
+    """Returns whether the thread is not a main thread and has neither a frame nor a reason why frames are missing."""
     told = thread["frames"] or thread.get("native_missing") or thread["gil"] or not thread["complete"]
     return thread["tid"] != thread["pid"] and not told
 
@@ -113,7 +113,7 @@ def _head(thread: Thread) -> str:
 def _thread(thread: Thread) -> Iterator[str]:
     marks = [thread["state"], *(["holds the GIL"] if thread["gil"] else [])]
     if not thread["complete"]:
-        marks.append("incomplete: it changed while it was read, or was cut")
+        marks.append("incomplete: the stack changed while it was read, or was cut")
     name = thread["thread"] or "(unnamed)"
     yield escape(f"  thread {thread['tid']} {name} [{', '.join(m for m in marks if m)}]")
     if thread.get("native_missing"):

@@ -27,7 +27,7 @@ _FIELDS = (
     Field("LOST", "lost", count, right=True),
     Field("WHY / WHAT", "note", flex=True),
 )
-# The time within a reason, since which the state holds.
+# The time in a reason at which the state began.
 _SINCE = re.compile(r"\bsince (\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ)")
 
 

@@ -1,4 +1,4 @@
-"""``timeline``: a range of a job's time as a trace, for Perfetto, for Chrome, or for Holistic Trace Analysis."""
+"""``timeline``: writes a range of a job's time as a trace for Perfetto, Chrome, or Holistic Trace Analysis (HTA)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Options:
         str, typer.Option("--since", "--from", metavar="TIME", help="Where to begin: how far back, or an instant.")
     ] = "5m"
     until: Annotated[
-        str | None, typer.Option("--until", "--to", metavar="TIME", help="Where to end, likewise; now if left out.")
+        str | None,
+        typer.Option("--until", "--to", metavar="TIME", help="Where to end, given as for --since; default: now."),
     ] = None
 
 
@@ -47,7 +48,7 @@ def run(settings: Settings, options: Options) -> None:
     if options.job is None:
         raise UsageError("a timeline is of one job", hint="name it with --job; `probingctl ps` lists the jobs")
     write = _writer(settings.output)
-    # Before pyarrow is imported, which then does without for good.
+    # Must precede the import of pyarrow, which otherwise never uses numpy.
     allow_numpy()
     from probing.client.timeline.reading import timeline as timeline_of
 
@@ -56,20 +57,20 @@ def run(settings: Settings, options: Options) -> None:
         with StatusLine(lambda past: _progress(timeline, past)):
             files = write(timeline)
         report = _report(timeline, files)
-    # -f is the format of the report; that of the trace is in its name.
+    # -f is the format of the report; the name of the file decides the format of the trace.
     shown = replace(settings, output=None, format=settings.format if settings.named else "table")
     write_objects(shown, report, _text(report), report["files"])
 
 
 def _writer(output: Path | None) -> Callable[[Timeline], list[Path]]:
-    """Returns what writes a timeline to ``output``, by its name."""
+    """Returns the function that writes a timeline to ``output``, in the format for its name."""
     if output is None:
-        raise UsageError("there is no place to write to", hint=_NAMES)
+        raise UsageError("timeline needs a file or a directory to write", hint=_NAMES)
     suffix = output.suffix.lower()
     if output.is_dir() or not suffix:
         return lambda timeline: _directory(timeline, output)
     if suffix not in (*_PERFETTO, ".json"):
-        raise UsageError(f"-o {output.name}: {suffix} is the suffix of no trace", hint=_NAMES)
+        raise UsageError(f"-o {output.name}: {suffix} is not a suffix of traces", hint=_NAMES)
     return lambda timeline: _file(timeline, output, chrome=suffix == ".json")
 
 
@@ -128,7 +129,7 @@ def _report(timeline: Timeline, files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _text(report: dict[str, Any]) -> str:
-    """Returns what was written, and what the trace lacks."""
+    """Returns lines about the files, the rows in them, and the gaps of the trace."""
     files = report["files"]
     name = files[0]["file"] if len(files) == 1 else f"{len(files)} files beside {files[0]['file']}"
     counts = [

@@ -53,7 +53,7 @@ SELECT node, job, run, pid, max(step) AS step, arg_max(1e9 / duration_ns, step) 
 FROM train.steps WHERE ts > now() - INTERVAL 10 MINUTE AND {where} GROUP BY node, job, run, pid
 """
 _STATEMENTS = {"rates": _RATES, "ranks": RANKS, "inflight": INFLIGHT, "called": CALLED, "steps": _STEPS}
-# For this long a run that has ended stays on the screen.
+# A run that has ended stays on the screen for this long.
 _SHOWN_ENDED = Interval(Bound(600.0))
 
 
@@ -62,7 +62,7 @@ class Options:
     job: Job = None
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False
     interval: Annotated[str | None, typer.Option(metavar="TIME", help="Time between frames; default: 1s.")] = None
-    window: Annotated[str, typer.Option(metavar="TIME", help="Time over which rates and lags are taken.")] = "10s"
+    window: Annotated[str, typer.Option(metavar="TIME", help="Time over which rates and lags are computed.")] = "10s"
 
 
 def run(settings: Settings, options: Options) -> None:
@@ -92,7 +92,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _require_answer(cluster: Cluster, settings: Settings) -> None:
-    """Raises the error of the first answer, as other commands do. Slow nodes are waited for."""
+    """Raises the first error if all nodes fail within a second, as other commands do; slow nodes may answer later."""
     from probing.client.top.fetch import name_of
 
     gathered = cluster.ask(settings.nodes or (settings.target,), name_of, _FIRST_S)
@@ -109,7 +109,7 @@ def _job(cluster: Cluster, text: str | None) -> str | None:
 
 
 def _on_screen() -> bool:
-    """Returns whether stdout is a terminal that can be drawn on and stdin one whose keys can be read."""
+    """Returns whether stdin and stdout are terminals, and the terminal can be drawn on."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 

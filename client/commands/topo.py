@@ -76,7 +76,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def collect(cluster: Cluster, job: str | None) -> list[Row]:
-    """Returns the nodes with their GPUs and links, as docs/json.md describes; of ``job``: its nodes alone."""
+    """Returns the nodes with their GPUs and links, as docs/json.md describes; with ``job`` only that job's nodes."""
     found = ask(cluster, {"devices": DEVICES, "links": LINKS, "processes": PROCESSES})
     return _nodes(found["devices"], found["links"], found["processes"], job)
 

@@ -30,13 +30,13 @@ def prompt(_settings: Settings, _options: Options) -> None:
 
 
 def launch(_settings: Settings, _options: Options) -> None:
-    hint = "start it as always: the daemon finds it by itself, `probingctl ps` shows it"
+    hint = "start the job as always: the daemon finds it by itself, `probingctl ps` shows it"
     raise UsageError("a job needs no launcher and no injected library", hint=hint)
 
 
 def nearest(code: str) -> str:
-    """Returns a command that reads the variables of ``code`` from outside; if ``code`` does more, names the commands
-    that can.
+    """Returns a hint with a command that reads the variables of ``code`` from outside, or, if there are none, with
+    other commands.
     """
     try:
         tree = ast.parse(code[:_MAX_CODE])

@@ -1,4 +1,4 @@
-"""``vars``: shows values of variables, read once, or stored from now on whenever they change."""
+"""``vars``: shows values of variables once, or stores them from now on whenever they change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FIELDS = (
     Field("TYPE", "type"),
     Field("VALUE", "shown", flex=True),
 )
-# What a node answers if a name is in no frame, or is not a module.
+# The begins of a node's reasons if a name is in no frame and names no module.
 _NOWHERE = ("there is no variable ", "no module ")
 _WATCH, _INTERVAL = "variables.watch", "variables.interval_s"
 
@@ -135,7 +135,7 @@ def _started(cluster: Cluster, watch: _Watch) -> list[Setting]:
     changed = [
         row for pid in watch.pids or (0,) for row in cluster.config(_WATCH, names, job=job, pid=pid, seconds=length)
     ]
-    # One setting of a node holds all watches there.
+    # The interval is one setting for all watches of a node.
     return changed if watch.every is None else changed + cluster.config(_INTERVAL, f"{watch.every:g}", seconds=length)
 
 
@@ -154,7 +154,7 @@ def _shown(value: Value) -> str:
 
 
 def _next_step(watch: _Watch) -> str:
-    """Returns where the values are stored, for how long, and a query that shows them."""
+    """Returns a text with the table in which the values are stored, for how long, and a query that shows them."""
     rate = "" if watch.every is None else f" every {age(watch.every * 1e9)}"
     end = f" for {age(watch.length * 1e9)}" if watch.length else " until --unwatch, or until the daemon restarts"
     where = [f"name IN ({', '.join(map(sql_text, watch.names))})"]

@@ -41,13 +41,13 @@ class Options:
     cert: Annotated[Path | None, typer.Option(metavar="FILE", help="With --listen: the certificate of the page.")] = (
         None
     )
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="With --listen: its key.")] = None
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="With --listen: key of --cert.")] = None
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, and open no browser.")] = False
 
 
 def run(settings: Settings, options: Options) -> None:
     if options.listen is None and (options.cert or options.key):
-        raise UsageError("--cert and --key belong to --listen", hint="without it the page is on 127.0.0.1 alone")
+        raise UsageError("--cert and --key belong to --listen", hint="without --listen only 127.0.0.1 is served")
     if options.listen is not None and options.port is not None:
         raise UsageError("--listen and --port exclude each other", hint="--listen has a port of its own")
     if bool(options.cert) != bool(options.key):
@@ -63,7 +63,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def panels() -> Panels:
-    """Returns the panels by address; those that a command has show what it prints with -f json."""
+    """Returns the panels by address. A panel with the name of a command has the data of its -f json."""
     from probing.client.web import flames, jobs, ranks, sql
 
     return {
@@ -87,7 +87,7 @@ def panels() -> Panels:
 
 
 def posted_panels() -> Panels:
-    """Returns the panels whose parameters are too long for an address."""
+    """Returns the panels whose parameters are too long for a URL."""
     from probing.client.web import sql
 
     return {"query": sql.query, "query/plan": _plan}

@@ -1,1 +1,1 @@
-"""Asks nodes for what ``diagnose`` needs, and shows what the rules find."""
+"""Asks nodes for the facts that ``diagnose`` needs, and shows the findings of the rules."""

@@ -1,10 +1,9 @@
-"""Collects what `diagnose` looks at: facts of nodes, with findings that the nodes stored; facts in a file; or dumps in
-a directory.
+"""Makes the diagnoses of `diagnose`, from facts and stored findings of nodes, facts in a file, or dumps in a directory.
 
-A single look may show less than an earlier one: a rank that polls seems to move, or a busy machine gives no stack. The
-watch of a node looks repeatedly, and closes a finding only when the job goes on or two looks with stacks refute it. A
-job that hung until somebody ended it shows only its end. So findings of the watch are added to a diagnosis that shows
-less.
+Facts of one moment may show less than earlier facts: a rank that polls seems to move, a busy machine gives no stack,
+and a job that hung until somebody ended it shows only its end. A daemon gathers facts repeatedly, and closes a finding
+only when the job goes on or facts with stacks refute it twice. So its stored findings are added to a diagnosis that
+shows less.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ __all__ = ("diagnosed", "from_dumps", "from_file", "gathered", "with_stored_find
 def gathered(cluster: Cluster, job: str | None) -> list[Facts]:
     """Returns the facts of each run of ``job`` (None: of all jobs); ``missing`` has the nodes that did not answer.
 
-    If a job ended too long ago to have facts, its facts are the exits of its processes. If it could not be read in
-    time, its facts have no ranks. Raises NotFound for an unknown job, PartialAnswer if only a node that did not answer
-    may have facts.
+    If a job ended too long ago to have facts, its facts are the exits of its processes. If the facts of ``job`` could
+    not be read in time, they have no ranks. Raises NotFound for an unknown job, PartialAnswer if only a node that did
+    not answer may have facts.
     """
     asked = len(cluster.outcomes)
     parts: list[Facts] = []
@@ -99,11 +98,11 @@ _MOST_NAMED = 4
 def with_stored_findings(cluster: Cluster, diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Returns ``diagnoses``, ordered from the worst, with findings that the daemon stored.
 
-    Open findings are added to a job that stands still if the look shows nothing wrong, or cannot tell which rank is the
-    cause, for example because only one of its nodes is asked. To a job that has ended, the findings are added that were
-    open at its end. If something of a job could not be read, its open findings are added as notes.
+    A job that stands still gets its open findings if its diagnosis shows nothing wrong, or cannot name the rank at
+    fault, for example because only one of its nodes was asked. A job that has ended gets the findings that were open at
+    its end. A job of which something could not be read gets its open findings as notes.
 
-    A node that does not answer is added to ``missing``.
+    If the findings cannot be queried, ``missing`` says so.
     """
     asked = [d for d in diagnoses if job_ended(d.facts) or _undecided(d) or (_names_nobody(d) and _still(d.facts))]
     asked = asked[:_MOST_JOBS]
@@ -146,7 +145,7 @@ def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
     if not errors and not others:
         return diagnosis
     if errors and not ended:
-        # The rank is named by a finding that was made from the facts of all nodes.
+        # The stored finding, made from the facts of all nodes, names the rank.
         named = tuple(finding for finding in diagnosis.findings if finding.verdict is not CANNOT_TELL)
         diagnosis = replace(diagnosis, findings=named)
     ends = [finding for finding in diagnosis.findings if finding.severity != NOTE]
@@ -158,7 +157,7 @@ def _with(diagnosis: Diagnosis, rows: Verdicts) -> Diagnosis:
 def _not_seen(case: Case, row: Row) -> Finding:
     """Returns, as a note, an open finding of a job of which something could not be read."""
     finding = _finding(case, row)
-    sentence = f"open since {clock(row['opened'])}, and not read again by this look: {finding.sentence}"
+    sentence = f"open since {clock(row['opened'])}, and not checked again by this diagnosis: {finding.sentence}"
     return replace(finding, severity=NOTE, sentence=sentence)
 
 
@@ -169,19 +168,19 @@ def _rows_of(facts: Facts, rows: Verdicts) -> list[Row]:
 
 
 def _undecided(diagnosis: Diagnosis) -> bool:
-    """Returns whether nothing wrong was seen although something that could not be read may hide it."""
+    """Returns whether the diagnosis has no error or warning, but facts that could not be read may hide one."""
     worst = any(finding.severity != NOTE for finding in diagnosis.findings)
     return not worst and bool(unread(diagnosis.facts, diagnosis.missing))
 
 
 def _names_nobody(diagnosis: Diagnosis) -> bool:
-    """Returns whether the look shows nothing wrong, or shows that ranks wait but not which ranks they wait for."""
+    """Returns whether the diagnosis shows nothing wrong, or waiting ranks without the ranks that they wait for."""
     return not wrong(diagnosis) or any(finding.verdict is CANNOT_TELL for finding in diagnosis.findings)
 
 
 def _open_at_end(facts: Facts, row: Row) -> bool:
     """Returns whether a finding was open when the first rank of the job ended. A death counts only if no node has
-    facts, because facts show it themselves.
+    facts, because facts show deaths themselves.
     """
     first = min(rank.exit.ts_ns for rank in facts.ranks if rank.exit is not None)
     opened, closed = ns_of(row["opened"]), ns_of(row["closed"])
@@ -229,18 +228,18 @@ def _finding(case: Case, row: Row) -> Finding:
         stored,
         sentence=timed(row, facts.taken_ns),
         evidence=(*lines, *stored.evidence),
-        missing=("this look alone does not show it",),
+        missing=("the present facts alone do not show it",),
         stacks=case.stacks(present, [rank for rank in stored.victims if rank in case.ranks]),
         ends=stored.ends if stored.ends is not None and stored.ends.at_ns > facts.taken_ns else None,
     )
 
 
-# File names are those of TORCH_NCCL_DEBUG_INFO_TEMP_FILE: a prefix, then the rank.
+# PyTorch appends the rank to the prefix TORCH_NCCL_DEBUG_INFO_TEMP_FILE.
 _RANK = re.compile(r"(\d{1,6})$")
 
 
 def from_dumps(directory: Path) -> Diagnosis:
-    """Returns what the dumps in ``directory`` show; the names of their files end with the rank.
+    """Returns the diagnosis of the dumps in ``directory``, whose file names end with the rank.
 
     Raises NotFound if there is no dump. A file that cannot be read is added to ``missing``.
     """
@@ -261,7 +260,7 @@ def from_dumps(directory: Path) -> Diagnosis:
             missing.append(Missing("history", f"the dump {path.name} cannot be read: {getattr(e, 'message', e)}", rank))
             continue
         if rank in dumps:
-            missing.append(Missing("rank", f"the dump {path.name} is left out: another one is of the same rank", rank))
+            missing.append(Missing("rank", f"the dump {path.name} is left out: another dump has the same rank", rank))
         else:
             dumps[rank] = dump
     return diagnose_dumps(directory.resolve().name, list(dumps.values()), missing)

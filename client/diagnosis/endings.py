@@ -42,7 +42,7 @@ def events(cluster: Cluster, where: str, during: Interval) -> list[Row]:
     """
     rows, findings = _asked(cluster, where, during, ("start", "identified", "exit", "oom_kill"))
     rows = sorted([*_starts(cluster, rows, during), *rows], key=lambda row: str(row["ts"]))
-    # The identity of a process may become known a moment after its start.
+    # A process may be identified a moment after its start, so its newest row has its job and rank.
     newest = {_process(row): row for row in rows}
     for row in rows:
         row.update({name: newest[_process(row)][name] for name in ("job", "run", "rank", "role")})
@@ -50,8 +50,8 @@ def events(cluster: Cluster, where: str, during: Interval) -> list[Row]:
 
 
 def _starts(cluster: Cluster, rows: list[Row], during: Interval) -> list[Row]:
-    """Returns the starts of those processes of ``rows`` whose start is not among ``rows``: a launcher's job is known
-    only from its ranks, after its start."""
+    """Returns the starts of processes whose other events are in ``rows``: a launcher's start may lack the job, which
+    is known only from its ranks, later."""
     known = {_process(row) for row in rows if row["event"] == "start"}
     lacking = {_process(row) for row in rows} - known
     if not lacking:
@@ -62,18 +62,18 @@ def _starts(cluster: Cluster, rows: list[Row], during: Interval) -> list[Row]:
 
 
 def ended(cluster: Cluster, where: str, during: Interval) -> list[Row]:
-    """Asks nodes for rows and returns ``exits`` of them. ``where`` is an SQL condition on the job."""
+    """Returns ``exits`` of the rows that nodes have. ``where`` is an SQL condition on the job."""
     return exits(*_asked(cluster, where, during, ("exit", "oom_kill")))
 
 
 def ended_sql(where: str, during: Interval) -> str:
-    """Returns the SELECT for the rows that ``exits`` takes, newest first. It includes the day before ``during``."""
+    """Returns the SELECT for the ``rows`` of ``exits``, newest first; they include the day before ``during``."""
     return _sql(where, during, ("exit", "oom_kill"))
 
 
 def exits(rows: Iterable[Row], findings: Iterable[Row]) -> list[Row]:
-    """Returns the exits among ``rows``, oldest first, with the columns of ``events`` and ``recent`` (whether it was in
-    the interval). ``findings``: the rows of diagnosis.findings about deaths."""
+    """Returns the exits among ``rows``, oldest first, with the columns of ``events`` and ``recent`` (whether the exit
+    lies in the interval). ``findings``: the rows of diagnosis.findings about deaths."""
     ordered = sorted(rows, key=lambda row: str(row["ts"]))
     return [row for row in _described(ordered, findings) if row["event"] == "exit"]
 
@@ -88,7 +88,7 @@ def facts_of_exits(cluster: Cluster, job: str) -> list[Facts]:
 
 
 def recent(rows: Iterable[Row]) -> list[Row]:
-    """Returns those of ``rows`` that are recent, without the column ``recent``; at most the MOST newest."""
+    """Returns the ``rows`` that lie in the interval, without the column ``recent``; at most the MOST newest."""
     return [{name: row[name] for name in row if name != "recent"} for row in rows if row["recent"]][-MOST:]
 
 
@@ -176,7 +176,7 @@ def how(row: Row) -> str:
     """Returns a text that says how a process ended, from ``exit_code``, ``signal`` and ``oom``."""
     if row["signal"] is not None:
         return f"killed by {_signal(row['signal'])}" + (" (OOM)" if row["oom"] else "")
-    return "it is not known how" if row["exit_code"] is None else f"exited with code {row['exit_code']}"
+    return "ended in an unknown way" if row["exit_code"] is None else f"exited with code {row['exit_code']}"
 
 
 def death_text(row: Row) -> str:

@@ -25,7 +25,7 @@ COLUMNS = (
 
 
 def diagnosis_of(row: Row) -> Diagnosis:
-    """Returns a diagnosis whose only finding is that of ``row``, as of the time when the row was written."""
+    """Returns a diagnosis with the finding of ``row`` alone, as of the time when the row was written."""
     facts = Facts(str(row["job"]), str(row["run"]), None, 0.0, ns_of(row["ts"]) or 0, (), ())
     return Diagnosis(facts, (finding_of(row),), ())
 

@@ -44,7 +44,7 @@ SHOWN = ("node", "verdict", "severity", "state", "confidence", "sentence", "rank
 _MOST_LINES = 3
 # Longer JSON is not parsed, because no daemon writes so much.
 _MOST_BYTES = 1 << 20
-# The length of time in a sentence, as words.time_text writes it.
+# The length of time in a sentence, as ``time_text`` writes it.
 _LASTS = re.compile(r" for (\d+(?:\.\d)?) (s|min|h)\b")
 _UNITS_NS = {"s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 _SECOND_NS = 10**9
@@ -65,7 +65,7 @@ _LATELY = "ts > now() - INTERVAL 7 DAY AND {of_job}"
 OPEN = newest_sql(_LATELY, OPEN_COLUMNS, ROW_AGE) + (
     " HAVING arg_max(state, ts) = 'open' OR arg_max(verdict, ts) = 'rank_died'"
 )
-"""The open findings of the last 7 days, and the deaths among the closed ones; ``{of_job}`` is a condition."""
+"""The open findings of the last 7 days, and the closed findings of deaths; ``{of_job}`` is a condition."""
 DEATHS = newest_sql(f"verdict = 'rank_died' AND {_LATELY}", ("verdict", "severity", "state", "ranks"))
 """The deaths of the last 7 days."""
 
@@ -91,7 +91,7 @@ def open_by_run(rows: Iterable[Row]) -> Verdicts:
 
 def dead_ranks(rows: Iterable[Row]) -> dict[tuple[Any, Any], list[int]]:
     """Returns the ranks that died first, by job and run, from the newest finding of a death; an open finding has
-    precedence over a closed one."""
+    precedence over a closed finding."""
     deaths = [row for row in rows if (row["verdict"], row["severity"]) == ("rank_died", "error")]
     ordered = sorted(deaths, key=lambda row: (row["state"] == "open", str(row["ts"])))
     return {(row["job"], row["run"]): numbers(row["ranks"]) for row in ordered}
@@ -104,10 +104,10 @@ def _now(row: Row) -> Row:
 
 
 def timed(row: Row, now_ns: int | None) -> str:
-    """Returns the sentence of a row of severity error, with the time that the state has lasted until ``now_ns`` (UTC
+    """Returns the sentence of a row; for severity error with the time that the state has lasted until ``now_ns`` (UTC
     ns).
 
-    The sentence stays as stored if that time is unknown, or if the time in it is not counted from ``since``.
+    The sentence stays as stored if that time is unknown, or if the time in it does not begin at ``since``.
     """
     sentence, since, written = str(row["sentence"]), ns_of(row.get("since")), ns_of(row["ts"])
     lasts = _LASTS.search(sentence)
@@ -131,7 +131,7 @@ def ns_of(text: Any) -> int | None:
 
 def numbers(text: str | None) -> list[int]:
     """Returns the ranks in the text of a column such as ``ranks``: [1, 3] for "1,3"."""
-    # No rank has more digits; Python refuses to read thousands.
+    # No rank has more digits, and int() refuses more than 4,300.
     return [int(rank) for rank in (text or "").split(",") if rank.isdecimal() and len(rank) <= _MOST_DIGITS]
 
 

@@ -104,7 +104,7 @@ def history(cluster: Cluster, job: str | None, during: Interval, *, whole: bool)
     columns = (*_LINE, *PARTS, *_MORE) if whole else _LINE
     rows = _read(cluster, where, columns, f"arg_max(state, ts) = 'open' OR {during.sql('max(ts)')}")
     if len(rows) == _MOST:
-        warn(f"only the newest {_MOST:,} are shown: ask for less with --since or --job")
+        warn(f"only the newest {_MOST:,} findings are shown: ask for less with --since or --job")
     return rows
 
 

@@ -1,6 +1,6 @@
-"""A diagnosis as one file of HTML to keep or to mail: no script, no request, below 2 MB.
+"""Writes diagnoses as one HTML file to keep or to mail: no script, no request, below 2 MB.
 
-All of it comes from targets and nodes: each text is cut, its control characters are escaped, and then its HTML.
+Its texts come from targets and nodes, so each text is cut, and its control characters and its HTML are escaped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from probing.diagnosis.verdict import StackOf
 __all__ = ("POLICY", "finding_page")
 
 MAX_BYTES = 2_000_000
-"""The most that a page has; what does not fit is counted at its end."""
+"""The most bytes of a page; its end says how many jobs do not fit."""
 _MOST_TEXT = 1_000
 _MOST_NAME = 300
 _MOST_TEXTS = 40
@@ -52,12 +52,12 @@ footer { margin-top: 2.5rem; font-size: .85rem; }
 """
 _HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
-"""The Content-Security-Policy of a page: its own style, and nothing else."""
+"""The Content-Security-Policy of a page, which allows only its own style."""
 _NOBODY = "No training job was found."
 
 
 def finding_page(diagnoses: Sequence[Diagnosis], heads: Sequence[str] = ()) -> str:
-    """Returns the page of ``diagnoses``, the worst first; ``heads``: a line above each, or none."""
+    """Returns the page of ``diagnoses``, the worst first; ``heads``: a line above each diagnosis, or empty."""
     sections: list[str] = []
     size, left_out = 0, 0
     for diagnosis, head in zip(diagnoses, heads or [""] * len(diagnoses), strict=True):

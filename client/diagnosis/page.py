@@ -1,4 +1,4 @@
-"""Formats what `diagnose` shows: a page of text, the object for JSON, the order of jobs, and the exit code."""
+"""Formats the answer of `diagnose`: a page of text, the object for JSON, the order of jobs, and the exit code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = (
 
 _WRONG, _UNDECIDED = 3, 4
 _ORDER = {ERROR: 0, WARNING: 1, NOTE: 2}
-# The time since an operation is not known more exactly than this.
+# The time since an operation is only exact to this, ns.
 _NOW_NS = 1_000_000
 # The least confidence for each word.
 _WORDS = ((0.85, "high"), (0.6, "medium"))
@@ -84,8 +84,8 @@ def _missing_text(missing: Missing) -> str:
 
 
 def _healthy_sentence(diagnosis: Diagnosis) -> str:
-    """Returns a sentence with the state of a job, such as ``job X: nothing is wrong: 8 ranks, step 812``, or one that
-    says that the state is unknown.
+    """Returns a sentence with the state of a job, such as ``job X: nothing is wrong: 8 ranks, step 812``, or a sentence
+    that the state is unknown.
     """
     facts = diagnosis.facts
     unknown = f"job {facts.job}: cannot tell whether something is wrong"
@@ -130,15 +130,13 @@ def _judged_after(facts: Facts, quiet: int) -> int | None:
 
 
 def as_object(diagnoses: Sequence[Diagnosis]) -> Row:
-    """Returns the object that docs/json.md describes: that of the first diagnosis, with all other findings in
-    ``others``.
-    """
+    """Returns the object of the first diagnosis, as docs/json.md describes, with all other findings in ``others``."""
     first, *others = flat(diagnoses)
     return {**first, "others": others}
 
 
 def flat(diagnoses: Sequence[Diagnosis]) -> list[Row]:
-    """Returns an object for each finding, and one for each job without a finding."""
+    """Returns an object for each finding, and an object for each job without a finding."""
     found: list[Row] = []
     for diagnosis in diagnoses:
         own = as_dict(diagnosis)
@@ -181,8 +179,8 @@ def people(diagnoses: Sequence[Diagnosis], width: int | None, *, brief: bool = F
 
 
 def _broken(text: str, width: int | None) -> list[str]:
-    """Returns the lines of a broken line; further lines begin below its text. A command is not broken if a line has
-    room for it.
+    """Returns ``text`` broken into lines, the further lines indented like the first. A command in backticks is not
+    broken if it fits a line.
     """
     line = escape(text)
     body = line.lstrip(" ")
@@ -194,8 +192,8 @@ def _broken(text: str, width: int | None) -> list[str]:
 
 
 class Content(NamedTuple):
-    """What a page says: ``sentence``, ``about`` (the job and the verdict), texts by title, and stacks, which stand
-    between ``before`` and ``after``. ``severity`` is empty where nothing is wrong."""
+    """The texts of a page: ``sentence``, ``about`` (the job and the verdict), texts by title, and stacks, which stand
+    between ``before`` and ``after``. ``severity`` is empty if nothing is wrong."""
 
     severity: str
     sentence: str
@@ -206,7 +204,7 @@ class Content(NamedTuple):
 
 
 def content(diagnosis: Diagnosis) -> Content:
-    """Returns what the page of ``diagnosis`` says."""
+    """Returns the texts and stacks of the page of ``diagnosis``."""
     facts = diagnosis.facts
     run = f"  run {facts.run}" if facts.run else ""
     if all(finding.severity == NOTE for finding in diagnosis.findings):
@@ -295,14 +293,14 @@ def _victims(finding: Finding, facts: Facts) -> list[str]:
 
 
 def _stacks(stacks: Sequence[StackOf]) -> list[StackOf]:
-    """Returns one stack of a culprit and one of a victim; if there is only one role, two of its stacks."""
+    """Returns a stack of a culprit and a stack of a victim; if all stacks have one role, two stacks."""
     roles = dict.fromkeys(stack.role for stack in stacks)
     firsts = [next(stack for stack in stacks if stack.role == role) for role in roles]
     return [*firsts, *(stack for stack in stacks if stack not in firsts)][:_MOST_STACKS]
 
 
 def stack_title(stack: StackOf, facts: Facts) -> str:
-    """Returns whose stack it is, and for how long: ``rank 1 (culprit), main thread, it moves``."""
+    """Returns the title of a stack, such as ``rank 1 (culprit), main thread, it moves``."""
     thread = stack.thread
     name = "main thread" if thread.tid == stack.pid else f"thread {thread.name or thread.tid}"
     return f"rank {stack.rank} ({stack.role}), {name}{_since(stack, facts)}"
@@ -322,8 +320,8 @@ def _stack(stack: StackOf, facts: Facts, width: int | None) -> Iterator[str]:
 
 
 def telling_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """Returns the native frames inside the innermost Python frame whose names explain something, then the Python
-    frames.
+    """Returns the native frames that the innermost Python frame called, without glue code and three at most, then the
+    Python frames.
     """
     python = [frame for frame in frames if not frame.native]
     inner = itertools.takewhile(lambda frame: frame.native, frames)

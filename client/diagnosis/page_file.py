@@ -1,4 +1,4 @@
-"""A diagnosis as a file of HTML, where ``-o`` names one."""
+"""Writes diagnoses as an HTML page, if ``-o`` names an HTML file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGES = (".html", ".htm")
 
 
 def is_page(settings: Settings) -> bool:
-    """Returns whether ``-o`` names a file of HTML, and -f no other format."""
+    """Returns whether ``-o`` names an HTML file and ``-f`` is not given."""
     return settings.output is not None and not settings.named and settings.output.name.lower().endswith(PAGES)
 
 

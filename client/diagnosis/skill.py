@@ -1,6 +1,6 @@
 """``diagnose --skill``: runs the SQL steps of a skill of Probing, then its rules over the rows.
 
-A rule has clauses about the rows of a step, joined by ``|``. It applies if all of them hold:
+A rule consists of clauses about the rows of a step, joined by ``|``, and applies if all clauses hold:
 
 ::
 
@@ -219,7 +219,9 @@ def _given(skill: Skill, job: str | None, given: Sequence[str]) -> dict[str, str
         found[name] = value
     if job is not None:
         if all(parameter.name != "job" for parameter in skill.parameters):
-            raise UsageError(f"the skill {skill.id} has no parameter job", hint="leave --job out: it looks at all jobs")
+            raise UsageError(
+                f"the skill {skill.id} has no parameter job", hint="leave --job out: the skill reads all jobs"
+            )
         found["job"] = job
     return found
 
@@ -248,7 +250,7 @@ def _run(cluster: Cluster, step: Step, values: Mapping[str, str]) -> Row:
     if step.kind != "sql":
         return {**own, "note": f"steps of type {step.kind} are not run here"}
     if step.when not in ("", "always") and templated(step.when, values) != "true":
-        return {**own, "note": f"it runs only when {step.when}"}
+        return {**own, "note": f"the step runs only when {step.when}"}
     try:
         table = cluster.query(templated(step.sql, values))
     except PeerError:

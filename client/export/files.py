@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Counts", "Directory", "OneFile", "Place", "file_name")
 
-# Most rows of a file: several files for a day let readers work in parallel.
+# The most rows of a file; several files for a day let readers work in parallel.
 ROWS_A_FILE = 4_000_000
 Where = tuple[str, str, str]
 
@@ -49,7 +49,7 @@ def file_name(node: str) -> str:
 
 
 class Place(Protocol):
-    """The place where an export writes. ``day`` writes the rows of one day; ``where`` is (table, date, node)."""
+    """The target of an export. ``day`` writes the rows of one day; ``where`` is (table, date, node)."""
 
     def day(self, where: Where, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Counts: ...
 
@@ -115,7 +115,7 @@ class Directory:
     def replacing(cls, target: Path, kind: str) -> Iterator[tuple[Directory, Path]]:
         """Returns a context with a directory that is renamed to ``target`` at its end, or deleted after an error."""
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise UsageError(f"{target} is there already", hint="name a directory that is empty or not there")
+            raise UsageError(f"{target} exists already", hint="name an empty or a new directory")
         try:
             aside = Path(tempfile.mkdtemp(dir=target.resolve().parent, prefix=f".{target.name}."))
             try:

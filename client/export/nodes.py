@@ -107,7 +107,7 @@ class Export:
         }
 
     def _stop(self) -> None:
-        """Stops the export; returns when nothing is written any more."""
+        """Stops the export, and waits until the threads of nodes have ended, 5 s for each at most."""
         self._stopped = True
         self._cluster.cancel()
         for _ in range(_AT_ONCE):

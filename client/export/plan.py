@@ -20,7 +20,8 @@ DAY_NS = 86_400_000_000_000
 TABLES = "SELECT table_schema, table_name, live FROM probing.table_docs"
 COLUMNS = "SELECT table_schema, table_name, column_name FROM probing.column_docs WHERE column_name IN ('ts', 'job')"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}\.[a-z_][a-z0-9_]{0,62}")
-# The table of stacks has no job: samples refer to stacks by id. A stack is stored again each hour.
+# Samples refer by id to stacks, whose table has no job. A stack is stored once an hour, so an export reads stacks from
+# this time before its begin.
 _STACKS, _SAMPLES = "python.stacks", "python.samples"
 _STACKS_BEFORE_NS = 70 * 60 * 1_000_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -55,8 +56,8 @@ class Plan(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be exported. ``begin`` (None: the first row) and ``end`` (exclusive) are UTC ns; empty ``tables``: all
-    stored ones.
+    """The rows to export. ``begin`` (None: the first row) and ``end`` (exclusive) are UTC ns; empty ``tables``: all
+    stored tables.
     """
 
     begin: int | None
@@ -157,8 +158,8 @@ def _table_names(text: str | None) -> tuple[str, ...]:
 def wanted(
     since: str | None, until: str | None, tables: str | None, job: str | None, now_ns: int | None = None
 ) -> Wanted:
-    """Returns what the options ask for. Raises UsageError for an empty interval, and for a name or a time that cannot
-    be read.
+    """Returns the rows to export by the options. Raises UsageError for an empty interval, and for an invalid name or
+    time.
     """
     now = time.time_ns() if now_ns is None else now_ns
     begin = None if since is None else bound(since, now).ns(now)

@@ -25,7 +25,7 @@ __all__ = (
     "fitting",
 )
 
-# A device without a reading for this many seconds is not shown.
+# Readings and processes of devices are read for this many seconds back.
 RECENT_S = 30
 # Links are read for this many seconds back, because all links are written once a minute.
 LINKS_S = 150
@@ -65,14 +65,12 @@ def by_device(processes: Sequence[Row]) -> dict[tuple[str, int, int], list[Row]]
 
 
 def fitting(fields: Sequence[Field], rows: Sequence[Row], width: int | None, *, spare: Sequence[str]) -> list[Field]:
-    """Returns ``fields`` without as many of the keys ``spare``, the first of them first, as must go so that the table
-    fits.
-    """
+    """Returns ``fields`` without the first keys of ``spare``, as many as must go so that the table fits."""
     kept = list(fields)
     for key in spare:
         if width is None or not rows or Grid(kept, rows, width).width <= width:
             break
-        # A column that distinguishes rows is kept.
+        # The column of nodes is kept if there are several nodes.
         if len({str(row.get(key)) for row in rows}) == 1 or key != "node":
             kept = [field for field in kept if field.key != key]
     return kept

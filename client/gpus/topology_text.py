@@ -52,7 +52,7 @@ def _pcie(node: Row, gpu: Row) -> Row | None:
 
 
 def _trained(link: Row) -> str:
-    """Returns a PCIe link as text: ``PCIe 5.0 x16``, or ``PCIe 4.0 x8 of 5.0 x16`` if it is slower than it could be."""
+    """Returns a PCIe link as text: ``PCIe 5.0 x16``, or ``PCIe 4.0 x8 of 5.0 x16`` if it is below its maximum."""
     if not link.get("width"):
         return "PCIe ?"
     now, best = _speed(link["generation"], link["width"]), _speed(link["generation_max"], link["width_max"])

@@ -1,1 +1,1 @@
-"""Asks nodes for what ``preflight`` needs, and shows what the checks found."""
+"""Asks nodes for the facts that ``preflight`` checks, and formats the results."""

@@ -38,7 +38,7 @@ _WILDCARDS = ("0.0.0.0:", "[::]:", "unix:", ":")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the options ask for."""
+    """The values of --python, --iface and --job."""
 
     python: str = ""
     iface: str = ""
@@ -73,7 +73,9 @@ def gathered(cluster: Cluster, wanted: Wanted, plan: Plan) -> Case:
     silent |= {failed.node or failed.address: failed.reason for failed in failures}
     nodes = [(reply.facts, reply) for _, reply in replies if reply.facts is not None]
     known = {facts.node for facts, _ in nodes}
-    silent |= {name: "it is in --env-file, and was not asked" for name in plan.ranks if name not in {*known, *silent}}
+    silent |= {
+        name: "the node is in --env-file, and was not asked" for name in plan.ranks if name not in {*known, *silent}
+    }
     return Case(
         nodes=tuple(_planned(facts, plan.ranks) for facts, _ in sorted(nodes, key=lambda one: one[0].node)),
         silent=silent,
@@ -121,8 +123,8 @@ def _master_of(plan: Plan) -> dict[str, str]:
 
 
 def _addresses(cluster: Cluster) -> dict[str, str]:
-    """Returns the HOST:PORT of each node that has one: the address at which it was asked, or the one that the node
-    itself names.
+    """Returns HOST:PORT by node: the address that was asked; for a Unix socket the address that the node reports, if
+    any.
     """
 
     async def ask(node: Node, seconds: float) -> tuple[str, str]:

@@ -23,7 +23,7 @@ __all__ = (
 )
 
 STATE, ON_CPU, OFF_CPU = "state", "on the CPU", "off the CPU"
-"""The label of a sample for whether the thread ran, and its values."""
+"""The label of a sample that says whether the thread ran, and its values."""
 IMPORTS = "(imports)"
 """Stands for the frames of Python's import system."""
 _IMPORT_FILES = ("<frozen importlib.", "<frozen zipimport>")
@@ -87,9 +87,7 @@ class Profile:
 
 
 def merged(samples: Iterable[Sample], *, labels: bool = False) -> tuple[Sample, ...]:
-    """Merges samples with equal frames, and sorts them by frames; samples with different values of ``labels`` are not
-    merged.
-    """
+    """Merges samples with equal frames (and equal labels, if ``labels``), and sorts them by frames."""
     # Frames are replaced by numbers, which are hashed and compared faster.
     numbers: dict[Frame, int] = {}
     sums: dict[tuple[tuple[int, ...], tuple[tuple[str, str], ...]], Sample] = {}
@@ -109,13 +107,13 @@ def _order(frame: Frame) -> tuple[str, str, int]:
 
 
 def without_lines(profile: Profile) -> Profile:
-    """Returns the profile by function, without line numbers."""
+    """Returns the profile without line numbers, so that it counts by function."""
     samples = (s._replace(frames=tuple(f._replace(lineno=None) for f in s.frames)) for s in profile.samples)
     return replace(profile, samples=tuple(samples))
 
 
 def folded_imports(profile: Profile) -> Profile:
-    """Returns the profile with one frame for each import in place of five frames of the import system."""
+    """Returns the profile with one frame IMPORTS in place of all frames of the import system in a stack."""
     samples = (s._replace(frames=_without_importlib(s.frames)) for s in profile.samples)
     return replace(profile, samples=tuple(samples))
 

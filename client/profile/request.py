@@ -1,4 +1,4 @@
-"""The request for a profile: its samples, their interval, what they are compared with, and the format."""
+"""The request for a profile: its samples, their interval, the samples to compare them with, and the format."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def base_of(selected: Selection, text: str) -> Selection:
         return replace(selected, job=value)
     if kind == "before" and value:
         return replace(selected, shift=seconds(value))
-    raise UsageError(f"--diff {text} is not understood", hint="rank:R, pid:P, job:J or before:10m")
+    raise UsageError(f"--diff {text} is not understood", hint="give rank:R, pid:P, job:J or before:10m")
 
 
 def labels(by: str | None) -> tuple[str, ...]:

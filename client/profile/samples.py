@@ -55,7 +55,7 @@ def read_profiles(cluster: Cluster, selections: Sequence[Selection]) -> list[Pro
 
 
 def off_cpu_share(cluster: Cluster, selection: Selection) -> float | None:
-    """Returns the share of the training threads' time that is off the CPU; None without such samples.
+    """Returns the share of the training threads' time that is off the CPU; None if no sample is off the CPU.
 
     Other threads are left out because they wait most of the time anyway.
     """
@@ -76,8 +76,8 @@ def read_stacks(cluster: Cluster, ids: Iterable[int]) -> dict[int, tuple[Frame, 
 
 
 def _frames(row: Row) -> tuple[Frame, ...]:
-    """Returns the frames of a row, outermost first. A stack that was cut begins with a frame that stands for the
-    missing ones, so it is not merged with complete stacks.
+    """Returns the frames of a row, outermost first. A stack that was cut begins with a frame for all missing frames, so
+    it is not merged with complete stacks.
     """
     frames = tuple(Frame(f["func"], f["file"], f["lineno"]) for f in reversed(row["frames"]))
     return frames or (_NO_FRAMES,) if row["complete"] else (_INCOMPLETE, *frames)

@@ -30,8 +30,8 @@ def function_rows(profile: Profile, by: Sequence[str] = ()) -> list[Row]:
     """Returns rows of func, file, lineno, self_ns, total_ns, self_share, total_share; ordered from the largest self
     time.
 
-    With labels ``by``, whose columns come first, there is a row for each function and value of the labels; a share is
-    the part of the time of that value.
+    With labels ``by``, whose columns come first, there is a row for each function and value of the labels; shares are
+    parts of the time of that value.
     """
     wholes = _wholes(profile, by)
     rows = [
@@ -162,7 +162,7 @@ def _points(change: float) -> str:
 def write_profiles(
     settings: Settings, request: Request, profiles: Sequence[Profile], away: float | None = None
 ) -> None:
-    """Writes the first of ``profiles``, or its difference from the second where ``request`` has a base.
+    """Writes the first of ``profiles``, or its difference from the second profile if ``request`` has a base.
 
     ``away``: the share of the training threads' time off the CPU, if that is the larger part and the profiles do not
     contain it; else None.

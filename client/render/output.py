@@ -52,8 +52,8 @@ def write_stream(settings: Settings, schema: pa.Schema, batches: Iterable[pa.Rec
 
 
 def write_rows(settings: Settings, table: pa.Table, fields: Sequence[Field] | None = None) -> None:
-    """Writes an Arrow table; in format table only the columns ``fields``, None: all. Raises what ``require_all``
-    raises.
+    """Writes an Arrow table; in format table only the columns ``fields``, None: all. Raises PartialAnswer if it is
+    empty and a node did not answer.
     """
     if settings.format == "table":
         if not table.num_rows:

@@ -1,4 +1,4 @@
-"""Shows a line on the terminal about the progress of a command that has taken half a second."""
+"""Shows a line on the terminal about the progress of a command that takes longer than half a second."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class StatusLine:
 
 
 class Progress:
-    """A context that shows the progress of a query on a status line; ``update`` receives what nodes report."""
+    """A context that shows the progress of a query on a status line; ``update`` receives the reports of nodes."""
 
     def __init__(self) -> None:
         self._line = StatusLine(self.line)
@@ -87,7 +87,7 @@ class Progress:
 
     @property
     def wanted(self) -> bool:
-        """Whether the line is shown: only then are nodes asked to report their progress."""
+        """Whether the line is shown, so that nodes have to report their progress."""
         return self._line.wanted
 
     def __enter__(self) -> Progress:

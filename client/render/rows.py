@@ -30,7 +30,7 @@ __all__ = (
 )
 
 Record = Mapping[str, Any]
-"""As Row, for readers: a dict of the types in messages.py as well."""
+"""A row that is only read: a Row, or a dict of the types in messages.py."""
 
 # A column of times up to this length is formatted here, because importing pyarrow.compute takes longer.
 _FEW = 1000

@@ -28,7 +28,7 @@ _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column: its title, the key of its values, the function that shows a value, and where texts stand.
+    """A column: its title, the key of its values, the function that shows a value, and the alignment.
 
     ``flex``: texts may be cut to fit the terminal. ``wrap``: the texts of the last column are broken into lines
     instead.

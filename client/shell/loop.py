@@ -57,7 +57,7 @@ def run(settings: Settings, params: dict[str, object]) -> None:
 
 @dataclass
 class Shell:
-    """Carries out the inputs of the shell, with the settings that earlier commands have changed."""
+    """Runs the statements and commands of the shell, with the settings that earlier commands have changed."""
 
     settings: Settings
     params: dict[str, object] = field(default_factory=dict)
@@ -67,8 +67,7 @@ class Shell:
     unfinished: str = ""
 
     def take(self, text: str) -> None:
-        """Carries out the statements in ``text`` and a command on its last line. Errors are shown; Ctrl-C ends the
-        query.
+        """Runs the statements in ``text`` and a command on its last line. Shows errors; Ctrl-C ends the query.
 
         SQL before the command that does not yet end with a semicolon is kept as ``unfinished``.
         """
@@ -172,7 +171,7 @@ class Shell:
 
     def _set_format(self, argument: str) -> None:
         if argument not in (*_SHOWN, "parquet", "arrow"):
-            raise UsageError(f"unknown format {argument}", hint=f"one of {', '.join(_SHOWN)}, parquet, arrow")
+            raise UsageError(f"unknown format {argument}", hint=f"use one of {', '.join(_SHOWN)}, parquet, arrow")
         self.settings = replace(self.settings, format=argument)
 
     def _set_output(self, argument: str) -> None:

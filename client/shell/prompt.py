@@ -75,7 +75,7 @@ def _keys() -> KeyBindings:
 
 
 class _Completer(Completer):
-    """Completes names of tables: at once those of probing.api, and after the node's answer also those of the node."""
+    """Completes names of tables: at once the tables of probing.api, and after the node's answer also its tables."""
 
     def __init__(self, settings: Settings) -> None:
         self._tables = {name: {f.name: str(f.type) for f in table.logical} for name, table in TABLES.items()}

@@ -22,9 +22,9 @@ _Catalog = Mapping[str, Mapping[str, str]]
 COMMANDS = {
     "\\d": "tables; \\d TABLE: its columns",
     "\\x": "a column a line: on, off or auto (where a row does not fit)",
-    "\\timing": "how long each query took: on or off",
+    "\\timing": "show the time of each query: on or off",
     "\\f": "format: table, json, jsonl, csv",
-    "\\o": "write to FILE (of -f's format); \\o alone: to the screen again",
+    "\\o": "write the next answer to FILE; \\o alone: to the screen again",
     "\\all": "ask all nodes: on or off",
     "\\set": "value of $NAME: \\set NAME=VALUE; \\set alone shows them",
     "\\?": "this help",
@@ -43,8 +43,8 @@ _SOURCE = re.compile(r"\b(?:from|join|,)\s+([a-z_]\w*\.[a-z_]\w*)(?:\s+(?:as\s+)
 
 
 def candidates(before: str, whole: str, catalog: Callable[[], _Catalog]) -> Iterator[tuple[str, int, str]]:
-    """Yields completions of ``before`` in the statement ``whole``: the text, how many characters it replaces, and what
-    it is.
+    """Yields completions of ``before`` in the statement ``whole``: the text, how many characters it replaces, and its
+    meaning.
     """
     match = _WORD.search(before)
     word = match.group() if match else ""
@@ -122,7 +122,7 @@ _TOKEN = re.compile(r"--[^\n]*|/\*.*?(?:\*/|\Z)|'(?:[^']|'')*(?:'|\Z)|\"(?:[^\"]
 
 
 def statements(text: str) -> tuple[list[str], str]:
-    """Returns the complete statements in ``text`` without their semicolons, and the rest after the last one."""
+    """Returns the complete statements in ``text`` without their semicolons, and the rest after the last semicolon."""
     found: list[str] = []
     start = 0
     for match in _TOKEN.finditer(text):
@@ -133,8 +133,8 @@ def statements(text: str) -> tuple[list[str], str]:
 
 
 def command_in(text: str) -> tuple[str, str] | None:
-    r"""Returns the text before the last line and that line, if it is a command, else None; ``exit`` and ``quit`` become
-    ``\q``, ``help`` becomes ``\?``."""
+    r"""Returns the text before the last line, and the last line, if that is a command; else None. ``exit`` and ``quit``
+    become ``\q``, ``help`` becomes ``\?``."""
     before, _, line = text.rstrip().rpartition("\n")
     line = line.strip()
     word = line.rstrip("; ").lower()

@@ -52,7 +52,7 @@ class _Merged:
 
     @property
     def ends(self) -> list[Member]:
-        """Members that are in no child: this frame is their innermost one, or they have no frame."""
+        """Members that are in no child: this frame is their innermost frame, or they have no frame."""
         return _without(self.members, self.children)
 
 
@@ -77,7 +77,7 @@ class Group(_Merged):
     """The threads of one job that have the same name; ``thread`` is that name with ``*`` in place of numbers that
     differ.
 
-    Main threads are all MainThread, as in Python; the kernel gives them the name of their process.
+    Main threads that train form the group MainThread, as in Python; the kernel names them after their process.
     """
 
     job: str
@@ -89,7 +89,7 @@ class Group(_Merged):
 def merge(threads: Iterable[Thread], *, every_thread: bool = False) -> list[Group]:
     """Returns the groups of ``threads`` by job. Only threads that train are used, unless ``every_thread``.
 
-    Groups of threads that train come first, then the others by name. Siblings are ordered from the fewest members;
+    Groups of threads that train come first, then other groups by name. Siblings are ordered from the fewest members;
     incomplete stacks come last.
     """
     chosen: dict[tuple[str, bool, str], list[Thread]] = {}
@@ -112,7 +112,7 @@ def _group(job: str, name: str, threads: Sequence[Thread], named: bool) -> Group
 
 
 def _add(group: Group, known: dict[Any, Any], thread: Thread) -> None:
-    """Adds a thread to its group. ``known`` maps a frame to its node and to the same kind of map for the node's
+    """Adds a thread to its group. ``known`` maps a frame to its node and to a map of the same form for the node's
     children.
     """
     member = _member(thread)

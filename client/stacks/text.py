@@ -77,7 +77,7 @@ def frame_text(func: str, file: str, lineno: int | None, frame_type: str) -> str
 
 def _group(group: Group) -> Iterator[str]:
     threads = [ranks_of(group.ranks) if group.ranks else "", members_text([], group.pids)]
-    # The branch of an incomplete stack is already marked as incomplete.
+    # Branches of incomplete stacks are marked below; a single incomplete stack has no branch.
     alone = "  incomplete" if [child.complete for child in group.children] == [False] and not group.ends else ""
     yield escape(f"job {group.job or '(none)'}  {group.thread}  {' '.join(text for text in threads if text)}{alone}")
     yield from _below(group.ends, group.children, "(no Python frame)", "  ")

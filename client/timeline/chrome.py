@@ -1,7 +1,8 @@
 """Writes a timeline in Chrome's Trace Event Format, as a JSON object, which Perfetto's UI opens as well.
 
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Its processes are ranks, and nodes with
-their counters; its threads are communicators, steps and threads of a rank. ``ts`` is µs since ``baseTimeNanoseconds``.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. The trace's processes are ranks, and
+nodes with their counters; its threads are communicators, steps and threads of a rank. ``ts`` is µs since
+``baseTimeNanoseconds``.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from probing.client.timeline.reading import Timeline
 
 __all__ = ("write_chrome",)
 
-# Processes of the format that are no ranks.
+# Numbers of the format's processes that are not ranks: the findings, and the first node.
 _FINDINGS, _FIRST_NODE = 0, 1 << 24
 
 
 def write_chrome(timeline: Timeline, sink: IO[bytes]) -> None:
-    """Writes the trace of ``timeline`` to ``sink`` while rows are read. Raises what ``Timeline.operations`` does."""
+    """Writes the trace of ``timeline`` to ``sink`` while rows are read. Raises the errors of the reads."""
     writer = _Writer(timeline, sink)
     writer.begin()
     writer.steps()
@@ -52,7 +53,7 @@ class _Writer:
         self._named: dict[Hashable, int] = {}
         self._threads: dict[int, int] = {}
         self._frames: dict[tuple[Frame, ...], int] = {}
-        # Flows of the part before: their operations go on in the next one.
+        # Flows of the part before, because the rows of one operation may lie in two parts.
         self._flows: Ints = np.zeros(0, np.int64)
 
     def begin(self) -> None:
@@ -133,7 +134,7 @@ class _Writer:
         self._sink.write(content(line))
 
     def _parts_of(self, rows: Operations, look: Drawn, tid: Ints) -> None:
-        """Writes the parts of operations: how long they waited, and between which times their end lies."""
+        """Writes the parts of operations: their waits, and the times between which they ended."""
         waits = np.flatnonzero((look.waited != UNKNOWN) & (look.kind != POINT))
         texts, where = _named(rows.last[waits], lambda process: quoted(f"waits for {self._names.label(process)}"))
         self._slices(
@@ -151,7 +152,7 @@ class _Writer:
             self._sink.write(content(joined(head, name, *at, ',"dur":', microseconds(end - begin), "},\n")))
 
     def _flows_of(self, rows: Operations, look: Drawn, tid: Ints) -> None:
-        """Writes a flow event for each rank of an operation: s for the first one, f for the last one, t for others."""
+        """Writes a flow event for each rank of an operation: s for the first rank, f for the last, t for others."""
         numbered = np.flatnonzero((rows.seq != UNKNOWN) & (self._names.sizes()[rows.comm] != 1))
         keys = mixed(rows.comm[numbered], rows.seq[numbered])
         order = np.argsort(keys, kind="stable")
@@ -248,7 +249,7 @@ class _Writer:
     # Processes, threads, times.
 
     def _at(self, pid: Ints, tid: Ints, time: Ints) -> list[Any]:
-        """Returns the pieces of a line that say where and when; a name stands before them."""
+        """Returns the pieces of a line with process, thread and time; the line has a name before them."""
         ts = microseconds(np.maximum(time - self._timeline.base, 0))
         return [',"pid":', integers(pid), ',"tid":', integers(tid), ',"ts":', ts]
 
@@ -294,7 +295,7 @@ class _Writer:
         return self._named[key]
 
     def _frame(self, frames: tuple[Frame, ...]) -> int:
-        """Returns the number of the innermost of ``frames``, below its callers."""
+        """Returns the number of the innermost frame of ``frames``; numbers its callers, too."""
         number = 0
         for depth in range(1, len(frames) + 1):
             number = self._frames.setdefault(frames[:depth], len(self._frames) + 1)
@@ -302,7 +303,7 @@ class _Writer:
 
 
 def _nested(frames: Mapping[tuple[Frame, ...], int]) -> list[tuple[dict[str, str], int]]:
-    """Returns the entries of stackFrames with their numbers; each names its caller."""
+    """Returns the entries of stackFrames with their numbers; each entry names its caller."""
     entries = []
     for stack, number in frames.items():
         frame = stack[-1]
@@ -313,6 +314,6 @@ def _nested(frames: Mapping[tuple[Frame, ...], int]) -> list[tuple[dict[str, str
 
 
 def _named(values: Ints, text_of: Callable[[int], str]) -> tuple[list[str], Ints]:
-    """Returns a text for each distinct value, and for each row the place of its text."""
+    """Returns a text for each distinct value, and for each row the index of its text."""
     distinct, where = encoded(pa.array(values))
     return [text_of(value) for value in distinct], where

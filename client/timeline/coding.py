@@ -36,7 +36,7 @@ __all__ = (
 Ints = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 UNKNOWN = -(2**63)
-"""The number that stands for NULL, and for a time that is not known."""
+"""The number for NULL, and for an unknown time."""
 _OTHERS = "(others)"
 _MOST_CHARACTERS = 256
 _MOST_KEYS = 1 << 20
@@ -61,7 +61,7 @@ def reals(column: pa.Array[Any]) -> npt.NDArray[np.float64]:
 
 
 def encoded(column: pa.Array[Any]) -> tuple[list[Any], Ints]:
-    """Returns the distinct values of a column without NULL, and for each row the place of its value."""
+    """Returns the distinct values of a column without NULL, and for each row the index of its value."""
     coded: Any = column.dictionary_encode()
     return coded.dictionary.to_pylist(), np.asarray(coded.indices.to_numpy(), np.int64)
 
@@ -79,7 +79,7 @@ def blocks(rows: Ints) -> Iterator[Ints]:
 
 
 def runs(values: Ints) -> tuple[Ints, Ints]:
-    """Returns where each run of equal values begins, and how long it is."""
+    """Returns the starts and the lengths of the runs of equal values."""
     starts = np.flatnonzero(np.r_[True, np.diff(values) != 0][: len(values)])
     return starts, np.diff(np.r_[starts, len(values)])
 
@@ -132,8 +132,8 @@ class Coder:
         return self.entries.values[code]
 
     def codes(self, column: pa.Array[Any]) -> Ints:
-        """Returns the index of each text; NULL has that of the empty text."""
-        # A node may send words as a dictionary.
+        """Returns the index of each text; NULL has the index of the empty text."""
+        # A node may send texts dictionary-encoded.
         given: Any = column.cast(pa.string())
         filled: Any = pc.fill_null(given, "")
         texts, where = encoded(filled)
@@ -141,9 +141,9 @@ class Coder:
 
 
 def distinct(keys: Ints, entry: Callable[[int], int], indices: dict[int, int]) -> Ints:
-    """Returns an index for each of ``keys``: that of ``indices``, else ``entry(row)``, called once for a new key.
+    """Returns an index for each of ``keys``: the index in ``indices``, or, for a new key, ``entry`` of its first row.
 
-    ``indices`` gets the new keys, as long as it is not full.
+    New keys are added to ``indices`` until it is full.
     """
     values, rows = encoded(pa.array(keys))
     places = np.fromiter((indices.get(key, -1) for key in values), np.int64, len(values))

@@ -1,14 +1,15 @@
 """Writes a timeline as columns that a browser maps as typed arrays: ``application/x-probing-columns``.
 
 The bytes are: ``PRBCOLS1``; the length of the header (u32); the header (JSON, UTF-8); zeros up to a multiple of 8; and
-columns, each at the ``offset`` of its header entry behind that, a multiple of 8. All is little-endian. The header has
+the columns. The header has the ``offset`` of each column from the first column, a multiple of 8. All numbers are
+little-endian. The header has
 
-* ``from_ns`` and ``to_ns``, UTC ns as text; ``job``; ``notes``; ``left_out``, rows of a section that are not in it;
-* ``sections``: by name ``rows`` and ``columns`` of (``name``, ``type``, ``offset``); the docstrings of ``_operations``
-  and its neighbours name the columns. Times are µs since ``from_ns``; NaN: not known;
-* ``dictionaries``: what numbers of columns refer to, by their place: ``ranks`` (``rank``, ``node``, ``pid``, ``run``),
-  ``comms``, ``comm_sizes``, ``ops``, ``states``, ``evidence``, ``errors``, ``frames``, ``stacks`` (places in
-  ``frames``, outermost first), ``threads``, ``counters`` (``node``, ``device``, ``name``, ``unit``), ``findings``;
+* ``from_ns`` and ``to_ns``, UTC ns as text; ``job``; ``notes``; ``left_out``, by section the number of missing rows;
+* ``sections``: by name ``rows`` and ``columns`` of (``name``, ``type``, ``offset``); the docstrings of ``_Page.steps``
+  and the methods after it name the columns. Times are µs since ``from_ns``; NaN: unknown;
+* ``dictionaries``: lists to which columns refer by index: ``ranks`` (``rank``, ``node``, ``pid``, ``run``), ``comms``,
+  ``comm_sizes``, ``ops``, ``states``, ``evidence``, ``errors``, ``frames``, ``stacks`` (indices of ``frames``,
+  outermost first), ``threads``, ``counters`` (``node``, ``device``, ``name``, ``unit``), ``findings``;
 * ``losses``: ``node``, ``rank``, ``pid``, ``from_us``, ``to_us``, ``table``, ``rows``, ``reason``;
 * ``clocks``: ``node``, ``offset_ns``, ``bound_ns``; null where they were not measured.
 """
@@ -41,7 +42,7 @@ T = TypeVar("T", bound=Columns)
 
 
 def write_columns(timeline: Timeline, sink: IO[bytes], most: int = _MOST_ROWS) -> None:
-    """Writes ``timeline`` to ``sink``, of operations, samples and counters the first ``most`` rows each."""
+    """Writes ``timeline`` to ``sink``, with the first ``most`` operations, samples and values of counters."""
     page = _Page(timeline, most)
     sections = {
         "steps": page.steps(),
@@ -92,7 +93,7 @@ class _Page:
         return {column: np.concatenate([section[column] for section in sections]) for column in sections[0]}
 
     def steps(self) -> _Section:
-        """``rank`` (a place), ``step`` (-1: not known), ``start``, ``end``, ``comm`` and ``wait`` (µs, within it)."""
+        """``rank`` (an index), ``step`` (-1: unknown), ``start``, ``end``, ``comm`` and ``wait`` (µs in the step)."""
         rows = self._timeline.steps
         return {
             "rank": rows.process.astype("<u4"),
@@ -104,10 +105,10 @@ class _Page:
         }
 
     def operations(self, rows: Operations) -> _Section:
-        """``rank``, ``comm``, ``op``, ``state``, ``evidence``, ``error`` (places), ``seq``, ``bytes``, ``step`` (-1:
-        not known), ``call``, ``start``, ``done_lo`` and ``done_hi``: the operation ended between the two, or,
-        where both are NaN, has not ended."""
-        # It was not done before its call; without both times an operation has not ended.
+        """``rank``, ``comm``, ``op``, ``state``, ``evidence``, ``error`` (indices), ``seq``, ``bytes``, ``step`` (-1:
+        unknown), ``call``, ``start``, ``done_lo`` and ``done_hi``: the operation ended between these two, or has not
+        ended if both are NaN."""
+        # An operation with an unknown end gets its call as ``done_lo``, because two NaN mean that it has not ended.
         unseen = (rows.done_lo == UNKNOWN) & (rows.done_hi == UNKNOWN)
         return {
             "rank": rows.process.astype("<u4"),
@@ -126,8 +127,8 @@ class _Page:
         }
 
     def samples(self, rows: Samples) -> _Section:
-        """``rank``, ``thread``, ``stack`` and ``frame`` (its innermost one), all places; ``start``, ``duration`` (µs),
-        ``count``, ``on_cpu`` (0 or 1)."""
+        """``rank``, ``thread``, ``stack`` and ``frame`` (its innermost frame), all indices; ``start``, ``duration``
+        (µs), ``count``, ``on_cpu`` (0 or 1)."""
         numbers, where = np.unique(rows.stack, return_inverse=True)
         frames = self._timeline.stacks(numbers.tolist())
         stacks = np.array([self._stack(stack, frames[stack]) for stack in numbers.tolist()], np.int64)
@@ -145,7 +146,7 @@ class _Page:
         }
 
     def counters(self, rows: Counters) -> _Section:
-        """``counter`` (a place), ``time``, ``value``."""
+        """``counter`` (an index), ``time``, ``value``."""
         return {
             "counter": rows.counter.astype("<u4"),
             "time": self._us(rows.time),
@@ -214,7 +215,7 @@ class _Page:
         return self._stacks[number]
 
     def _us(self, times: Ints) -> Reals:
-        """Returns times as µs since the begin; the double of a day has a step of 16 ps."""
+        """Returns times as µs since the begin; within a day a double is exact to 16 ps."""
         return np.where(times == UNKNOWN, np.nan, (times - self._timeline.begin) / 1000).astype("<f8")
 
 

@@ -1,4 +1,4 @@
-"""Turns rows of nodes, as Arrow batches, into columns of numbers and the dictionaries that these refer to."""
+"""Turns rows of nodes, as Arrow batches, into columns of numbers and the dictionaries that the numbers refer to."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _MOST_PROCESSES = _MOST_NAMES = 1 << 17
 _MOST_THREADS = 1 << 19
 _TEXTS = 1 << 16
 _OTHERS = "(others)"
-# Characters of a word of ours, such as an operation or a state.
+# The most characters of an operation or a state.
 _WORD = 64
 
 
 class Dictionaries:
     """The processes, communicators, texts and so on that columns of a timeline refer to by index.
 
-    ``ahead``: by how many ns the clocks of nodes are ahead of ours; it is taken off all times.
+    ``ahead``: by how many ns the clock of each node is ahead of ours, which is subtracted from all its times.
     """
 
     def __init__(self, ahead: Mapping[str, int]) -> None:
@@ -135,7 +135,7 @@ class Dictionaries:
         )
 
     def counter_values(self, batch: pa.RecordBatch, figures: Mapping[str, str]) -> Counters:
-        """Returns the finite values of ``figures``, units by column, of rows with ``node``, ``device`` and ``ts``."""
+        """Returns the finite values of the columns in ``figures`` (units by column); rows have node, device and ts."""
         node, device = self._nodes.codes(batch["node"]), self._texts.codes(batch["device"])
         at = _time(batch["ts"], self._shift(node))
         # Devices of all nodes, numbered within this batch.
@@ -186,5 +186,5 @@ class Dictionaries:
 
 def _time(column: pa.Array[Any], ahead: Ints) -> Ints:
     at = numbers(column)
-    # Differences of two such times fit into 64 bits.
+    # Times are limited, so that the difference of two times fits into 64 bits.
     return np.where(at == UNKNOWN, UNKNOWN, np.clip(at, 0, SPANNING - 1) - ahead)

@@ -1,6 +1,6 @@
-"""How an operation is drawn: as a slice, a slice without an end, or a point; the parts of the slice, and its lane.
+"""Decides how an operation is drawn: as a slice, a slice without an end, or a point; the parts of the slice, its lane.
 
-Intervals of a track that overlap are drawn in lanes of their own, since slices of a lane must nest.
+Overlapping intervals of a track are drawn in different lanes, since slices of a lane must nest.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ __all__ = ("COMMS", "FLYING", "MOST_LANES", "POINT", "SLICE", "Drawn", "Lanes", 
 
 SLICE, FLYING, POINT = 0, 1, 2
 MOST_LANES = 32
-"""The lanes of a communicator of a rank."""
+"""The most lanes of a communicator in one rank."""
 COMMS = 1 << 16
-"""More than there are communicators: a track is the number of a process times this, and that of a communicator."""
+"""More than the number of communicators. A track has the number PROCESS * COMMS + COMMUNICATOR."""
 
 
 @dataclass(slots=True)
 class Drawn(Columns):
-    """``kind``: SLICE; FLYING, the operation has not ended; or POINT, nothing is known of its end.
+    """``kind``: SLICE; FLYING, the operation has not ended; or POINT, its end is unknown.
 
     The operation goes from ``begin`` to ``end``. Until ``waited`` it waited for the rank that called last. It ended
-    between ``doubt`` and ``end``. Either is UNKNOWN where there is no such part.
+    between ``doubt`` and ``end``. ``waited`` and ``doubt`` are UNKNOWN for operations without such a part.
     """
 
     kind: Ints
@@ -37,8 +37,8 @@ class Drawn(Columns):
 
 
 def drawn(rows: Operations, errors: Ints, nodes: Ints) -> Drawn:
-    """Returns how ``rows`` are drawn. ``errors`` and ``nodes`` have, for each process, by how many ns the clock of its
-    node may be wrong, and the number of its node.
+    """Returns the shapes of ``rows``. ``errors`` and ``nodes``: for each process, by how many ns the clock of its node
+    may be wrong, and the number of its node.
 
     A wait for a rank of another node that is shorter than the errors of both clocks is not drawn.
     """
@@ -59,17 +59,17 @@ def drawn(rows: Operations, errors: Ints, nodes: Ints) -> Drawn:
 
 
 class Lanes:
-    """Gives out lanes of tracks. An interval takes the first lane of its track whose last interval ended before."""
+    """Assigns intervals to lanes: an interval gets the first lane of its track whose last interval ended before."""
 
     def __init__(self, most: int) -> None:
-        """``most``: lanes of a track; intervals that find all of them taken get none."""
+        """``most``: the lanes of a track; if all are in use, an interval gets none."""
         self._most = most
         self._ends: dict[int, list[int]] = {}
 
     def of(self, track: Ints, begin: Ints, end: Ints) -> Ints:
-        """Returns the lane of each interval, from 0; -1 where all are taken.
+        """Returns the lane of each interval, from 0; -1 if all lanes are in use.
 
-        The end of an interval belongs to it: the next one in its lane begins later.
+        Intervals include their ends, so the next interval of a lane begins later.
         """
         lanes = np.zeros(len(track), np.int64)
         order = np.lexsort((begin, track))

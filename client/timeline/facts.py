@@ -1,4 +1,4 @@
-"""Facts about a whole timeline: its range, the clocks, and what is missing."""
+"""Facts about a whole timeline: its range, the clocks, and notes about missing rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SEEN = "seen from outside of the processes by probingd; docs/timeline.md says h
 
 
 def about(timeline: Timeline) -> Iterator[tuple[str, str | int]]:
-    """Yields facts about ``timeline`` as keys and values; ask when all rows have been read."""
+    """Yields facts about ``timeline`` as keys and values; call it after all rows have been read."""
     yield "written_by", program()
     yield "evidence", _SEEN
     yield "job", shown(timeline.job)

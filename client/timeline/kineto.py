@@ -1,8 +1,8 @@
 """Writes a timeline as files of PyTorch's profiler (Kineto), one for each rank, for Holistic Trace Analysis.
 
-HTA reads kernels on streams, the calls that launched them, and ``ProfilerStep#N``. No kernel is seen from the host, so
-an operation stands for a kernel, from its start to its end, where the end is known to a tenth of its length. Its name
-begins with ``ncclKernel``, which HTA takes for communication, and says, as its category does, where it is seen from.
+HTA reads kernels on streams, the calls that launched them, and ``ProfilerStep#N``. Kernels cannot be seen from the
+host, so each operation whose end is known to a tenth of its length is written as a kernel from its start to its end.
+The name begins with ``ncclKernel``, by which HTA recognizes communication; name and category say "seen from the host".
 https://github.com/facebookresearch/HolisticTraceAnalysis (0.5.0: hta/common/trace.py, hta/analyzers/straggler.py).
 """
 
@@ -34,8 +34,8 @@ _SHARPNESS = 10
 def write_kineto(timeline: Timeline, directory: Path) -> list[Path]:
     """Writes a file for each rank into ``directory`` while rows are read; returns the paths of the files.
 
-    Where the range has several runs of the job, each has a directory of its own. Processes without a rank are left out.
-    Raises what ``Timeline.operations`` does, and OSError.
+    Runs of the job after the first have directories of their own. Processes without a rank are left out. Raises the
+    errors of the reads, and OSError.
     """
     files = _Files(timeline, directory)
     exact, called = timeline.names.timings.code("exact"), 0
@@ -52,7 +52,7 @@ def write_kineto(timeline: Timeline, directory: Path) -> list[Path]:
 
 
 def _sharp(rows: Operations, exact: int) -> Any:
-    """Returns which operations ended at a time that is known to a tenth of their length."""
+    """Returns for each operation whether its end is known to a tenth of its length."""
     begin = np.where(rows.start != UNKNOWN, rows.start, rows.call)
     ended = (rows.done_hi != UNKNOWN) & (rows.done_hi != SPANNING)
     low = np.where(rows.timing == exact, rows.done_hi, rows.done_lo)
@@ -72,7 +72,7 @@ def _step_lines(step: Ints, begin: Ints, end: Ints) -> Any:
 
 
 def _operation_lines(timeline: Timeline, rows: Operations, called: int) -> Any:
-    """Returns two events a line: the call, and the operation as a kernel. ``called``: operations before."""
+    """Returns, for each operation, the call and the operation as a kernel. ``called``: the number of earlier calls."""
     names, base = timeline.names, timeline.base
     number = np.arange(called, called + len(rows)) + 1
     begin = np.maximum(np.where(rows.start != UNKNOWN, rows.start, rows.call), rows.call)
@@ -124,7 +124,7 @@ def _kernel(op: str, backend: str) -> str:
 
 
 class _Files:
-    """The files of ranks. Each is open only while it is written to: there may be thousands."""
+    """The files of ranks. Each is open only while it is written to, because there may be thousands."""
 
     def __init__(self, timeline: Timeline, directory: Path) -> None:
         self.unsharp = 0

@@ -1,4 +1,4 @@
-"""Lines of JSON, a row each, that Arrow joins from constant texts and columns."""
+"""Builds lines of JSON, one for each row, which Arrow joins from constant texts and columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matches rows of a timeline: operations with those of other ranks, and with the steps around them."""
+"""Matches rows of a timeline: operations with the same operations on other ranks, and with the steps around them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _compared(before: Operations | None, part: Operations, after: Operations | N
     numbered = np.flatnonzero((seq != UNKNOWN) & (sizes[comm] > 1))
     if len(numbered):
         keys = mixed(comm[numbered], seq[numbered])
-        # Parts mostly follow each other, so that the rows of each key are sorted by call.
+        # If all rows are sorted by call, as they mostly are, a stable sort by key is enough.
         in_order = bool((np.diff(call[numbered]) >= 0).all())
         order = np.argsort(keys, kind="stable") if in_order else np.lexsort((call[numbered], keys))
         starts, counts = runs(keys[order])
@@ -61,7 +61,7 @@ def steps_at(steps: Steps, process: Ints, time: Ints) -> Ints:
     base = int(steps.begin.min())
     span = int(steps.end.max()) - base + 1
     most = max(int(steps.process.max()), int(process.max())) + 1
-    # One number sorts by process and time; where both do not fit into it, times are cut.
+    # One number sorts by process and time; if both do not fit into it, the unit of time becomes larger.
     unit = 1
     while (span // unit + 1) * most >= 2**62:
         unit *= 10

@@ -1,6 +1,6 @@
-"""What a timeline has: processes, communicators, threads and counters, and their rows as columns of numbers.
+"""The data of a timeline: processes, communicators, threads and counters, and their rows as columns of numbers.
 
-All times are UTC ns by the clock of whoever asks. Numbers that are not known are ``coding.UNKNOWN``.
+All times are UTC ns by the client's clock. Unknown numbers are ``coding.UNKNOWN``.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Counter(NamedTuple):
 class Loss(NamedTuple):
     """Rows of ``table`` that may be missing from ``begin`` to ``end``; ``missing``: how many, None: not known.
 
-    ``pid`` None: all of the node's processes are concerned.
+    ``pid`` None: rows of all processes of the node.
     """
 
     node: str
@@ -135,7 +135,7 @@ class Operations(Columns):
 
     ``process``, ``comm``, ``op``, ``state``, ``timing`` and ``error`` are indices into the timeline's dictionaries.
     ``done_hi`` is SPANNING for an operation in flight. ``last_call`` and ``last`` (an index of a process): when and by
-    whom the operation was called last, where the rows of all ranks are there.
+    which process the operation was called last; UNKNOWN unless the rows of all ranks were read.
     """
 
     process: Ints

@@ -1,6 +1,6 @@
-"""Protobuf messages as templates: bytes with holes, of which numpy fills many copies at once.
+"""Templates of Protobuf messages: bytes with holes. numpy makes many copies and fills their holes at once.
 
-Numbers in holes are varints of a fixed length, padded with continuation bits; decoders take these, and Perfetto's own
+Numbers in holes are varints of a fixed length, padded with continuation bits; decoders accept these, and Perfetto's own
 writer makes them (protozero's WriteRedundantVarInt). https://protobuf.dev/programming-guides/encoding/
 """
 

@@ -1,7 +1,7 @@
-"""Writes a timeline as a Perfetto trace: nodes, their ranks, and the communicators of these as tracks.
+"""Writes a timeline as a Perfetto trace, with tracks for nodes, their ranks, and the communicators of the ranks.
 
 An operation is a slice from its call to the time when it was certainly done; slices within it show how long it waited
-for the rank that called last, and between which times its end lies. The slices of one operation on all ranks are
+for the rank that called last, and the times between which it ended. The slices of one operation on all ranks are
 joined by a flow. docs/timeline.md says what is shown, and how sure it is.
 """
 
@@ -25,13 +25,13 @@ __all__ = ("write_perfetto",)
 
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
 _LAST_NS = 2**62
-# Places among the tracks of a node: processes without a rank first, counters last.
+# The order of the tracks of a node: processes without a rank first, counters last.
 _NO_RANK, _BELOW_RANKS = -1, 1 << 30
 _TIMES = {"at", "begin", "doubt", "end", "waited"}
 
 
 def write_perfetto(timeline: Timeline, sink: IO[bytes]) -> None:
-    """Writes the trace of ``timeline`` to ``sink`` while rows are read. Raises what ``Timeline.operations`` does."""
+    """Writes the trace of ``timeline`` to ``sink`` while rows are read. Raises the errors of the reads."""
     writer = _Writer(timeline, Trace(sink, timeline.begin))
     writer.steps()
     for operations in timeline.operations():
@@ -56,7 +56,7 @@ class _Writer:
 
     def steps(self) -> None:
         rows = self._timeline.steps
-        # The end of a step is the begin of the next one.
+        # The end of a step is the begin of the next step.
         lanes = Lanes(1).of(rows.process, rows.begin, rows.end - 1)
         rows = rows.taken(np.flatnonzero(lanes == 0))
         columns: Filling = {
@@ -143,7 +143,7 @@ class _Writer:
             self._span("loss", track, loss.reason, loss.begin, loss.end, texts)
 
     def processes(self) -> None:
-        """Writes the tracks of all processes, also of those without a row."""
+        """Writes the tracks of all processes, also of processes without a row."""
         for index in range(len(self._names.processes)):
             self._process(index)
 
@@ -205,7 +205,7 @@ class _Writer:
     def _span(
         self, category: str, track: int, name: str, begin: int, end: int | None, texts: Mapping[str, str]
     ) -> None:
-        """Writes one slice, or a point without ``end``."""
+        """Writes a slice; if ``end`` is None, a point."""
         named = [
             message(4, number(1, self.trace.interned(ANNOTATIONS, key)), text(6, value)) for key, value in texts.items()
         ]
@@ -253,7 +253,7 @@ class _Writer:
         return self.trace.interned(NAMES, name)
 
     def _coded(self, kind: int, coder: Coder) -> Ints:
-        """Returns the numbers of the texts of ``coder``."""
+        """Returns the number of each text of ``coder`` in the trace."""
         texts = coder.entries.values
         return np.array([self.trace.interned(kind, text or "not known") for text in texts], np.int64)
 

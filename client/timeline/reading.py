@@ -1,4 +1,4 @@
-"""Reads a range of time of a job from all nodes: operations, steps, samples, counters, findings, and what is missing.
+"""Reads a range of time of a job from all nodes: operations, steps, samples, counters, findings and gaps.
 
 Operations, samples and counters are read in slices of bounded size, so that the memory does not grow with their number.
 Times are UTC ns by our clock: the offset of each node's clock is subtracted.
@@ -59,21 +59,21 @@ _NODES = "SELECT DISTINCT node FROM {table} WHERE {where}"
 
 
 def timeline(cluster: Cluster, job: str, since: str = "5m", until: str | None = None) -> Timeline:
-    """Returns the timeline of ``job``, by a name that --job takes, from ``since`` to ``until`` (None: now).
+    """Returns the timeline of ``job``, a name as for --job, from ``since`` to ``until`` (None: now).
 
-    Both are lengths before now or instants, as ``probing.client.times.bound`` reads them. Raises what ``job_named``
-    does, UsageError for an empty range, and the error of the nodes where none answers. A program that hides numpy must
-    call ``allow_numpy`` before it imports pyarrow.
+    Both are lengths before now or instants, as ``probing.client.times.bound`` reads them. Raises the errors of
+    ``job_named``, UsageError for an empty range, and the nodes' error if no node answers. A program that hides numpy
+    must call ``allow_numpy`` before it imports pyarrow.
     """
     allow_numpy()
     now = time.time_ns()
     begin = bound(since, now).ns(now)
     end = now if until is None else bound(until, now).ns(now)
     if end <= begin:
-        hint = "both may be lengths before now, or instants"
+        hint = "give lengths before now, or instants: --since 10m --until 5m"
         raise UsageError(f"--until {until or 'now'} is not after --since {since}", hint=hint)
     name = job_named(cluster, job)
-    # Now that connections are there, an answer takes less time, and bounds the clock of its node more closely.
+    # On an open connection an answer takes less time, so it measures the clock of its node more exactly.
     cluster.query_each("SELECT 1 AS one")
     return Timeline(cluster, name, begin, end, present=until is None)
 
@@ -82,9 +82,8 @@ class Timeline:
     """The range from ``begin`` to before ``end``, UTC ns by our clock, of ``job``.
 
     ``operations``, ``samples`` and ``counters`` read rows while they are iterated over, and add to ``names``, the
-    dictionaries that columns refer to. ``losses_of_job`` yields the gaps that were seen until then. ``rows`` is the
-    number of rows that were read, of about ``expected``; ``counts`` has it by section. ``notes`` say what else is left
-    out.
+    dictionaries that columns refer to. ``losses_of_job`` yields the gaps that were seen so far. ``rows`` is the number
+    of rows that were read, of about ``expected``; ``counts``: the rows by section. ``notes`` say what else is left out.
     """
 
     def __init__(self, cluster: Cluster, job: str, begin: int, end: int, *, present: bool) -> None:
@@ -97,7 +96,7 @@ class Timeline:
         self.findings: list[Finding] = []
         self._cluster = cluster
         self._asked = len(cluster.outcomes)
-        # Of nodes that did not answer, by node and table.
+        # The gaps of nodes that did not answer, by node and table.
         self._gaps: dict[tuple[str, str], Loss] = {}
         self._stacks: dict[int, tuple[Frame, ...]] = {}
         self.clocks = _clocks(cluster)
@@ -125,7 +124,7 @@ class Timeline:
         answers = self._cluster.query_all(statements)
         self._note("", (), self.begin, self.end)
         if present:
-            # Also ranks without a row, such as one that joins no operation.
+            # Also ranks without a row, such as a rank that joins no operation.
             for batch in answers["ranks"].combine_chunks().to_batches():
                 self.names.processes_in(batch)
         inflight = [self.names.operations(b) for b in answers["inflight"].to_batches()] if present else []
@@ -140,7 +139,7 @@ class Timeline:
 
     @property
     def base(self) -> int:
-        """A time before all others, UTC ns by our clock."""
+        """A time before all times of the timeline, UTC ns by our clock."""
         return min(self.begin - CLOSE_NS, int(self._inflight.call.min(initial=self.begin)))
 
     @cached_property
@@ -158,8 +157,8 @@ class Timeline:
         return steps
 
     def operations(self) -> Iterator[Operations]:
-        """Yields the operations in the order of their calls; those in flight come last."""
-        # With the number of its step each operation says where it belongs.
+        """Yields the operations in the order of their calls; operations in flight come last."""
+        # The steps are read first, because each operation gets the number of its step.
         steps = self.steps
         for part in awaited(self._all_operations(), self.names.sizes):
             part.step = steps_at(steps, part.process, part.call)
@@ -191,7 +190,7 @@ class Timeline:
                 yield part.taken(np.argsort(part.time, kind="stable"))
 
     def stacks(self, ids: Sequence[int]) -> dict[int, tuple[Frame, ...]]:
-        """Returns the frames of each stack, outermost first, at least one."""
+        """Returns the frames of each stack, outermost first, at least one frame."""
         missing = [stack for stack in ids if stack not in self._stacks][: _MOST_STACKS - len(self._stacks)]
         stored = read_stacks(self._cluster, (stack & _UNSIGNED for stack in missing))
         for stack in missing:
@@ -200,7 +199,7 @@ class Timeline:
         return {stack: self._stacks.get(stack, (_LEFT_OUT,)) for stack in ids}
 
     def unread(self) -> int:
-        """Returns about how many rows are counted and not yet read."""
+        """Returns about how many rows have still to be read."""
         return max(0, self.expected - self.rows)
 
     def errors(self) -> tuple[Ints, Ints]:
@@ -215,7 +214,7 @@ class Timeline:
         return errors, np.array([numbers[process.node] for process in processes], np.int64)
 
     def losses_of_job(self) -> Iterator[tuple[Loss, int | None]]:
-        """Yields the losses of the job's nodes and processes, each with the process that it is about."""
+        """Yields the losses of the job's nodes and processes, each with its process (None: the whole node)."""
         processes = {(who.node, who.pid): index for index, who in enumerate(self.names.processes.values)}
         for loss in (*self.losses, *self._gaps.values()):
             if loss.pid is None:
@@ -261,7 +260,7 @@ class Timeline:
                 self._gaps[gap.node, table] = whole
 
     def _finding(self, row: Row) -> Finding | None:
-        """Returns the finding of a row; None where it did not hold in the range."""
+        """Returns the finding of a row; None if it did not hold in the range."""
         ahead = self._selection.ahead.get(row["found_by"], 0)
         begin, end = (None if at is None else at - ahead for at in _span_of(row))
         if begin is None or begin >= self.end or (end is not None and end < self.begin):
@@ -292,7 +291,7 @@ class Timeline:
 
 
 def _span_of(row: Row) -> tuple[int | None, int | None]:
-    """Returns begin and end of a finding, by the clock of the node that found it; None: not known, or it is open."""
+    """Returns begin (None: unknown) and end (None: open) of a finding, by the clock of the node that found it."""
     return ns_of(row["since"]) or ns_of(row["opened"]), ns_of(row["closed"]) if row["state"] == "closed" else None
 
 

@@ -1,4 +1,4 @@
-"""The sections of a timeline: tables, and the columns that are read of them."""
+"""The sections of a timeline: tables, and the columns that are read from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a timeline as SQL: of one job and a range of time, by the clocks of the nodes, in slices of bounded
+"""Selects the rows of a timeline by SQL: one job and a range of time by the clocks of the nodes, in slices of bounded
 size."""
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
 
 __all__ = ("CLOSE_NS", "Section", "Selection", "Slice", "slices")
 
-# Clocks that are closer are compared with the bounds of the range as they are.
+# Offsets of clocks below this, ns, are ignored when rows are selected.
 CLOSE_NS = 1_000_000_000
 _MOST_NODES = 500
 _BUCKETS = 512
-# Buckets with too many rows that are counted again, more finely; others are divided as if their rows were even.
+# The most buckets with too many rows whose rows are counted again, in smaller buckets; further buckets are divided into
+# equal times.
 _MOST_COUNTED = 16
 _MOST_SLICES = 20_000
 
 
 class Section(NamedTuple):
-    """Rows of ``table`` with ``columns``: SQL by name. ``condition`` is added to those of job and range. ``of_nodes``:
-    the table has no job, and the rows of the job's nodes are read."""
+    """Rows of ``table`` with ``columns``: SQL by name. ``condition`` is added to the conditions on job and range.
+    ``of_nodes``: the table has no job, so the rows of the job's nodes are read."""
 
     table: str
     columns: Mapping[str, str]
@@ -34,7 +35,7 @@ class Section(NamedTuple):
 
     def select(self, where: str) -> str:
         """Returns the SELECT of the rows that meet ``where``."""
-        # With an alias ts, nodes do not see the condition on ts, and open all of their files.
+        # With `ts AS ts` nodes do not recognize the condition on ts, and open all of their files.
         columns = ", ".join(name if sql == name else f"{sql} AS {name}" for name, sql in self.columns.items())
         more = f" AND {self.condition}" if self.condition else ""
         return f"SELECT {columns} FROM {sql_table(self.table)} WHERE {where}{more}"
@@ -75,7 +76,7 @@ class Selection(NamedTuple):
         return section._replace(condition="").select(self.where(section, low, high))
 
     def time(self, column: str) -> str:
-        """Returns ``column`` as ns, by our clock where that of the node is far off."""
+        """Returns the SQL of ``column`` in ns; by our clock for nodes whose clock is off by CLOSE_NS or more."""
         far = "".join(f" WHEN {sql_text(node)} THEN {ahead}" for node, ahead in self._far().items())
         return f"(epoch_ns({column}) - CASE node{far} ELSE 0 END)" if far else f"epoch_ns({column})"
 
@@ -101,7 +102,7 @@ def slices(cluster: Cluster, selection: Selection, section: Section, most: int) 
         if last is not None and last.rows + piece.rows <= most:
             parts[-1] = Slice(last.low, piece.high, last.rows + piece.rows)
         else:
-            # From the end of the slice before: also rows that are stored later belong to a slice.
+            # Slices leave no gaps, because rows that are stored later must belong to a slice, too.
             parts.append(Slice(selection.begin if last is None else last.high, piece.high, piece.rows))
         if len(parts) > _MOST_SLICES:
             what = f"the range has more than {_MOST_SLICES * most:,} rows of {section.table}"
@@ -128,7 +129,7 @@ def _buckets(cluster: Cluster, selection: Selection, section: Section, low: int,
     table, where = sql_table(section.table), selection.where(section, low, high)
     answer = cluster.query(f"SELECT {bucket} AS bucket, count(*) AS rows FROM {table} WHERE {where} GROUP BY {bucket}")
     counts = {row["bucket"]: row["rows"] for row in answer.to_pylist()}
-    # Nodes are not trusted.
+    # Only known buckets are used, because nodes are not trusted.
     return [
         Slice(low + place * width, min(high, low + (place + 1) * width), int(counts[place] or 0))
         for place in range(_BUCKETS)

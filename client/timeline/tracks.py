@@ -1,4 +1,4 @@
-"""The parts of a Perfetto trace that its events refer to: tracks and texts, each written before its first use.
+"""Writes the parts of a Perfetto trace that its events refer to: tracks and texts, each before its first use.
 
 The numbers of fields are those of protos/perfetto/trace/ in https://github.com/google/perfetto (v59.1).
 """
@@ -59,9 +59,9 @@ class Trace:
         about: str = "",
         unit: str | None = None,
     ) -> int:
-        """Returns the uuid of the track ``key``, below the track ``parent``. ``unit``: it is a counter.
+        """Returns the uuid of the track ``key``, below the track ``parent``. ``unit``: of a track that is a counter.
 
-        Tracks of one name below one parent are shown as one.
+        Perfetto shows tracks with the same name and parent as one track.
         """
         if (uuid := self._tracks.get(key)) is not None:
             return uuid

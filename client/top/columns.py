@@ -56,8 +56,8 @@ def cells(columns: Sequence[tuple[Column, int]], row: Row) -> Line:
 
 
 def chosen(width: int, rows: Iterable[Row], *, nodes: int) -> tuple[tuple[Column, int], ...]:
-    """Returns the columns that fit ``width``, with their widths. The choice changes only if other kinds of values
-    exist.
+    """Returns the columns that fit ``width``, with their widths. The choice depends on which values exist, not on the
+    values.
 
     ``nodes``: number of nodes with rows.
     """

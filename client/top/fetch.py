@@ -1,5 +1,5 @@
-"""In a thread, asks all nodes for what the screen shows. In each refresh a node gets one request with several SELECTs,
-limited in time and size.
+"""Asks all nodes for the rows that the screen shows, in a thread. In each refresh a node gets one request with several
+SELECTs, limited in time and size.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class _Question(NamedTuple):
 
 
 def questions(where: str, *, calm: bool = False) -> dict[str, _Question]:
-    """Returns the questions by name; ``where`` is an SQL condition on the job. ``{since}`` is left in them.
+    """Returns the questions by name; ``where`` is an SQL condition on the job. Their SQL still contains ``{since}``.
 
-    ``calm``: of a view that is open for hours. It asks for findings, progress and operations in flight in each refresh,
-    and for all that changes less in every third.
+    ``calm``: for a view that is open for hours: findings, progress and operations in flight are asked for in each
+    refresh, rows that change less in every third refresh or more seldom.
     """
     findings = newest_sql(f"ts > now() - INTERVAL 7 DAY AND {where}", OPEN_COLUMNS, ROW_AGE)
     given = {"where": where, "since": "{since}"}
@@ -126,18 +126,18 @@ def questions(where: str, *, calm: bool = False) -> dict[str, _Question]:
 
 
 def statements(found: dict[str, _Question], turn: int, tables: Container[str], *, new: bool) -> dict[str, str]:
-    """Returns, by name, the SQL that a node is asked in refresh ``turn``; ``tables`` are the tables that it is known to
-    have.
+    """Returns, by name, the SQL that a node is asked in refresh ``turn``; ``tables``: the node's tables, as far as
+    known.
 
-    ``new``: the node was not asked before, so it is asked all questions. Questions that are asked seldom are spread
-    over the refreshes.
+    ``new``: rows of CPUs and GPUs are asked for 120 s back, else for 15 s. Refreshes 0 and 1 together ask all
+    questions; later, questions that are asked seldom are spread over the refreshes.
     """
     since = _HISTORY_S if new else _LATELY_S
     return {
         name: question.sql.replace("{since}", str(since))
         for spread, (name, question) in enumerate(found.items())
         if (not question.table or question.table in tables)
-        # Which tables a node has is known from its first answer on.
+        # The tables of a node are known from its first answer on.
         and (turn == 0 or (turn == 1 and question.table) or (turn + spread) % question.every == 0)
     }
 
@@ -150,7 +150,7 @@ _MOST_STACKS = 64
 
 
 class Fetcher:
-    """Calls ``deliver`` with a ``Fetched`` every ``interval`` seconds; ``failed`` is called with any other error."""
+    """Calls ``deliver`` with a ``Fetched`` every ``interval`` seconds; ``failed`` gets errors that are not a node's."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Fetcher:
         *,
         calm: bool = False,
     ) -> None:
-        """``where`` is an SQL condition on the job; the time-out is that of ``cluster``. ``calm``: as for
+        """``where`` is an SQL condition on the job; the timeout is ``cluster.timeout``. ``calm``: as for
         ``questions``."""
         self._cluster = cluster
         self._questions = questions(where, calm=calm)
@@ -241,9 +241,9 @@ async def name_of(node: Node, seconds: float) -> tuple[str, None]:
 
 
 class Functions:
-    """Keeps the innermost Python frame of each process's training thread; it is read every 2 s.
+    """Keeps the innermost Python frame of each process's training thread, read every 2 s.
 
-    A separate thread reads them, so that a slow process delays nothing else.
+    A separate thread reads the frames, so that a slow process delays nothing else.
     """
 
     def __init__(self, fetcher: Fetcher, cluster: Cluster, changed: Callable[[], None]) -> None:
@@ -256,7 +256,7 @@ class Functions:
         self.repeater = Repeater("stacks", self._read, _STACKS_EVERY_S, lambda _: None)
 
     def watch(self, nodes: Iterable[NodeRows]) -> None:
-        """Reads the trainers of these nodes from now on, at most 64 for each node."""
+        """Makes the thread read the trainers of these nodes, at most 64 for each node."""
         with self._lock:
             before = bool(self._pids)
             for node in nodes:

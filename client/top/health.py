@@ -1,6 +1,6 @@
-"""Keeps the answers of nodes in one refresh, and which nodes do not answer.
+"""Holds the answers of nodes in one refresh, and the nodes that do not answer.
 
-A node that failed is not asked with the others until it has answered the question for its name.
+A node that failed is not asked with the other nodes until it has answered a request for its name.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _PATIENCE_S = 3.0
 
 
 class Health:
-    """Knows which nodes are absent. ``ask(addresses, seconds)`` asks nodes for their names.
+    """Tracks the nodes that do not answer. ``ask(addresses, seconds)`` asks nodes for their names.
 
     ``back`` is called when an absent node answers again. Safe to use from several threads.
     """

@@ -26,7 +26,7 @@ class Series:
         self._newest: dict[Hashable, float] = {}
 
     def add(self, key: Hashable, at: float, value: float | None) -> None:
-        """Adds a value of time ``at`` (in any unit), unless the last value of ``key`` is at least as new."""
+        """Adds a value of time ``at`` (in any unit); ignores it if ``key`` has a value of that time or later."""
         if at <= self._newest.get(key, float("-inf")):
             return
         self._newest[key] = at
@@ -108,7 +108,7 @@ class Devices:
         self._series = Series()
 
     def update(self, rows: Iterable[Row], nodes: Iterable[str]) -> None:
-        """Adds rows of gpu.utilization in any order; the rows of nodes that are not in ``nodes`` are kept."""
+        """Adds rows of gpu.utilization in any order; drops GPUs of ``nodes`` that have had no row for 15 s."""
         for row in sorted(rows, key=lambda row: row["at"]):
             key = row["node"], row["uuid"]
             used = row["gpu_util_pct"] if row["gpu_util_pct"] is not None else row["sm_active_pct"]
@@ -182,7 +182,7 @@ class Progress:
     """Computes rates and lags from the rows of comm.progress of all nodes, from one refresh to the next."""
 
     def __init__(self, window: float) -> None:
-        """Makes it without readings. ``window``: seconds over which rates are computed."""
+        """``window``: seconds over which rates are computed."""
         self._rates = Rates(window)
         self._lags = Lags()
 

@@ -1,6 +1,4 @@
-"""Everything behind the screen except the drawing: the threads that ask nodes, the model, and what the user
-has chosen.
-"""
+"""Everything behind the screen except the drawing: the threads that ask nodes, the model, and the user's choices."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _RANK_EVERY_S = 2.0
 class Live:
     """Refreshes ``view`` every ``interval`` seconds from ``start`` on; after each refresh a thread calls ``changed``.
 
-    ``where`` is an SQL condition on the job; ``window``: seconds over which rates are taken.
+    ``where`` is an SQL condition on the job; ``window``: seconds over which rates are computed.
     """
 
     def __init__(self, cluster: Cluster, where: str, interval: float, window: float) -> None:
@@ -57,13 +55,13 @@ class Live:
 
     @property
     def title(self) -> str:
-        """The names of the nodes that are asked, and the last error."""
+        """The node that is asked, or the number of nodes, and the last error."""
         nodes = self.view.nodes
         whom = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes" if nodes else self._cluster.target
         return f"{whom}  {self._error}" if self._error else whom
 
     def press(self, key: str, character: str | None, lines: int) -> str:
-        """Applies a key and returns what ``State.press`` requests: quit, pause, open, close or nothing."""
+        """Applies a key and returns the request of ``State.press``: quit, pause, open, close or nothing."""
         action = self.state.press(key, character, self.view, lines)
         if action == "pause":
             for repeater in (self._fetcher.repeater, self._functions.repeater, self._rank):

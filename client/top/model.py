@@ -28,7 +28,7 @@ RankKey = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the screen shows: ``jobs``, those in trouble first, and the nodes that do not answer.
+    """The content of the screen: ``jobs``, jobs in trouble first, and the nodes that do not answer.
 
     ``at`` is time.monotonic() of the refresh; ``notes`` are lines of text.
     """
@@ -45,7 +45,7 @@ class View:
 
 
 class Model:
-    """Keeps what is needed from one refresh to the next: rates, lags, series, the last rows of absent nodes."""
+    """Keeps data from one refresh to the next: rates, lags, series, the last rows of absent nodes."""
 
     def __init__(self, window: float, silent: Callable[[list[Row]], list[Row]] = lambda _: []) -> None:
         """Makes the model. ``window``: seconds over which rates are computed. ``silent``: see
@@ -53,7 +53,7 @@ class Model:
         """
         self._silent = silent
         self._known: dict[str, NodeRows] = {}
-        # By address, when the findings that are kept were asked for, time.monotonic().
+        # When the kept findings of a node were read, by address, time.monotonic().
         self._findings_at: dict[str, float] = {}
         self._progress = Progress(window)
         self._devices = Devices()
@@ -88,7 +88,7 @@ class Model:
         self, here: Sequence[NodeRows], away: Sequence[NodeRows], python: Mapping[Process, str], at: float
     ) -> Seen:
         known, progress = [*here, *away], _all(here, "progress")
-        # It is unknown what these ranks do, so they do not count as silent.
+        # The activity of ranks on absent nodes is unknown, so they do not count as silent.
         unknown = {process_of(row): dict.fromkeys(_CALLS) for row in _all(away, "ranks")}
         inflight = sorted(_all(here, "inflight"), key=lambda row: row["age_ns"] or 0)
         return Seen(
@@ -132,7 +132,7 @@ class Model:
             key = key_of(row)
             if not row["away"] and row["ended"] is None:
                 for name in HISTORIES:
-                    # The values of CPUs have other times, so their series is separate.
+                    # The values of CPUs have times of their own, so ``_add_history`` adds them.
                     if name != "cpu_pct":
                         self._series.add((key, name), fetched.at, row[name])
             keys.update((key, name) for name in HISTORIES)

@@ -22,7 +22,7 @@ __all__ = ("Page", "body_lines", "main_page")
 _LEAST_FOR_PANE = 14
 _MOST_ABSENT = 3
 _STALE_S = 3.0
-# Least width of a screen that shows by what ranks are ordered.
+# Least width of a screen that shows the order of ranks.
 _WIDE_ENOUGH = 60
 _WORD_STYLES = {
     "STUCK": "alarm",
@@ -59,7 +59,7 @@ def body_lines(height: int) -> int:
 def main_page(view: View, state: State, width: int, height: int, title: str, now: float) -> Page:
     """Returns the main page. ``title`` names the nodes that are asked; ``now`` is time.monotonic().
 
-    Changes ``state`` so that it selects a row that exists and that row is visible.
+    Changes ``state`` so that it selects an existing row, and scrolls to that row.
     """
     jobs = shown(view, state)
     rows = tuple(row for job in jobs for row in job.ranks)

@@ -31,7 +31,7 @@ def pane(row: Row, width: int, gpus: int) -> list[Line]:
 
 
 def filled(lines: Iterable[Line], width: int, height: int) -> tuple[Line, ...]:
-    """Returns the first ``height`` of ``lines``, each made ``width`` cells wide; empty lines fill the rest."""
+    """Returns the first ``height`` of ``lines``, each padded or cut to ``width`` cells."""
     return tuple(cut(line, width) for line in islice(lines, height))
 
 
@@ -129,7 +129,7 @@ def _series(
     if not value:
         return []
     spans = [Span(f"{title} ", "dim"), Span(f"{value:>5}", style)]
-    # On a narrow screen bars are drawn only if they fit.
+    # If the screen is too narrow for the history, ``bars`` is 0.
     if bars:
         spans.append(Span(f" {spark(history, bars, most)}", style))
     return [*spans, Span("  ")]

@@ -46,7 +46,7 @@ class Repeater:
             self._changed.notify_all()
 
     def every(self, interval: float) -> None:
-        """Sets the seconds from one beginning of the work to the next."""
+        """Sets the seconds from one start of the work to the next start."""
         self._interval = interval
 
     def hurry(self) -> None:

@@ -45,29 +45,29 @@ KEYS
   Enter              the rank's stack, last collectives, variables; Esc: back
   s S                next and previous order: {", ".join(name for name, *_ in SORTS[:4])},
                      {", ".join(name for name, *_ in SORTS[4:])}
-  r                  the other way round
+  r                  reverse the order
   / f                filter: words that must be in job, node, rankN, pid, state,
                      operation, Python
-  Esc                no filter
+  Esc                remove the filter
   e                  hide the jobs that have ended; again: show them
   p, Space           stand still; again: go on
   ? h                this page
 
-JOBS, those that live first, of them the one in trouble
+JOBS: living jobs come first, and among them jobs in trouble
   STUCK FAILED       the daemon has found an error, or the first rank has failed
   SLOW WARNING       the daemon has found a warning; DIAGNOSIS is its sentence
   WAITS              a rank is in one operation for much longer than usual
   AWAY PAUSED        a node does not answer; its probes are paused
-  FAILED ENDED       below those that live: ended in the last 10 min
+  FAILED ENDED       below the living jobs: ended in the last 10 min
 
 RANKS
   !                  blamed by a finding         .  waits for such a rank
   ?                  its node does not answer    x  has ended
-  IN FLIGHT, AGE     the oldest operation that is not finished, and since when
-  LAG                how much later than the rank in the middle it calls
-  CPU                100% is one CPU; run queue: it could run and had none
+  IN FLIGHT, AGE     the oldest operation that has not ended, and its age
+  LAG                how much later than the median rank it calls
+  CPU                100% is one CPU; run queue: it could run but had no CPU
   UTIL GMEM POWER    of all GPUs of the rank: mean, sum, sum; TEMP: the hottest
-  Bars show the last seconds. What a node does not record is left blank.
+  Bars show the last seconds. Values that a node does not record are blank.
 """
 
 
@@ -245,7 +245,7 @@ class TopApp(App[int]):
 
 
 def run_screen(live: Live) -> None:
-    """Shows the screen until q, Ctrl-C, SIGINT or SIGTERM; then the process must end within a short time."""
+    """Shows the screen until q, Ctrl-C, SIGINT or SIGTERM; after that ``end_soon`` ends the process within 0.8 s."""
     app = TopApp(live)
 
     before = {

@@ -1,4 +1,4 @@
-"""Keeps what the user has chosen on the screen, and applies keys to it. Draws nothing."""
+"""Keeps the user's choices on the screen, and applies keys to them. Draws nothing."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class State:
         return ""
 
     def _leaf(self, key: str, character: str | None, lines: int) -> str:
-        """Applies a key on any page other than the main one."""
+        """Applies a key on any page other than the main page."""
         if key in ("escape", "enter", "backspace", "left") or (self.page == "help" and character in ("?", "h")):
             left, self.page = self.page, "main"
             return "close" if left == "rank" else ""
@@ -132,7 +132,7 @@ class State:
 
 def shown(view: View, state: State) -> tuple[Job, ...]:
     """Returns the jobs with the ranks that pass the filter, in the chosen order. Jobs without such ranks are left out,
-    and jobs that have ended if these are hidden.
+    as are ended jobs if they are hidden.
 
     Each word of the filter must occur in the names of a rank or in the text about its activity.
     """
@@ -148,8 +148,8 @@ def shown(view: View, state: State) -> tuple[Job, ...]:
 
 
 def _moved(position: int, last: int, key: str, character: str | None, lines: int) -> int | None:
-    """Returns the position, from 0 to ``last``, to which a key moves from ``position``; None if the key moves
-    nothing.
+    """Returns the position, from 0 to ``last``, to which a key moves from ``position``; None if the key does not
+    move.
     """
     step = _MOVES.get(key, {"pagedown": lines, "pageup": -lines}.get(key))
     if step is not None:

@@ -24,7 +24,7 @@ class Job:
     """A run: its ``word`` from LEVELS, a line about its speed, further lines, and its ranks by number.
 
     ``verdicts``: how many of ``lines``, counted from the first, are findings. ``ended``: when its last rank ended, UTC
-    None while a rank lives. ``findings``: the open ones, the worst first.
+    None while a rank lives. ``findings``: the open findings, the worst first.
     """
 
     job: str
@@ -44,7 +44,7 @@ class Job:
 
 
 def jobs_of(frame: Frame) -> tuple[Job, ...]:
-    """Returns the living runs, the worst first, then the ended runs: failed ones first, and the newest first.
+    """Returns the living runs, the worst first, then the ended runs, failed runs and newer runs first.
 
     Adds ``blame`` to each rank: culprit, victim, or empty.
     """

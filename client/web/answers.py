@@ -1,4 +1,4 @@
-"""An answer as JSON: ``data``, and its contract: which nodes were asked and answered, when, and what is lacking."""
+"""Builds an answer as JSON: ``data``, and its contract: how many nodes were asked and answered, when, which failed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Contract", "Lacking", "contract_of", "encoded", "error_body", "status_of")
 
-# The first class that fits counts.
+# The status is that of the first class of which the error is an instance.
 _STATUS: tuple[tuple[type[ProbingError], int], ...] = (
     (UsageError, 400),
     (Unauthenticated, 401),
@@ -59,7 +59,7 @@ class Lacking(TypedDict):
 
 class Contract(TypedDict):
     """Numbers of nodes, the time (ISO 8601, UTC), rows that nodes lost in the last ten minutes, and by how much their
-    clocks may differ; None where that is not known."""
+    clocks may differ; None: unknown."""
 
     asked: int
     answered: int
@@ -70,7 +70,7 @@ class Contract(TypedDict):
 
 
 def contract_of(cluster: Cluster, lost_rows: int | None, failures: Iterable[Lacking] = ()) -> Contract:
-    """Returns the contract of all questions that ``cluster`` has asked. A node that failed one of them has failed."""
+    """Returns the contract of all questions that ``cluster`` has asked. A node that failed once counts as failed."""
     reports = [outcome.report() for outcome in cluster.outcomes]
     asked = {address for report in reports for address in report["asked"]}
     failed = {entry["address"]: entry for report in reports for entry in report["failed"]}
@@ -113,5 +113,5 @@ def status_of(error: ProbingError) -> int:
 
 
 def error_body(error: ProbingError) -> dict[str, str]:
-    """Returns the body of an answer with ``error``; ``code`` is its class, as ``NotFound``."""
+    """Returns the body of an answer with ``error``; ``code`` is its class, such as ``NotFound``."""
     return {"error": error.message, "hint": error.hint, "code": error.kind}

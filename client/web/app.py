@@ -1,6 +1,6 @@
 """The addresses of the page: its files, ``/api/...`` as JSON, and the live views as server-sent events.
 
-docs/web.md lists them. Whoever has no session gets the files and ``/api/session`` alone.
+docs/web.md lists the addresses. A visitor without a session gets only the files, ``/api/session`` and the login.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ("Site", "application")
 
 STATIC = Path(__file__).parent / "static"
 _JSON = "application/json"
-# Addresses that the page itself tells apart.
+# Addresses that all get the page; its script shows the screen of the address.
 _SCREENS = ("/", "/jobs", "/job/{rest:path}", "/sql", "/nodes")
 _NOT_BUILT = (
     "<!doctype html><title>probingd</title><p>The page is not part of this installation: <code>make web</code>."
@@ -55,9 +55,9 @@ _MOST_FILES = 4
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What the page says of itself, the names by which it may be called, and the name of its cookie.
+    """The target, nodes and user that the page shows, its host names, and the name of its cookie.
 
-    ``secure``: it is served by TLS, and its cookie goes over TLS alone.
+    ``secure``: the page is served by TLS, and its cookie is sent over TLS alone.
     """
 
     target: str
@@ -71,7 +71,7 @@ class Site:
 def application(site: Site, sessions: Sessions, panels: Panels, posted: Panels) -> App:
     """Returns the ASGI application that serves ``panels`` to the visitors of ``sessions``.
 
-    ``posted``: those whose parameters are the body of a POST.
+    ``posted``: the panels whose parameters are the body of a POST.
     """
     return Guard(_Pages(site, sessions, panels, posted).starlette(), site.names)
 
@@ -83,7 +83,7 @@ class _Pages:
         self._panels = panels
         self._posted = posted
         self._writing = CapacityLimiter(_MOST_FILES)
-        # Guesses of a key or a token, of one address or user.
+        # Limits the attempts to log in with a key or a token, by address or user.
         self._attempts = Rate(burst=5, a_second=0.1)
 
     def starlette(self) -> Starlette:
@@ -110,12 +110,12 @@ class _Pages:
         if STATIC.is_dir():
             routes.append(Mount("/static", _Files(directory=STATIC)))
         errors: dict[Any, Any] = {ProbingError: _refused, HTTPException: _no_such_page, Exception: _broken}
-        # Bytes cost time on a network, and none on loopback.
+        # Compression saves time on a network, but not on loopback.
         smaller = [Middleware(GZipMiddleware, minimum_size=1 << 12, compresslevel=4)] if self._site.secure else []
         return Starlette(routes=routes, exception_handlers=errors, middleware=smaller)
 
     async def _screen(self, request: Request) -> Response:
-        """Returns the page; ``/?key=`` begins the session of whoever has the key, and leads to the page without it."""
+        """Returns the page; ``/?key=`` begins a session if the key is right, and redirects to the page without it."""
         key = parse_qs(request.url.query).get("key") if request.url.path == "/" else None
         if key:
             cookie = await self._begun(request, key[0])
@@ -151,7 +151,7 @@ class _Pages:
         return answered
 
     async def _begun(self, request: Request, secret: str) -> str:
-        """Returns the cookie of a new session. Raises Overloaded for one who guesses too often."""
+        """Returns the cookie of a new session. Raises Overloaded after too many attempts."""
         if not self._attempts.take(request.scope["state"]["peer"].name):
             raise Overloaded("too many attempts to log in", hint="try again in ten seconds")
         try:
@@ -205,7 +205,7 @@ class _Pages:
 
 
 class _Files(StaticFiles):
-    """Files that a browser keeps where their name changes with their content."""
+    """Serves files; browsers may keep files whose names have a hash of the content."""
 
     def file_response(self, full_path: Any, *arguments: Any, **named: Any) -> Response:
         answered = super().file_response(full_path, *arguments, **named)
@@ -221,7 +221,7 @@ async def _object(request: Request) -> dict[str, Any]:
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
-        raise UsageError("the body is no object of JSON", hint='for example {"sql": "SELECT 1"}')
+        raise UsageError("the body is not a JSON object", hint='for example {"sql": "SELECT 1"}')
     return body
 
 

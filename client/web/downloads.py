@@ -1,4 +1,4 @@
-"""Files that the page offers: written by a thread and sent piece by piece, as fast as they are read."""
+"""Files that the page offers: a thread writes them, and they are sent in pieces, as fast as the browser reads."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ("FileAnswer", "Files", "columns", "rows", "trace")
 
 Write = Callable[[IO[bytes]], None]
 Files = Callable[[Question], tuple[Write, str, str]]
-"""Returns what writes the file that a question asks for, its type, and the name under which it is saved."""
+"""Returns, for a question, the function that writes the file, its media type, and the name for the browser."""
 _PIECE = 64 << 10
 _PIECES = 4
 _ROWS = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
 
 class FileAnswer:
-    """The file that ``write`` writes, in a thread of ``threads``; ``name``: under which a browser saves it, or empty.
+    """The file that ``write`` writes, in a thread of ``threads``; ``name``: the file name for the browser, or empty.
 
-    An error before the first piece is answered as others are. A later one breaks the answer off, so that nobody takes a
-    part for the whole.
+    An error before the first piece is answered like other errors. A later error breaks the answer off, so that a part
+    of the file is not mistaken for the whole file.
     """
 
     def __init__(self, write: Write, kind: str, name: str, threads: CapacityLimiter) -> None:
@@ -52,7 +52,7 @@ class FileAnswer:
                 try:
                     await to_thread.run_sync(self._run, pieces_in, limiter=self._threads)
                 except anyio.BrokenResourceError:
-                    # Nobody reads any more.
+                    # The browser has closed the connection.
                     return
                 except Exception as e:
                     errors.append(e)
@@ -87,7 +87,7 @@ class FileAnswer:
 
 
 class _Sink(io.RawIOBase):
-    """A file that is only written, and hands over what it got in pieces."""
+    """A write-only file that passes its bytes on in pieces."""
 
     def __init__(self, pieces: MemoryObjectSendStream[bytes]) -> None:
         self._pieces = pieces
@@ -109,17 +109,17 @@ class _Sink(io.RawIOBase):
         return self._size
 
     def flush(self) -> None:
-        """Waits until there is room."""
+        """Passes on the bytes so far; waits while ``_PIECES`` pieces are not sent yet."""
         if self._parts:
             piece, self._parts = bytes(self._parts), bytearray()
             from_thread.run(self._pieces.send, piece)
 
 
 def rows(question: Question) -> tuple[Write, str, str]:
-    """Returns what writes the rows of ``sql`` as ``format``, csv or parquet, its type and its name."""
+    """Returns the function that writes the rows of ``sql`` as ``format`` (csv or parquet), media type and file name."""
     kind = question.parameters.text("format")
     if kind not in _ROWS:
-        raise UsageError(f"the format {kind} is not offered", hint=f"one of {', '.join(_ROWS)}")
+        raise UsageError(f"the format {kind} is not offered", hint=f"use one of {', '.join(_ROWS)}")
     cluster, sql = cluster_of(question)
 
     def write(sink: IO[bytes]) -> None:
@@ -133,7 +133,7 @@ def rows(question: Question) -> tuple[Write, str, str]:
 
 
 def columns(question: Question) -> tuple[Write, str, str]:
-    """Returns what writes the timeline of a job for the page, its type and no name."""
+    """Returns the function that writes the timeline of a job for the page, the media type, and no file name."""
     from probing.client.timeline.columns import MIME, write_columns
     from probing.client.timeline.reading import timeline
 
@@ -141,7 +141,9 @@ def columns(question: Question) -> tuple[Write, str, str]:
 
 
 def trace(question: Question) -> tuple[Write, str, str]:
-    """Returns what writes the timeline of a job as a trace of ``format``, pftrace or json, its type and its name."""
+    """Returns the function that writes the timeline of a job as a trace of ``format`` (pftrace or json), the media type
+    and the file name.
+    """
     from probing.client.timeline.chrome import write_chrome
     from probing.client.timeline.perfetto import write_perfetto
     from probing.client.timeline.reading import timeline
@@ -149,7 +151,7 @@ def trace(question: Question) -> tuple[Write, str, str]:
     writers = {"pftrace": (write_perfetto, "application/octet-stream"), "json": (write_chrome, "application/json")}
     kind = question.parameters.text("format", "pftrace")
     if kind not in writers:
-        raise UsageError(f"the format {kind} is not offered", hint=f"one of {', '.join(writers)}")
+        raise UsageError(f"the format {kind} is not offered", hint=f"use one of {', '.join(writers)}")
     write, media = writers[kind]
     return lambda sink: write(timeline(question.cluster, *_range(question)), sink), media, f"timeline.{kind}"
 

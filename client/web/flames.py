@@ -1,4 +1,4 @@
-"""Profiles of the page: trees of frames with the time of each, of one selection of samples or of two."""
+"""Profiles of the page: a tree of frames with their times, for one selection of samples or for two."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from probing.client.web.panels import Question
 
 __all__ = ("difference", "profile")
 
-# Frames with less time are part of their callers alone: below a share of the time, and all but so many.
+# Small frames count only in their callers: frames below this share of the time, and all but the largest _MOST_NODES.
 _LEAST_SHARE = 1 / 5_000
 _MOST_NODES = 20_000
 _MOST_DEPTH = 200
@@ -23,7 +23,7 @@ _MOST_DEPTH = 200
 
 @dataclass(slots=True)
 class _Node:
-    """``ns``: the time of each profile. ``ranks`` that have the frame."""
+    """``ns``: the time of the frame in each profile. ``ranks``: the ranks that have the frame."""
 
     ns: list[int]
     ranks: set[int] = field(default_factory=set)
@@ -33,15 +33,15 @@ class _Node:
 def profile(question: Question) -> dict[str, Any]:
     """Returns the tree of stored samples: ``name``, ``value`` (ns), ``children``, and with by=rank ``ranks``.
 
-    ``wall``: time on and off the CPU of the threads that train, else time on the CPU.
+    With ``wall`` the time on and off the CPU of the threads that train, else the time on the CPU.
     """
     (found,) = read_profiles(question.cluster, [_selection(question)])
     return _tree([found], by_rank=question.parameters.text("by", "") == "rank")
 
 
 def difference(question: Question) -> dict[str, Any]:
-    """Returns one tree of two selections, ``a`` and ``b``, as rank:R, pid:P, job:J or before:10m of the same interval:
-    ``value`` is of ``a``, ``base`` of ``b``, both ns. Without ``a`` it is all of the job."""
+    """Returns one tree of two selections ``a`` and ``b``, such as rank:R, pid:P, job:J or before:10m, of one interval:
+    ``value`` is the time in ``a``, ``base`` the time in ``b``, both ns. Without ``a``, the whole job is compared."""
     whole = _selection(question)
     one = question.parameters.text("a", "")
     selected = base_of(whole, one) if one else whole

@@ -1,8 +1,8 @@
-"""What stands before the page: who may send a request from where, how much and how often, and headers of all answers.
+"""Checks requests before the page gets them: sender, site, size and rate; and adds headers to all answers.
 
-A browser sends requests for any page that it shows. One of another site is refused by its Origin, a name that an
-attacker lets point to this machine (DNS rebinding) by Host, and so is every POST without a header that only our own
-page may add.
+A browser sends requests for any page that it shows. Requests of another site's page are refused by their Origin,
+requests for a name that an attacker points to this machine (DNS rebinding) by their Host, and every POST is refused
+without a header that only our own page may add.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PAGE = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-# Not Cross-Origin-Opener-Policy: a window of ui.perfetto.dev could not be sent a trace.
+# With Cross-Origin-Opener-Policy the page could not send a trace to a window of ui.perfetto.dev.
 _ALWAYS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -42,7 +42,7 @@ _ALWAYS = {
 
 
 class Rate:
-    """Admits ``burst`` events at once, and ``a_second`` in the long run, of each key; of 4,096 keys at most."""
+    """Admits ``burst`` events of each key at once, and ``a_second`` in the long run; keeps the last 4,096 keys."""
 
     _MOST = 4096
 
@@ -64,7 +64,7 @@ class Rate:
 
 
 class Guard:
-    """Passes requests on to ``app`` whose Host is one of ``names``, patterns in lower case without port."""
+    """Passes sound requests on to ``app``. Their Host must fit ``names``, patterns in lower case without port."""
 
     def __init__(self, app: App, names: Collection[str], *, burst: float = 200, a_second: float = 50) -> None:
         self._app = app
@@ -94,7 +94,7 @@ class Guard:
         host = headers.get("host", "")
         if not any(fnmatchcase(host_of(host), name) for name in self._names):
             hint = f"this server is {' or '.join(self._names)}"
-            raise _Refused(421, UsageError("the request is for a host that this is not", hint=hint))
+            raise _Refused(421, UsageError("the request is for another host", hint=hint))
         peer: Peer = scope.get("state", {}).get("peer", Peer(""))
         if peer.stranger:
             hint = "start `probingctl web` yourself: the page shows what its caller may see"
@@ -103,7 +103,7 @@ class Guard:
             raise _Refused(405, UsageError("the method is not GET, HEAD or POST", hint=_LIST))
         if not self._rate.take(peer.name):
             raise _Refused(429, Overloaded("too many requests a second"))
-        # Only browsers say so, and they say it truly: a page of another port of this host is "same-site".
+        # Only browsers send this header, and pages cannot forge it. A page of another port of this host is "same-site".
         if api and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             raise _Refused(403, PrivilegeError("the request is of another site's page", hint=_OWN))
         if scope["method"] != "POST":
@@ -148,7 +148,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Returns a function that gives ``body`` first."""
+    """Returns a ``receive`` whose first message has ``body``."""
     given = False
 
     async def replay() -> Message:
@@ -179,7 +179,7 @@ async def _answer(send: Send, status: int, error: ProbingError) -> None:
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        # What is left of the request is not read.
+        # The rest of the request is not read.
         (b"connection", b"close"),
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})

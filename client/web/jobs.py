@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ("diagnose", "finding_file", "history", "steps", "waits")
 
 _HISTORY = "7d"
-# A node that does not answer is part of the diagnosis, and not waited for.
+# The limit for answers, s; nodes that do not answer are named in the diagnosis.
 _PATIENCE_S = 10.0
 _LIVE = """
 SELECT node, job, run, rank, world_size, pid FROM process.processes
@@ -36,7 +36,7 @@ WHERE {during} AND {where} AND run = {run} AND step > {after} AND rank IS NOT NU
 
 
 def diagnose(question: Question) -> Row:
-    """Returns the object of ``diagnose -f json``; empty where no job was found."""
+    """Returns the object of ``diagnose -f json``; empty if no job was found."""
     from probing.client.diagnosis.page import as_object
 
     found = _diagnoses(question)
@@ -59,7 +59,7 @@ def _diagnoses(question: Question) -> list[Diagnosis]:
 
 
 def history(question: Question) -> list[dict[str, Any]]:
-    """Returns the rows of ``diagnose --history -f json``, of the last seven days unless ``since`` says more."""
+    """Returns the rows of ``diagnose --history -f json``, of the last seven days unless an interval is given."""
     from probing.client.diagnosis.history import history as rows
 
     cluster, parameters = question.cluster, question.parameters
@@ -67,8 +67,8 @@ def history(question: Question) -> list[dict[str, Any]]:
 
 
 def waits(question: Question) -> dict[str, Any]:
-    """Returns the ``ranks`` of a job, its ``operations`` in flight with the ranks in them and those that they lack, and
-    ``edges`` from each rank that waits to those; of the edges 20,000 at most, ``truncated`` where there are more."""
+    """Returns the ``ranks`` of a job, its ``operations`` in flight with waiting and awaited ranks, and ``edges`` from
+    each waiting to each awaited rank: 20,000 at most; ``truncated``: there are more."""
     from probing.client.collectives.in_flight import CALLED, INFLIGHT, in_flight
 
     cluster = question.cluster
@@ -105,7 +105,7 @@ def _operation(one: Pending, names: dict[Any, Any]) -> Row:
 
 def steps(question: Question) -> dict[str, Any]:
     """Returns the last steps of the newest run of a job: ``ranks``, numbers of ``steps``, and ``duration_ns`` by rank,
-    null where a step of a rank is not known; 2,000 steps at most, and fewer of many ranks."""
+    null for an unknown step; 2,000 steps at most, fewer if there are many ranks."""
     cluster, during = question.cluster, question.parameters.interval("10m").sql()
     where = f"job = {sql_text(question.parameters.job(cluster))}"
     extent = rows_of(cluster.query(_EXTENT.format(during=during, where=where)))

@@ -1,4 +1,4 @@
-"""The live view of one visitor: a Fetcher and a Model for all of that visitor's streams, while there is one."""
+"""The live view of one visitor: a Fetcher and a Model for all of that visitor's streams, while any is open."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _STACKS_EVERY_S = 10.0
 _WINDOW_S = 10.0
 _PATIENCE_S = 5.0
 _LOOK_EVERY_S = 30.0
-# The threads go on for so long without a stream, since a page that is loaded again opens the next one.
+# How long the threads go on without a stream, s: a page that is loaded again opens a new stream.
 _LINGER_S = 5.0
 _MOST_KEPT = 32
-# A stream without news gets a sign of life, which also finds out that its reader is gone.
+# A stream without events gets a comment after this time, s; if it cannot be sent, the reader is gone.
 _SIGN_S = 15.0
 _SIGN = b": still here\n\n"
 
 
 class Live:
-    """Asks the nodes of ``cluster`` every five seconds while somebody reads ``events``. Belongs to one event loop."""
+    """Asks the nodes of ``cluster`` every five seconds while ``events`` has a reader. Belongs to one event loop."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -53,14 +53,14 @@ class Live:
         self._readers_of_ranks = 0
         self._threads: _Threads | None = None
         self._ending: asyncio.TimerHandle | None = None
-        # Events by the job, or None for all jobs, and the number of the view.
+        # Events by job (None: all jobs) and number of the view.
         self._bodies: dict[tuple[str | None, int], bytes] = {}
         self._lock = threading.Lock()
 
     async def events(self, job: str | None) -> AsyncIterator[bytes]:
         """Yields an event for each change of the view: of all jobs, or of the ranks of ``job``.
 
-        A reader that is slow gets the newest view, and none of those before.
+        A slow reader gets the newest view and misses earlier views.
         """
         self._begin(job)
         seen = self._number - (self._view.at is not None)
@@ -91,7 +91,7 @@ class Live:
             self._ending.cancel()
             self._ending = None
         if self._threads is None:
-            # What was seen before may be hours old.
+            # The last view may be hours old.
             self._view, self._error = View(), ""
             self._threads = _Threads(self._cluster, self._deliver)
         self._threads.read_ranks(self._readers_of_ranks > 0)
@@ -111,20 +111,20 @@ class Live:
         self._changed = asyncio.Event()
 
     def _body(self, job: str | None, number: int, view: View, error: str) -> bytes:
-        """Returns the event of a view, which is made once for all readers."""
+        """Returns the event of a view; it is encoded once for all readers."""
         key = job, number
         with self._lock:
             if key not in self._bodies:
                 name, data = ("jobs", jobs_event(view, error)) if job is None else ("job", job_event(view, error, job))
                 body = b"event: " + name.encode() + b"\ndata: " + encoded(data) + b"\n\n"
-                # Those of an older view have been read, or are skipped.
+                # Events of older views have been sent, or are skipped by slow readers.
                 newest = [(known, own) for known, own in self._bodies.items() if known[1] >= number]
                 self._bodies = {**dict(newest[-_MOST_KEPT:]), key: body}
             return self._bodies[key]
 
 
 class _Threads:
-    """The threads that ask. ``deliver`` gets each view, and the error of the last refresh, in the event loop."""
+    """The threads that ask nodes. In the event loop, ``deliver`` gets each view and the error of the last refresh."""
 
     def __init__(self, cluster: Cluster, deliver: Callable[[View, str], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -136,7 +136,7 @@ class _Threads:
         self._cluster.timeout = min(cluster.timeout, _PATIENCE_S)
         self._model = Model(_WINDOW_S, SilenceWatch(self._cluster))
         self._fetcher = Fetcher(self._cluster, "true", _EVERY_S, self._fetched, self._failed, calm=True)
-        # Their frames are part of the next view.
+        # New frames are shown with the next view, so their arrival needs no callback.
         self._functions = Functions(self._fetcher, self._cluster, lambda: None)
         self._functions.repeater.every(_STACKS_EVERY_S)
         self._functions.repeater.pause(True)
@@ -144,7 +144,7 @@ class _Threads:
         self._functions.repeater.start()
 
     def read_ranks(self, wanted: bool) -> None:
-        """Reads the Python frames of ranks if ``wanted``."""
+        """Starts to read the Python frames of ranks, or pauses if not ``wanted``."""
         self._functions.repeater.pause(not wanted)
 
     def stop(self) -> None:
@@ -162,7 +162,7 @@ class _Threads:
         self._deliver("")
 
     def _look_for_nodes(self) -> None:
-        """Asks nodes that the target has met meanwhile as well: a page may be open for days."""
+        """Adds nodes that the target knows by now, because a page may be open for days."""
         if time.monotonic() - self._looked > _LOOK_EVERY_S:
             self._looked = time.monotonic()
             with suppress(ProbingError):

@@ -50,7 +50,7 @@ RANK_COLUMNS = (
 _FINDING = ("finding_id", "verdict", "severity", "sentence", "opened")
 _MOST_JOBS = 1000
 _MOST_NODES = 10_000
-# Ranks whose series are compared for that of their job, and its values.
+# The most ranks from whose series the series of a job is made, and the most values of that series.
 _MOST_SERIES = 64
 _LONGEST = 60
 
@@ -68,8 +68,8 @@ def jobs_event(view: View, error: str) -> dict[str, Any]:
 
 
 def job_event(view: View, error: str, name: str) -> dict[str, Any]:
-    """Returns the data of the event ``job`` of the first run of the job ``name``; ``job`` is null where no node has
-    one."""
+    """Returns the data of the event ``job`` for the first run of the job ``name``; ``job`` is null if no node has the
+    job."""
     runs = [job for job in view.jobs if job.job == name]
     job = next(iter(runs), None)
     rows = [] if job is None else [_rank(row) for row in job.ranks]

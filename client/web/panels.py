@@ -1,4 +1,4 @@
-"""What a panel of the page is: a function that asks the nodes for the data of one address."""
+"""Defines panels of the page: a panel is a function that asks the nodes for the data of one address."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Question:
     """A request: the cluster that answers it, with the visitor's rights, and its parameters.
 
-    ``lacking`` takes processes that could not be read, and parts of the answer that a node refused.
+    ``lacking`` collects processes that could not be read, and parts of the answer that a node refused.
     """
 
     cluster: Cluster
@@ -33,11 +33,11 @@ class Question:
     lacking: list[Lacking] = field(default_factory=list)
 
     def of_node(self, node: str) -> Cluster:
-        """Returns the cluster of ``node`` alone, where the target knows it by this name; its outcomes count here."""
+        """Returns the cluster of ``node`` alone, a name that the target knows; its outcomes count for this question."""
         return self._sharing(self.cluster.afresh(node=node)) if node else self.cluster
 
     def of_all_nodes(self, every: bool) -> Cluster:
-        """Returns the cluster of all nodes, or of the target alone; its outcomes count here."""
+        """Returns the cluster of all nodes, or of the target alone; its outcomes count for this question."""
         return self._sharing(self.cluster.afresh(all_nodes=every)) if every != self.cluster.many else self.cluster
 
     def _sharing(self, other: Cluster) -> Cluster:
@@ -52,8 +52,8 @@ Panels = Mapping[str, Panel]
 
 
 def ask(question: Question, panel: Callable[[Question], T]) -> T:
-    """Returns the data of ``panel``. Raises as the panel; PartialAnswer in place of NotFound where a node that did not
-    answer may have what was asked for."""
+    """Returns the data of ``panel``. Raises the panel's errors; PartialAnswer in place of NotFound if a node did not
+    answer."""
     try:
         return panel(question)
     except NotFound as e:
@@ -62,7 +62,7 @@ def ask(question: Question, panel: Callable[[Question], T]) -> T:
 
 
 def answer(visitor: Visitor, panel: Panel, parameters: Parameters) -> bytes:
-    """Returns the answer of ``panel`` as JSON, with its contract. Raises as ``ask``."""
+    """Returns the answer of ``panel`` as JSON, with its contract. Raises the errors of ``ask``."""
     question = Question(visitor.asking(), parameters)
     data = ask(question, panel)
     contract = contract_of(question.cluster, visitor.lost_rows(), question.lacking)

@@ -1,4 +1,4 @@
-"""The parameters of a request: texts of bounded length, each read as what it must be."""
+"""The parameters of a request: texts of bounded length, each parsed as the type that it must have."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ("Parameters",)
 
 _MOST_CHARACTERS = 4096
 _LIST = "docs/web.md lists the addresses with their parameters"
-# JSON can have them, UTF-8 cannot.
+# JSON may contain surrogates, which UTF-8 cannot encode.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Parameters:
-    """Reads ``texts``, the parameters by name. All raise UsageError where one is missing or no such value."""
+    """Parses ``texts``, the parameters by name. All methods raise UsageError for a missing or invalid parameter."""
 
     @classmethod
     def of_json(cls, body: Mapping[str, Any]) -> Parameters:
@@ -51,7 +51,7 @@ class Parameters:
         return text == "1"
 
     def number(self, name: str) -> int | None:
-        """Returns a whole number from 0 on; None where the parameter is missing."""
+        """Returns a whole number, 0 or more; None if the parameter is missing."""
         text = self.text(name, "")
         if not text:
             return None
@@ -63,11 +63,11 @@ class Parameters:
         return process_id(self.text("pid"))
 
     def job(self, cluster: Queries) -> str:
-        """Returns the job that ``job`` names, as --job does. Raises NotFound as well."""
+        """Returns the job that ``job`` names, as --job does. Also raises NotFound."""
         return job_named(cluster, self.text("job"))
 
     def job_or_all(self, cluster: Queries) -> str | None:
-        """As ``job``; None where the parameter is missing."""
+        """Returns the same as ``job``; None if the parameter is missing."""
         return self.job(cluster) if self.text("job", "") else None
 
     def interval(self, since: str) -> Interval:

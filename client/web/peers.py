@@ -1,7 +1,8 @@
-"""The other ends of connections: whose they are, and who of them may ask.
+"""Finds the user at the other end of a connection, and whether that user may ask.
 
-A cookie goes to every port of a host. A page of another user's server at another port of loopback is sent ours by the
-caller's browser, and could show it here. So a connection must also be of a process of the caller: the kernel says so.
+A browser sends a cookie to every port of a host. So a server of another user at another loopback port gets our cookie
+from the caller's browser, and could use it here. Therefore a connection must also come from a process of the caller,
+for which the kernel is asked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ("Peer", "anybody", "callers_alone", "user_name")
 
 
 class Peer(NamedTuple):
-    """``name``: whose places a connection takes. ``stranger``: it is of a user who may not ask."""
+    """``name``: the user or address whose connections are counted. ``stranger``: the user may not ask."""
 
     name: str
     stranger: bool = False
@@ -35,9 +36,11 @@ def anybody(connection: socket.socket) -> Peer | None:
 
 
 def callers_alone(connection: socket.socket) -> Peer | None:
-    """As ``anybody``; a process of another user is a stranger. Root's may ask, and for root those of who called sudo.
+    """Returns the same as ``anybody``; processes of other users are strangers, except processes of root and, if the
+    caller is root, of the user who called sudo.
 
-    A tunnel of ssh is of its user. The user of a process in another network namespace is not known: it needs the key.
+    A tunnel of ssh belongs to its user. The user of a process in another network namespace is unknown: the process is
+    no stranger, and needs the key.
     """
     peer, user = anybody(connection), peer_user(connection)
     return peer if peer is None or user is None or user in _callers() else Peer(peer.name, stranger=True)
@@ -52,7 +55,7 @@ def _callers() -> set[int]:
 
 
 def user_name() -> str:
-    """Returns the name of the user of this process, the number where it has none."""
+    """Returns the name of the user of this process, or the uid if the user has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

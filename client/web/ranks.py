@@ -53,15 +53,15 @@ _UNITS = {"pct": "%", "bytes": "bytes", "w": "W", "c": "°C", "gbps": "Gb/s"}
 
 
 def rank(question: Question) -> dict[str, Any]:
-    """Returns ``process`` (null where it is gone), ``ops`` and ``in_flight``, open ``findings`` that name the rank,
-    ``logs``, and ``series`` by name: ``t`` (UTC, s), ``v`` and ``unit``. Raises NotFound where nothing is known."""
+    """Returns ``process`` (null if it is gone), ``ops`` and ``in_flight``, open ``findings`` that name the rank,
+    ``logs``, and ``series`` by name: ``t`` (UTC, s), ``v`` and ``unit``. Raises NotFound if there are no rows."""
     parameters, node, pid = question.parameters, question.parameters.text("node"), question.parameters.pid()
     cluster = question.of_node(node)
     names = {"node": sql_text(node), "pid": pid}
     main = {"process": _PROCESS, "ops": _OPS, "in_flight": _IN_FLIGHT, "logs": _LOGS}
     found = _rows(cluster, main, names)
     if not any(found.values()):
-        raise NotFound(f"nothing is known of process {pid} on {node}", hint="`probingctl ps` lists those that run now")
+        raise NotFound(f"nothing is known of process {pid} on {node}", hint="`probingctl ps` lists running processes")
     process = next(iter(found["process"]), None)
     series: dict[str, Any] = {}
     for name, sql in _SERIES.items():
@@ -95,7 +95,7 @@ def _series(rows: list[Row]) -> dict[str, Any]:
 
 
 def _findings(cluster: Cluster, process: Row) -> list[Row]:
-    """Returns the open findings about the rank of ``process``, or with it among those that wait; the worst first."""
+    """Returns the open findings that blame the rank of ``process`` or name it as waiting, the worst first."""
     where = f"ts > now() - INTERVAL 7 DAY AND job = {sql_text(process['job'])} AND run = {sql_text(process['run'])}"
     rows = rows_of(cluster.query(newest_sql(where, OPEN_COLUMNS) + " HAVING arg_max(state, ts) = 'open'"))
     own = [row for row in rows if process["rank"] in (*numbers(row["ranks"]), *numbers(row["victims"]))]

@@ -1,4 +1,4 @@
-"""The server: uvicorn with bounds on what a stranger may hold, connections by peer, slow requests and slow readers."""
+"""The server: uvicorn with limits on the connections of each peer, on slow requests, and on slow readers."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from probing.client.web.peers import Peer
 
 __all__ = ("WebServer",)
 
-# Connections in all, and of one peer; a browser opens six to a server.
+# The most connections, in all and of one peer; a browser opens six to a server.
 _MOST, _MOST_OF_ONE = 512, 64
 _HANDSHAKE_S = 5.0
-# A request has to come within this time, and what was answered has to be read on.
+# Timeouts, s: for the headers of a request, and for a reader that has stopped reading an answer.
 _REQUEST_S = 10.0
 _UNREAD_S = 20.0
 _IDLE_S = 30
 _MOST_HEADERS = 32 << 10
 _BACKLOG = 128
-# What an accept that failed, as for want of descriptors, waits for before the next one.
+# The pause after an accept that failed, for example for lack of descriptors, s.
 _PAUSE_S = 0.1
 
 
 class WebServer:
     """Serves ``app`` on ``sock``, which listens already, until ``stop``.
 
-    ``peer_of`` returns the other end of a connection; None: it is refused.
+    ``peer_of`` returns the other end of a connection; None: the connection is refused.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class WebServer:
             timeout_graceful_shutdown=0,
             h11_max_incomplete_event_size=_MOST_HEADERS,
         )
-        # What a stranger sends is no news.
+        # Malformed requests of strangers are not logged.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._sock = sock
         self._server = _Server(config, _Doorkeeper(peer_of), tls)
@@ -83,7 +83,7 @@ class _Doorkeeper:
         self._here: Counter[str] = Counter()
 
     def enter(self, near: socket.socket) -> Peer | None:
-        """Counts a connection until ``leave``, and returns its peer; None if there are too many connections."""
+        """Counts a connection until ``leave``, and returns its peer; None if it is refused or there are too many."""
         peer = self._peer_of(near)
         if peer is None or self._here.total() >= _MOST or self._here[peer.name] >= _MOST_OF_ONE:
             return None
@@ -104,7 +104,7 @@ class _Server(Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ends at a signal, and raises it no second time: to probingctl that would be a second Ctrl-C."""
+        """Ends the server at a signal, and does not raise it again, because that would be a second Ctrl-C."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -116,7 +116,7 @@ class _Server(Server):
                 signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accepts connections itself: a place is taken before the handshake of TLS."""
+        """Accepts connections itself, so that they are counted before the TLS handshake."""
         self.servers: list[Any] = [_Accepting(sock, self._meet) for sock in sockets or ()]
         self.started = True
 
@@ -175,7 +175,7 @@ class _Accepting:
 
 
 class _Connection(H11Protocol):
-    """A connection that is given up where a request does not come, or where its answer is not read."""
+    """A connection that is aborted if a request does not come, or if its answer is not read."""
 
     begun = False
 
@@ -197,7 +197,7 @@ class _Connection(H11Protocol):
             self._requesting.cancel()
             self._requesting = None
         elif not in_request and self._requesting is None:
-            # The begin of the next request.
+            # The next request begins.
             self._requesting = self._timer(_REQUEST_S)
 
     def pause_writing(self) -> None:

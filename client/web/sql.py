@@ -21,7 +21,7 @@ _MOST_CHARACTERS = 200_000
 _MOST_ROWS = 10_000
 _MOST_COLUMNS = 2_000
 _MOST_BYTES = 32 << 20
-# What JavaScript's numbers hold exactly.
+# Whole numbers up to this are exact in JavaScript.
 _EXACT = 2**53
 _DOCS = """
 SELECT table_schema || '.' || table_name AS "table", any_value(description) AS doc

@@ -34,12 +34,12 @@ __all__ = ("serve_caller", "serve_team")
 _PORT = 7088
 _BACKLOG = 128
 _LOOPBACK = ("127.0.0.1", "localhost", "[[]::1]")
-# A browser has read the file that leads it here within this time, s.
+# The file that leads a browser to the page is deleted after this time, s.
 _FILE_S = 60.0
 
 
 def serve_caller(settings: Settings, panels: Panels, posted: Panels, port: int | None, *, browser: bool) -> None:
-    """Serves whoever has the key that is printed, and whose connections are the caller's own, until Ctrl-C."""
+    """Serves the caller until Ctrl-C: a visitor needs the printed key, and connections must be of the caller's user."""
     sock = _bound_to_loopback(port)
     number = sock.getsockname()[1]
     key = secrets.token_urlsafe(24)
@@ -55,7 +55,7 @@ def serve_caller(settings: Settings, panels: Panels, posted: Panels, port: int |
 def serve_team(
     settings: Settings, panels: Panels, posted: Panels, listen: str, cert: Path | None, key: Path | None
 ) -> None:
-    """Serves whoever logs in with a token that the target takes, until SIGTERM.
+    """Serves visitors who log in with a token that the target accepts, until SIGTERM.
 
     Raises UsageError for an address beyond loopback without a certificate, and for a target that asks for no token.
     """
@@ -112,15 +112,17 @@ def _say(address: str, port: int) -> None:
 
 
 def _has_display() -> bool:
-    """Whether a browser can show itself to the caller: on no display that ssh forwards, and not with root's rights."""
+    """Returns whether a browser can be opened for the caller: not on a display that ssh forwards, nor with root's
+    rights by sudo.
+    """
     elsewhere = "SSH_CONNECTION" in os.environ or "SUDO_UID" in os.environ
     return not elsewhere and any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 @contextmanager
 def _browser(address: str) -> Iterator[None]:
-    """Opens a browser at a file that leads to ``address``: the list of processes shows the arguments of a browser to
-    all users, and the file is the caller's alone."""
+    """Opens a browser at a private file that leads to ``address``, because all users can see a browser's arguments in
+    the list of processes."""
     import webbrowser
 
     folder = Path(tempfile.mkdtemp(prefix="probingctl-web-"))
@@ -142,7 +144,7 @@ def _nothing() -> Iterator[None]:
 
 
 def _bound_to_loopback(port: int | None) -> socket.socket:
-    """Returns a socket at 127.0.0.1; where ``port`` is None and the usual one is taken, at a free one."""
+    """Returns a socket at 127.0.0.1 and ``port``; None: the usual port, or a free port if that is in use."""
     try:
         return _listening("127.0.0.1", _PORT if port is None else port)
     except UsageError:
@@ -152,7 +154,7 @@ def _bound_to_loopback(port: int | None) -> socket.socket:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Raises UsageError where the address cannot be had."""
+    """Returns a socket that listens at the address. Raises UsageError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:

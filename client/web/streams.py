@@ -1,4 +1,4 @@
-"""Answers that are sent bit by bit: server-sent events, and what they share with files."""
+"""Answers that are sent in pieces: server-sent events, and the code that they share with files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ("EventStream", "Placed", "left")
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
-    # A proxy that collected the events would hold them back.
+    # Keeps proxies from collecting events before they pass them on.
     (b"x-accel-buffering", b"no"),
 ]
 
 
 class Placed:
-    """``answer``, which takes one of ``visitor``'s places of streams until it is sent. Raises Overloaded."""
+    """An answer that counts as one of ``visitor``'s streams until it is sent. Raises Overloaded for too many."""
 
     def __init__(self, visitor: Visitor, answer: ASGIApp) -> None:
         self._visitor = visitor
@@ -36,7 +36,7 @@ class Placed:
 
 
 class EventStream:
-    """An answer with the events of ``live``, of all jobs or of ``job``, until its reader is gone or may not go on."""
+    """An answer with the events of ``live``, of all jobs or of ``job``, until the reader leaves or its session ends."""
 
     def __init__(self, live: Live, job: str | None, may_go_on: Callable[[], bool]) -> None:
         self._live = live

@@ -1,7 +1,7 @@
-"""Who may ask, and with which rights: sessions by a random cookie, each of a visitor with connections of their own.
+"""Sessions of visitors: each session has a random cookie, and each visitor has their own rights and connections.
 
-On loopback the only visitor is the caller of ``probingctl web``, who shows the key that it printed. For a team each
-visitor shows a token of the nodes, which stays in the memory of this process.
+On loopback the only visitor is the caller of ``probingctl web``, who shows the key that the command printed. For a team
+each visitor shows a token of the nodes, which stays in the memory of this process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ("Door", "KeyDoor", "Sessions", "TokenDoor", "Visitor")
 
 T = TypeVar("T")
-# Questions of one visitor at once, and of all; how long one waits for its place, s.
+# The most questions in flight, of one visitor and of all; how long a question waits for its turn, s.
 _AT_ONCE = 4
 _THREADS = 24
 _WAIT_S = 15.0
@@ -55,7 +55,7 @@ class Visitor:
         return self._cluster.afresh()
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Runs ``work`` in a thread. Raises Overloaded where the visitor's other questions take all places for long."""
+        """Runs ``work`` in a thread. Raises Overloaded if the visitor's other questions take too long."""
         try:
             await asyncio.wait_for(self._places.acquire(), _WAIT_S)
         except asyncio.TimeoutError:
@@ -66,7 +66,7 @@ class Visitor:
             self._places.release()
 
     def enter_stream(self) -> None:
-        """Takes one of the places of streams, which ``leave_stream`` gives back. Raises Overloaded."""
+        """Counts a stream until ``leave_stream``. Raises Overloaded if the visitor has too many."""
         if self._streams >= _MOST_STREAMS:
             raise Overloaded(f"{_MOST_STREAMS} live views of yours are open", hint="close a tab")
         self._streams += 1
@@ -75,7 +75,7 @@ class Visitor:
         self._streams -= 1
 
     def lost_rows(self) -> int | None:
-        """Returns how many rows the nodes lost lately, at most half a minute ago; None where that is not known.
+        """Returns how many rows the nodes lost in 10 min, by a query at most half a minute old; None: unknown.
 
         For any thread.
         """
@@ -98,7 +98,7 @@ class Visitor:
 
 
 class KeyDoor:
-    """Admits whoever shows ``key``, as the caller of ``probingctl web``."""
+    """Admits visitors who show ``key``, as the caller of ``probingctl web``."""
 
     login = "key"
 
@@ -117,14 +117,14 @@ class KeyDoor:
         del visitor
 
 
-# As docs/security.md has it of tokens; a shorter one is worth no question.
+# The lengths of tokens by docs/security.md; a node is not asked about other tokens.
 _SHORTEST, _LONGEST = 16, 4096
 _CHECK_S = 5.0
 _MOST_VISITORS = 64
 
 
 class TokenDoor:
-    """Admits whoever shows a token that the target takes. ``make`` returns the cluster of a token."""
+    """Admits visitors who show a token that the target accepts. ``make`` returns the cluster of a token."""
 
     login = "token"
 
@@ -135,35 +135,35 @@ class TokenDoor:
         self._checks = asyncio.Semaphore(4)
 
     async def admit(self, secret: str) -> Visitor:
-        """Returns the visitor with the token ``secret``. Raises Unauthenticated where the target does not take it, the
-        error of a target that does not answer, and Overloaded."""
+        """Returns the visitor with the token ``secret``. Raises Unauthenticated if the target does not accept it, the
+        target's error if it does not answer, and Overloaded if there are too many visitors."""
         if not (
             _SHORTEST <= len(secret) <= _LONGEST and secret.isascii() and secret.isprintable() and " " not in secret
         ):
-            raise Unauthenticated("this is no token", hint="it has 16 to 4,096 visible characters")
+            raise Unauthenticated("this is no token", hint="a token has 16 to 4,096 visible characters")
         cluster = self._make(secret)
         try:
             async with self._checks:
                 await to_thread.run_sync(_check, cluster)
         except PrivilegeError:
             cluster.close()
-            raise Unauthenticated("the node does not take this token", hint="ask who runs probingd for one") from None
+            raise Unauthenticated("the node does not accept this token", hint="ask its administrator for one") from None
         except BaseException:
             cluster.close()
             raise
-        # One visitor for all browsers of a token: its nodes are asked once for the live view.
+        # All browsers with one token are one visitor, so that nodes are asked once for their live views.
         name = hashlib.sha256(secret.encode()).digest()
         if name in self._visitors:
             cluster.close()
         elif len(self._visitors) >= _MOST_VISITORS:
             cluster.close()
-            raise Overloaded(f"{_MOST_VISITORS} visitors are here")
+            raise Overloaded(f"{_MOST_VISITORS} visitors are logged in")
         else:
             self._visitors[name] = Visitor(cluster, self._threads)
         return self._visitors[name]
 
     def gone(self, visitor: Visitor) -> None:
-        """Forgets a visitor who has no session any more."""
+        """Removes a visitor whose last session has ended."""
         self._visitors = {name: one for name, one in self._visitors.items() if one is not visitor}
         visitor.close()
 
@@ -178,14 +178,14 @@ Door = KeyDoor | TokenDoor
 
 
 class Sessions:
-    """The sessions of visitors by the value of their cookie, each until it is not used for twelve hours."""
+    """The sessions of visitors by the value of their cookie; a session ends after twelve hours without use."""
 
     def __init__(self, door: Door) -> None:
         self.door = door
         self._known: dict[str, tuple[Visitor, float]] = {}
 
     def visitor(self, cookie: str | None) -> Visitor:
-        """Returns the visitor whose cookie it is. Raises Unauthenticated."""
+        """Returns the visitor with ``cookie``. Raises Unauthenticated if there is no such session."""
         self._sweep()
         if cookie is None or not self.use(cookie):
             how = "open the address that `probingctl web` printed" if self.door.login == "key" else "log in"
@@ -193,14 +193,14 @@ class Sessions:
         return self._known[cookie][0]
 
     def use(self, cookie: str) -> bool:
-        """Returns whether there is a session of this cookie, and counts it as used now."""
+        """Returns whether ``cookie`` has a session, and counts the session as used now."""
         known = self._known.get(cookie)
         if known is not None:
             self._known[cookie] = known[0], time.monotonic()
         return known is not None
 
     async def begin(self, secret: str) -> str:
-        """Returns the cookie of a new session. Raises as ``admit`` of the door."""
+        """Returns the cookie of a new session. Raises the errors of the door's ``admit``."""
         visitor = await self.door.admit(secret)
         own = [cookie for cookie, (one, _) in self._known.items() if one is visitor]
         for cookie in sorted(own, key=lambda one: self._known[one][1])[: max(0, len(own) - _MOST_OF_ONE + 1)]:
@@ -216,7 +216,7 @@ class Sessions:
             self.door.gone(known[0])
 
     def close(self) -> None:
-        """Ends all sessions, and what is done for their visitors."""
+        """Ends all sessions, and closes the live views and connections of their visitors."""
         for visitor in {id(one): one for one, _ in self._known.values()}.values():
             visitor.close()
         self._known.clear()

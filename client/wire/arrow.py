@@ -158,7 +158,7 @@ def _no_stream(why: str) -> PeerError:
 
 
 def _cut(chunks: deque[bytes], size: int) -> bytes:
-    """Removes ``size`` bytes, or fewer if there are fewer, from the front of ``chunks`` and returns them."""
+    """Removes at most ``size`` bytes from the front of ``chunks`` and returns them."""
     cut: list[bytes] = []
     while size > 0 and chunks:
         chunk = chunks.popleft()

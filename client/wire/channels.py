@@ -64,7 +64,7 @@ class Channel:
 
     async def close(self) -> None:
         await self._channel.close()
-        # While a channel is open, no other socket can appear at the target of its route.
+        # The route is closed last, because another socket may then get its target.
         if self._route:
             self._route.close()
 
@@ -107,8 +107,8 @@ class Channels:
         return channel is not None and channel.connected
 
     def give_back(self, channel: Channel) -> None:
-        """Ends the use of a channel: closes it if it is not kept, and if too many are open, the kept channels that were
-        not used for longest.
+        """Ends the use of a channel, and closes it if it is not kept. If too many channels are kept, closes the unused
+        channels that were used longest ago.
         """
         channel.users -= 1
         if self._kept.get(channel.address) is not channel:

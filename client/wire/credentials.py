@@ -27,8 +27,8 @@ class Credentials:
         self._names: dict[str, str] = {}
 
     def bind(self, peers: Iterable[pb.Peer]) -> None:
-        """Remembers what the target said about addresses: the names of nodes that accept a token bound to their name,
-        and of nodes whose name is proven."""
+        """Stores, by address, the names that the target reports: of nodes that accept a token bound to their name, and
+        of nodes whose name is proven."""
         known = list(peers)
         self._nodes.update((peer.address, peer.node) for peer in known if peer.bound)
         self._names.update((peer.address, peer.node) for peer in known if peer.bound or peer.proof)
@@ -53,7 +53,7 @@ class Credentials:
         return (("authorization", authorization),) if authorization else ()
 
     def may_be_passed_on(self, address: str) -> bool:
-        """Returns whether other nodes may see what the node at ``address`` is shown."""
+        """Returns whether other nodes may see the ``authorization`` for the node at ``address``."""
         return not self.token or address in self._nodes
 
 

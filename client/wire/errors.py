@@ -65,7 +65,7 @@ def _unreached(address: str, details: str, why: str) -> ProbingError:
         group = _group_of(address.removeprefix("unix:"))
         hint = f"root and the group {group} may: `sudo usermod -aG {group} {_user()}`, then log in again"
     elif why == _UNKNOWN_HOST:
-        hint = "is the name spelt right? an IP address does as well"
+        hint = "check the name, or give an IP address"
     code = LATE if why == _LATE else "" if details.startswith(_UNCONNECTED) else BROKEN
     return PeerError(f"{address} does not answer: {reason}", hint=hint, code=code, reason=reason)
 

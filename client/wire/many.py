@@ -1,6 +1,6 @@
 """Asks many nodes for rows: each node directly, or, if there are thousands, through some of them (a tree).
 
-A node in the middle of the tree asks up to 128 others and passes on their answers. An answer counts only when it is
+A node in the middle of the tree asks up to 128 nodes and passes on their answers. An answer counts only when it is
 complete. Nodes whose answers were not passed on, because the node in the middle died, became silent or refused, are
 asked directly, so no row is lost or comes twice.
 """
@@ -57,7 +57,7 @@ class Question:
         done: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
         """Makes the question; ``done(nodes, all)`` is called with the number of nodes that have answered or failed and
-        the number of all; see ``Nodes``.
+        the number of all nodes; see ``Nodes``.
         """
         self._wire = wire
         self._statements = statements
@@ -69,8 +69,9 @@ class Question:
         self._policy = policy or Policy()
         self._done = done
         self._answered: Callable[..., None] = done
-        # Answers and failures by address; a node in the middle may have failed to pass on some of the answers.
+        # Answers and failures by address.
         self._results: dict[str, Named | Failed] = {}
+        # Nodes in the middle that did not pass on all answers.
         self._broken: list[Failed] = []
 
     async def ask(self, addresses: Sequence[str], timeout: float) -> Gathered[tuple[Reply, ...]]:
@@ -100,7 +101,7 @@ class Question:
         return replies[0].node, tuple(map(self._take, replies))
 
     async def passed_on(self, address: str, parts: list[pb.QueryReply], sent_ns: int) -> Named:
-        """Reads the answer of a node that another node has asked for us. ``sent_ns``: when, by the wall clock."""
+        """Returns the answer of a node that another node has asked for us, at ``sent_ns`` by the wall clock."""
         if not parts:
             raise PeerError(f"{address} has an empty answer")
         received_ns, messages = time.time_ns(), iter(parts)
@@ -210,6 +211,6 @@ class Question:
 
 
 def _groups_of(addresses: Sequence[str]) -> list[list[str]]:
-    """Returns groups of nodes; the first node of each asks the others. The groups are of equal size."""
+    """Returns groups of nodes of about equal size; the first node of each group asks the other nodes of the group."""
     number = math.ceil(len(addresses) / (MAX_PEERS + 1))
     return [list(addresses[i::number]) for i in range(number)]

@@ -45,7 +45,7 @@ class Wire:
         self.calls: set[Call] = set()
 
     def call(self, address: str, method: str, request: Any, seconds: float, *, apart: bool = False) -> Call:
-        """Begins a call, which the caller must end. Raises what ``Channels.take`` raises, and for a while after a
+        """Begins a call, which the caller must end. Raises the errors of ``Channels.take``, and for 10 s after a
         timeout its error. ``apart``: the call gets a connection of its own."""
         silent = self.silent.get(address)
         if silent is not None and time.monotonic() < silent[0]:
@@ -131,7 +131,7 @@ def query_of(statements: Mapping[str, str], max_bytes: int, *, named: bool) -> p
 
 
 class Node:
-    """The node at ``address``, ``unix:PATH`` or ``HOST:PORT``. ``seconds``: the most time for a call. Calls run in the
+    """The node at ``address``, ``unix:PATH`` or ``HOST:PORT``. ``seconds``: the limit for a call. Calls run in the
     loop.
 
     The methods raise the node's errors, PeerError if it does not answer, and UsageError as ``Channels.take`` does.
@@ -264,5 +264,5 @@ class Node:
         return reply
 
     def check(self, node: str) -> None:
-        """Raises PeerError if another node answered than the target knows at this address."""
+        """Raises PeerError if the target knows another node than ``node`` at this address."""
         self._wire.credentials.check(self.address, node)

@@ -28,7 +28,7 @@ __all__ = ("Listener", "ProvenRoute", "listeners", "require_proven", "trusted_us
 
 _CREDENTIALS = struct.Struct("3i")
 _PIECE = 256 << 10
-# If a daemon starts between two looks, another look is needed.
+# The most attempts: if a daemon starts while a connection is made, the connection is made and checked again.
 _ATTEMPTS = 3
 _BACKLOG = 16
 _SOCK_DIAG, _BY_FAMILY, _DUMP, _LISTEN = 4, 20, 0x301, 1 << 10
@@ -133,7 +133,7 @@ class ProvenRoute:
                 far.close()
                 raise
             far.close()
-        what = f"{self._address} changes hands: who listens there is not known"
+        what = f"{self._address} changes hands: the user that listens there is unknown"
         raise PrivilegeError(f"{what}; the token was not sent", hint="ask again in a moment")
 
 

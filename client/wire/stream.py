@@ -42,8 +42,8 @@ class Room:
 
 
 class Messages:
-    """The messages of a call except those about progress, which go to ``watch``. ``size``: bytes so far, counted in
-    ``room``.
+    """The messages of a call, except messages about progress, which go to ``watch``. ``size``: bytes so far, counted
+    in ``room``.
     """
 
     def __init__(self, receive: Next, room: Room, watch: Watch | None = None) -> None:
@@ -82,9 +82,9 @@ class Stream:
         end: Callable[[], None] = lambda: None,
         strict: bool = False,
     ) -> None:
-        """Makes the stream. ``name`` returns the node's name before its rows end; ``check`` raises if it is another
-        node's name. ``end`` ends the call. Under ``strict`` PartialAnswer is raised after the last row if the node
-        lacks rows."""
+        """Makes the stream. ``name`` returns the node's name before its rows end; ``check`` raises for another node's
+        name. ``end`` ends the call. Under ``strict`` PartialAnswer is raised after the last row if the node lacks
+        rows."""
         self.node = ""
         self.rows = 0
         self.rows_scanned = 0
@@ -109,7 +109,7 @@ class Stream:
         return name
 
     async def next(self) -> pa.RecordBatch | None:
-        """Returns the next batch; None after the last one."""
+        """Returns the next batch; None after the last batch."""
         if (batch := await self._reader.next()) is not None:
             self.rows += batch.num_rows
             return batch
@@ -140,7 +140,7 @@ def batches(stream: Stream) -> Iterator[pa.RecordBatch]:
 async def read_replies(messages: Next, request: pb.QueryRequest, *, strict: bool) -> tuple[list[Reply], int]:
     """Returns the rows of the SELECT of ``request``, or of each of its statements, and the time of the node (ns).
 
-    Raises the error of the first statement that failed, with the statement's name, and what ``Stream`` raises.
+    Raises the error of the first statement that failed, with the statement's name, and the errors of ``Stream``.
     """
     if not request.statements:
         stream = Stream(messages, strict=strict)

@@ -96,7 +96,7 @@ def test_a_hang_from_before_the_daemon_is_named(
     for command in (["nccl"], ["top", "--once"]):
         shown = daemon.ctl(*command).stdout
         assert "rank 0: in gloo::allreduce (native stack; began before " in shown
-        assert "ranks 0-1: what began before " in shown
+        assert "ranks 0-1: operations before " in shown
 
 
 @long

@@ -1,4 +1,4 @@
-"""A flame graph as one self-contained SVG file, outermost frames at the top.
+"""Draws a flame graph as one self-contained SVG file, outermost frames at the top.
 
 In a browser a click zooms, a search marks frames, and the width follows the window; without scripts the file is a plain
 picture. Style and script must contain neither ``&`` nor ``<``, because they are not escaped in the XML.
@@ -130,8 +130,8 @@ class _Box:
     """One frame of the graph. ``left`` and ``width`` are shares of the whole width; the root has ``depth`` 0 and
     ``frame`` None.
 
-    ``shares`` and ``ns`` have a value for each profile; ``own``: the part of ``ns`` that is not in frames inside this
-    one.
+    ``shares`` and ``ns`` have a value for each profile; ``own``: the part of ``ns`` in the frame itself, without the
+    functions that it calls.
     """
 
     frame: Frame | None
@@ -146,7 +146,7 @@ class _Box:
 def boxes(profiles: Sequence[Profile]) -> Iterator[_Box]:
     """Yields the frames that are wide enough to be visible, parents first.
 
-    A width is the mean of the shares in the profiles, so that a frame that only one profile has gets a box as well.
+    A width is the mean of the shares in the profiles, so frames of one profile alone get a box, too.
     """
     # Stacks with a common beginning are neighbours after sorting, so a frame is a range of stacks.
     marked = [s._replace(labels=(("", f"{i}"),)) for i, profile in enumerate(profiles) for s in profile.samples]

@@ -91,7 +91,7 @@ def test_people_read_who_waits_for_whom(ctl: Run, cluster: list[FakeNode]) -> No
     lines = out.splitlines()
     # The nodes' clocks differ by 5 s: beta's steps are the newer ones.
     assert lines[1].startswith("  no step has ended for 1")
-    assert lines[1].endswith(" s: the shares are of the steps before")
+    assert lines[1].endswith(" s: the shares are those of earlier steps")
     del lines[1]
     assert lines[:3] == [
         "job j1  run r1  47 steps",

@@ -118,7 +118,7 @@ def test_values_of_a_job_that_has_just_ended_are_marked(node: FakeNode, ctl: Run
     assert (code, err) == (0, "")
     assert "ENDED " in out
     if command[0] in ("balance", "memory", "net"):
-        assert "it has ended: the values are as they were last seen" in out
+        assert "the run has ended: the values are the last that were seen" in out
     # AND those of the job that lives are not
     assert "ENDED" not in ctl(*command)[1].partition(f"job {LIVE}")[2].partition("\njob ")[0]
 

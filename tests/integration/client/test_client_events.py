@@ -82,7 +82,7 @@ def test_the_first_failure_of_a_job_is_marked(ask: Callable[..., str]) -> None:
     assert said == {
         (0, "trainer"): "exited with code 1",
         (None, "launcher"): "exited with code 3",
-        (7, "trainer"): "it is not known how",
+        (7, "trainer"): "ended in an unknown way",
         (8, "data_loader"): "killed by SIGTERM",
         (2, "trainer"): first["detail"],
         (3, "trainer"): "exited with code 0",

@@ -210,12 +210,12 @@ def test_a_node_that_fails_leaves_no_rows(pair: tuple[FakeNode, FakeNode], ctl: 
 def test_wrong_use(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cases: tuple[tuple[tuple[str, ...], str], ...] = (
-        ((), "no place to export to"),
-        (("-o", "out", "-f", "json"), "json is not a format to export"),
+        ((), "export needs a directory or a file to write"),
+        (("-o", "out", "-f", "json"), "export cannot write json"),
         (("-o", "out", "--tables", "x"), "not a valid name of a table"),
         (("-o", "out", "--since", "5m", "--until", "10m"), "is not after"),
         (("-o", "out", "--since", "2026-99-99"), "is not a time"),
-        (("-o", "."), "is there already"),
+        (("-o", "."), "exists already"),
         (("-o", "out", "--tables", "no.such"), "there is no table no.such"),
         (("-o", "/nonexistent/out"), "cannot write"),
     )

@@ -73,7 +73,7 @@ def test_open_findings_are_a_line(ctl: Run, found: tuple[FakeNode, FakeNode], wo
 def test_a_finding_says_what_its_culprit_does_and_nothing_else_does(
     ctl: Run, pair: tuple[FakeNode, FakeNode], words: tuple[str, ...]
 ) -> None:
-    state, gap = "rank 2: no collective on its stacks", "rank 2: what began before"
+    state, gap = "rank 2: no collective on its stacks", "rank 2: operations before"
     late = {"node": "beta", "ts": 0, "table_name": "comm.ops", "ts_from": 0, "ts_to": time.time_ns(), "pid": 1002}
     pair[1].insert("probing.losses", [{**late, "reason": "late"}])
     out = ctl(*words, "--all-nodes")[1]

@@ -154,7 +154,7 @@ def test_follow_shows_each_line_once(nodes: list[FakeNode], monkeypatch: pytest.
 
 def test_follow_has_no_end(ask: Callable[..., tuple[int, str, str]]) -> None:
     code, _, err = ask("--follow", "--until", "5m")
-    assert (code, err.splitlines()[0]) == (2, "error: --follow goes on from now, and --until ends before")
+    assert (code, err.splitlines()[0]) == (2, "error: --follow shows lines after now, and --until ends the interval")
 
 
 @pytest.mark.parametrize("words", [("--follow", "-f", "json"), ("--follow", "-o", "/tmp/x")])

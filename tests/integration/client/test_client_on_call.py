@@ -105,7 +105,7 @@ def test_a_hang_from_before_the_daemon_is_named(hung_before: FakeNode, ask: Ask)
             " (distributed_c10d.py:2810)",
             "  rank 1: no collective on its stacks, Python in read_batch (train.py:31)",
             "  rank 2: in ncclGroupEnd (native stack)",
-            f"  ranks 0-1: what began before {since} is not seen ({LATE})",
+            f"  ranks 0-1: operations before {since} are not seen ({LATE})",
         ]
         lines = ask(node, "nccl").splitlines()
         assert lines[:2] == ["job j1  run r1", "  4 ranks: 0-2"]
@@ -244,5 +244,5 @@ def test_a_pause_is_at_the_top(tmp_path: Path, ask: Ask) -> None:
         line = "PAUSED on alpha since 2026-11-22 03:12:07Z by `probingctl pause`: nothing newer is seen"
         for command in (("ps",), ("nccl",), ("top", "--once")):
             assert ask(node, *command).splitlines()[0] == line
-        assert "  PAUSED: how fast it goes is not seen" in ask(node, "top", "--once").splitlines()
+        assert "  PAUSED: the speed of the job is not seen" in ask(node, "top", "--once").splitlines()
         assert isinstance(json.loads(ask(node, "nccl", "-f", "json", warned=f"warning: {line}\n")), list)

@@ -376,9 +376,9 @@ def test_time_off_the_cpu_is_hinted_at_or_shown(tmp_path: Path, ctl: Run) -> Non
             0,
             "all processes since 5m ago: 3 s on and off the CPU of the threads that train, 100% off in 3 samples",
         )
-        assert err == "hint: nothing of it ran on the CPU: this is the training threads' time on and off the CPU\n"
+        assert err == "hint: no selected sample is on the CPU: this is the training threads' time on and off the CPU\n"
         code, _, err = ctl(*asked, "--cpu")
-        assert (code, err.splitlines()[1]) == (1, "hint: --wall shows the time off the CPU: there are samples of that")
+        assert (code, err.splitlines()[1]) == (1, "hint: there are samples off the CPU: --wall shows them")
         assert ctl(*asked, "-o", str(picture)) == (0, "", "")
         assert "3 s on and off the CPU of the threads that train, 100% off" in subtitle()
         node.insert("python.samples", [sample("n", 0, 1, 100), {**waits, "tid": 5, "duration_ns": 10**12}])

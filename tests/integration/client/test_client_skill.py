@@ -90,7 +90,7 @@ def test_one_node_and_people(ctl: Run, pair: tuple[FakeNode, FakeNode], skill: P
         "Calls of each rank",
         "rank  calls",
         "  empty: none",
-        "  skipped: it runs only",
+        "  skipped: the step runs only",
         "Findings:\n  - info: nothing at 2 ms",
         "2 ranks",
         "Do next:\n  - look at rank 2",

@@ -94,9 +94,9 @@ def test_a_range_without_rows_leaves_no_file(pair: tuple[FakeNode, FakeNode], ct
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--job", "j1"), "no place to write"),
+        (("--job", "j1"), "timeline needs a file or a directory"),
         (("-o", "x.pftrace"), "of one job"),
-        (("--job", "j1", "-o", "x.svg"), "the suffix of no trace"),
+        (("--job", "j1", "-o", "x.svg"), "is not a suffix of traces"),
         (("--job", "j1", "--since", "5m", "--until", "10m", "-o", "x.pftrace"), "is not after"),
         (("--job", "j1", "--since", "yesterday", "-o", "x.pftrace"), "is not a time"),
     ],

@@ -96,7 +96,7 @@ def test_an_open_finding_stays_while_the_job_stands_still() -> None:
     page = people([diagnosis], None)
     assert "and the job has not gone on since" in page
     assert "rank 1 now: it runs in load, data.py:12" in page
-    assert "this look alone does not show it" in page
+    assert "the present facts alone do not show it" in page
     assert "  - Restart the job without node a: GPU 3 is lost.\n" in page
     assert "  - If nobody ends it, gloo's time-out (99 s) does at 2027-01-15 08:01:00Z.\n" in page
     # It did not.
@@ -112,7 +112,7 @@ def test_a_node_that_cannot_tell_who_holds_a_job_up_says_what_all_nodes_found() 
     diagnosis = shown(Node(row()), alone)
     assert [(f.verdict.id, [c.rank for c in f.culprits]) for f in diagnosis.findings] == [("not_joined", [1])]
     assert exit_code([diagnosis]) == 3
-    assert "this look alone does not show it" in people([diagnosis], None)
+    assert "the present facts alone do not show it" in people([diagnosis], None)
     # A finding of before the job went on explains nothing.
     assert shown(Node(row(opened=moment(ago(41)))), alone).findings == (blind,)
 
