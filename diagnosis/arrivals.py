@@ -1,6 +1,6 @@
 """Computes the lag of each rank at each collective, with corrected clocks.
 
-A slow rank calls last and waits least. So it shows by its lag, not by the length of its waits.
+A slow rank calls last and waits least, so its lag shows it, and not the length of its waits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How ranks ended: which ended first, whether by a cause of its own, and who ended the others."""
+"""Tells how ranks ended: which rank ended first, whether by a cause of its own, and who ended the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = (
     "lost_worker",
 )
 
-# A process that fails closes its sockets before it unloads libraries, so its peers may end before it does.
+# A failing process closes its sockets before it unloads libraries, so its peers may end first.
 _TEARDOWN_NS = 5_000_000_000
 # A launcher polls its workers every 0.1 s or less often, and ends them one by one.
 _ORDER_NS = 50_000_000
@@ -72,8 +72,8 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first death. ``confidence``: that it was the first and has a cause of its own. ``doubt``: why that may be
-    wrong.
+    """The first death. ``confidence``: how sure it is that this death came first and has a cause of its own. ``doubt``:
+    why it is not certain.
 
     ``alike``: deaths with the same error at nearly the same time, which it did not cause.
     """
@@ -201,7 +201,7 @@ def _in_operation(rank: Rank) -> bool:
 
 def behind(case: Case, rank: Rank) -> bool:
     """Returns whether another rank has called an operation that ``rank`` has not called."""
-    # If operations were lost, the last recorded operation may not be the last.
+    # If operations were lost, the last recorded operation may not be the rank's last.
     return not rank.lost and any(p.seq is not None and p.seq < case.furthest[p.comm] for p in rank.progress)
 
 

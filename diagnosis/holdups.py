@@ -96,7 +96,7 @@ def longest_wait(case: Case, ranks: Iterable[int]) -> _LongestWait:
 
 
 def _age(case: Case, rank: int) -> int | None:
-    # A wait for a file lock is only in the graph.
+    # Waits for file locks are only in the graph, not in ``case.waits``.
     wait = case.graph.waits.get(rank)
     if wait is not None and wait.op == FILE_LOCK and wait.since_ns is not None:
         return max(0, case.now(rank) - wait.since_ns)

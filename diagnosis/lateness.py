@@ -28,7 +28,8 @@ class Late:
     """The lateness of ``ranks`` on a communicator. ``lag_ns``: the median lag of the worst rank. ``share``: the lost
     share of the time.
 
-    Of all ``of`` operations a rank was late in ``compared``; in ``last_in`` of these one of ``ranks`` was the last.
+    ``of``: the number of operations; ``compared``: those in which a rank was late and the lags of ``ranks`` are known;
+    ``last_in``: those of ``compared`` in which one of ``ranks`` was the last.
     """
 
     arrivals: Arrivals

@@ -50,7 +50,7 @@ def training_threads(processes: Mapping[_Key, Sequence[Thread]]) -> dict[_Key, T
 
 
 def _issues(rank: Rank) -> bool:
-    """Returns whether the main thread issued an operation, or another thread was seen to."""
+    """Returns whether the main thread issued an operation, or another thread was seen to issue operations."""
     main = next((thread.tid for thread in rank.threads if thread.main), rank.pid)
     return main != rank.pid or any(one.tid == rank.pid for one in (*rank.open, *rank.done))
 

@@ -14,8 +14,9 @@ __all__ = ("GENERAL", "SITUATIONS", "Situation", "page", "verdicts")
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A situation. ``group``: hang, slow, hardware or before (the job starts). ``shown_by``: what shows it in place of
-    a verdict; empty: a verdict shows it."""
+    """A situation. ``group``: hang, slow, hardware or before (the job starts). ``shown_by``: the command that shows it;
+    empty: a verdict shows it.
+    """
 
     id: str
     group: str
@@ -71,7 +72,7 @@ GENERAL = (
         "No rule finds anything in the facts of the job.",
         "None.",
         "1, or 0.5 where ranks or operations are missing from the facts.",
-        "A rank that was not seen. The lines under `missing` name what was not.",
+        "A fault of a rank that was not seen. The lines under `missing` name the gaps in the facts.",
         (),
     ),
     CANNOT_TELL,
@@ -93,13 +94,13 @@ and `diagnosis.findings` have it. Rules run in the order of the table, causes be
 
 
 def verdicts(rules: Sequence[Rule] = RULES) -> tuple[Verdict, ...]:
-    """Returns all verdicts, those of ``rules`` in their order, then the general ones."""
+    """Returns all verdicts: the verdicts of ``rules`` in their order, then the general verdicts."""
     found = {verdict.id: verdict for rule in rules for verdict in rule.VERDICTS}
     return tuple((found | {verdict.id: verdict for verdict in GENERAL if verdict.id not in found}).values())
 
 
 def page(rules: Sequence[Rule] = RULES) -> str:
-    """Returns docs/verdicts.md."""
+    """Returns the text of docs/verdicts.md."""
     known = verdicts(rules)
     lines = [_HEAD, "| verdict | group | means |", "|---|---|---|"]
     lines += [f"| [`{v.id}`](#{v.id}) | {v.group} | {v.title} |" for v in known]

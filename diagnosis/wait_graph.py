@@ -1,4 +1,4 @@
-"""The wait-for graph: which ranks wait for which other ranks, through operations that those have not joined.
+"""The wait-for graph: ranks wait for other ranks, through operations that the awaited ranks have not joined.
 
 Ranks and operations are its nodes: a rank leads to the operation in which it waits, and the operation to the ranks that
 it lacks. So the graph of ten thousand ranks in one operation has about as many edges, not a hundred million.

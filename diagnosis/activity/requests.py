@@ -13,7 +13,7 @@ __all__ = ("IDLE", "RPC", "find_requests", "find_rpc")
 IDLE = "idle"
 RPC = "rpc"
 _API = "torch/distributed/rpc/api.py"
-# For functions of torch.distributed.rpc: what they wait for. Futures of torch wait in C++, called from the user's line.
+# The waits in functions of torch.distributed.rpc. Futures of torch wait in C++, called from the user's line.
 _RPC_WAITS = {
     "rpc_sync": "waits for the answer of an RPC",
     **dict.fromkeys(("_wait_all_workers", "shutdown"), "serves RPCs until all ranks have ended theirs"),

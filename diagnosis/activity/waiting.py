@@ -93,7 +93,7 @@ def find_collective(scene: Scene) -> Seen | None:
 
 
 def find_open(scene: Scene) -> Seen | None:
-    """Returns the operation in flight, if only this shows that the rank waits."""
+    """Returns the operation in flight of a rank whose wait nothing else shows."""
     wait = _wait(scene)
     return _seen(scene, wait) if wait is not None else None
 
@@ -123,7 +123,7 @@ _WAITS = re.compile(
 def find_context_lock(scene: Scene) -> Seen | None:
     """Returns whether the main thread waits in CUDA while a thread loads a module, or loads one itself.
 
-    A kernel that waits for a peer does not end. So neither the load that waits for the kernel ends, nor any call that
+    A kernel that waits for a peer does not end. So the load that waits for the kernel hangs, and with it each call that
     needs the context.
     """
     main = scene.main

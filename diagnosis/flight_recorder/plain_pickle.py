@@ -14,7 +14,7 @@ from probing.api.errors import CorruptTarget, UnsupportedTarget
 
 __all__ = ("load_plain",)
 
-# A dump of 20,000 records has 3 million.
+# A dump of 20,000 records has 3 million opcodes.
 MAX_OPCODES = 6_000_000
 MAX_MARKS = 64
 # The most bytes of an integer; the counts in a dump take 8.
@@ -48,7 +48,7 @@ class _Machine:
         data, opcodes = self._data, _OPCODES
         for _ in range(MAX_OPCODES):
             if self._at >= len(data):
-                raise CorruptTarget("the pickle ends before its end")
+                raise CorruptTarget("the pickle ends without its STOP opcode")
             code = data[self._at]
             self._at += 1
             if code == _STOP:
@@ -64,7 +64,7 @@ class _Machine:
     def take(self, size: int) -> bytes:
         part = self._data[self._at : self._at + size]
         if len(part) != size:
-            raise CorruptTarget("the pickle ends before its end")
+            raise CorruptTarget("the pickle ends within a value")
         self._at += size
         return part
 

@@ -27,8 +27,8 @@ UNREACHABLE = Verdict(
     "rank_unreachable",
     "hang",
     "A rank is on a node that does not answer, and the others wait for it",
-    "Ranks wait in an operation that all ranks that were seen have joined. The other members of the communicator are on"
-    " nodes that did not answer.",
+    "Ranks wait in an operation, and all ranks that were seen have joined it. The other members of the communicator are"
+    " on nodes that did not answer.",
     "The operation, and the nodes that did not answer.",
     "0.7; less where operations were lost.",
     "An answer of the node with the rank in that operation.",

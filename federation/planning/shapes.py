@@ -82,7 +82,7 @@ def plain_select(root: exp.Query) -> exp.Select:
 
 
 def limit_rows(select: exp.Select) -> int | None:
-    """Returns how many first rows of each node can matter; None: all rows."""
+    """Returns the number of first rows of each node that can matter; None: all rows."""
     limit, offset = select.args.get("limit"), select.args.get("offset")
     if limit is None:
         return None

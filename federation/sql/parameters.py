@@ -97,7 +97,9 @@ def _replace(root: exp.Expr, given: Mapping[str, Any]) -> set[str]:
     for node in list(root.find_all(exp.Placeholder, exp.Parameter)):
         name = str(getattr(node.this, "name", node.this) or "").lower()
         if not re.fullmatch(_NAME, name):
-            raise UsageError("parameters have names", hint="write $name in the SQL and give --param name=value")
+            raise UsageError(
+                "a parameter of the query has no name", hint="write $name in the SQL and give --param name=value"
+            )
         if name not in given:
             raise UsageError(f"there is no value for ${name}", hint=f"give --param {name}=VALUE")
         if isinstance(node.parent, (exp.Column, exp.Table, exp.Dot)) or node.arg_key == "alias":
