@@ -45,7 +45,7 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def escape(text: bytes | str, limit: int | None = None) -> str:
-    r"""Returns foreign ``text`` on one line of at most ``limit`` characters; if it was cut, the last one is ``…``.
+    r"""Returns foreign ``text`` on one line of at most ``limit`` characters; a text that was cut ends in ``…``.
 
     Characters that control a terminal, reorder a line or are invisible, and bytes that are not UTF-8, become ``\n``,
     ``\x1b`` or ``\u202e``.

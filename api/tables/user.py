@@ -28,7 +28,7 @@ __all__ = (
 
 SCHEMA = "user"
 USER_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
-"""What a probe, its table and its columns may be called."""
+"""The names that a probe, its table and its columns may have."""
 MAX_COLUMNS = 64
 MAX_DOC = 400
 COLUMN_TYPES: dict[str, Type] = {
@@ -105,7 +105,7 @@ def job_table(name: str, columns: Mapping[str, Sequence[str]]) -> Table:
 
 
 def job_columns(table: Table) -> dict[str, list[str]]:
-    """Returns the columns that ``job_table`` made a table of."""
+    """Returns the columns from which ``job_table`` made ``table``."""
     kinds = {kind: name for name, kind in JOB_TYPES.items()}
     columns: dict[str, list[str]] = {}
     for place in table.storage[len(_JOB_COMMON) :]:

@@ -48,7 +48,7 @@ _EACH = (
     f" sum(cpu_ns) AS cpu_ns, any_value(func) AS func FROM ({_BY_OPERATION} UNION ALL {_BY_SAMPLE}) AS b"
     f" GROUP BY {_WHO}, second"
 )
-# Of the intervals that end in a second or after it, the first is used if it overlaps the second.
+# The first interval that ends in a second or after it is used, if it overlaps the second.
 _WAITS = (
     "SELECT node, pid, start_ns, ts, wall_ns, run_delay_ns FROM cpu.utilization"
     f" WHERE scope = 'process' AND ts > now() - {_LONGEST}"
@@ -61,8 +61,8 @@ _STEPS = f"SELECT node, pid, start_ns, ts, step FROM train.steps WHERE ts > now(
 
 RANK_SECOND = view(
     "views.rank_second",
-    "What each rank did in each second of the last 15 minutes; a row for each rank and second in which anything was"
-    " seen of it.",
+    "What each rank did in each second of the last 15 minutes; a row for each rank and second with operations or"
+    " samples of the rank.",
     (
         Column("node", NAME, "Name of the node.", sql="u.node"),
         Column("ts", TIME, "Begin of the second, UTC.", sql="u.ts"),
@@ -87,7 +87,7 @@ RANK_SECOND = view(
         Column(
             "op",
             TEXT,
-            "Operation that was called before the end of the second and had not ended before its begin; the last one.",
+            "Last operation that was called before the end of the second and had not ended before its begin.",
             sql="u.op",
         ),
         Column("top_func", TEXT, "Innermost Python function of most samples of the main thread.", sql="u.func"),
