@@ -212,7 +212,7 @@ def _roles(times: Sequence[RankTimes], pairs: Sequence[Pair]) -> Iterable[Role]:
         ranks = sorted({pair.rank for pair in own})
         whole = sum(step_ns.get(rank, 0) for rank in ranks)
         comm, wait = sum(pair.comm_ns for pair in own), sum(pair.wait_ns for pair in own)
-        # Each rank counts each operation once.
+        # An operation counts once for each of its ranks.
         lasts: dict[int, int] = {}
         for pair in own:
             lasts[pair.last] = lasts.get(pair.last, 0) + pair.ops

@@ -161,8 +161,8 @@ class Case:
     def _is_old(self, rank: int, wait: Wait) -> bool:
         if wait.firm and wait.since_ns is not None:
             return (self.wait_ns(rank) or 0) >= self.gate_ns
-        # A rank that begins other operations does not wait for the end of an asynchronous one. A rank that begins none,
-        # and has waited since an unknown time, is not to blame either.
+        # A rank that begins other operations does not wait for the end of an asynchronous operation. If no times are
+        # known, the rank counts as waiting, so that it is not blamed.
         quiet, age = self.quiet_ns(rank), self.wait_ns(rank)
         return (quiet is None or quiet >= self.gate_ns) and (age is None or age >= self.gate_ns)
 

@@ -117,7 +117,7 @@ def _instants(ranks: Iterable[Rank]) -> Mapping[tuple[str, int], Mapping[str, _I
             if o.seq is None or o.t_call_ns is None or o.t_done_ns is None:
                 continue
             if o.state in ("failed", "abandoned"):
-                # The operation did not end together with those of the other ranks.
+                # The operation did not end together with the operations of the other ranks.
                 continue
             key = o.comm, o.seq
             names.setdefault(key, set()).add(o.op)

@@ -132,7 +132,7 @@ def _failed(end: Exit) -> bool:
 
 def _ordered(died: Sequence[Death]) -> First | None:
     first, others = died[0], died[1:]
-    # SIGINT from a terminal reaches all ranks, and each ends by it, however late.
+    # SIGINT from a terminal reaches all ranks and ends each, sooner or later.
     if first.exit.signal == signal.SIGINT and all(d.kind is Kind.CONSEQUENCE for d in others):
         return First(first, 0.8 if others else 0.6, "" if others else "who sent SIGINT to it is not known")
     if first.exit.signal == signal.SIGTERM:

@@ -82,7 +82,7 @@ def _tied(calls: list[tuple[Signature, int]]) -> bool:
 
 
 def _period(usual: Mapping[int, Signature], last: int) -> int:
-    # The shortest period that holds for its last two repetitions, and for at least the last four numbers.
+    # Returns the shortest period that holds for its last two repetitions, and for at least the last four numbers.
     for period in range(1, _LONGEST_PERIOD + 1):
         span = range(last, last - max(period, 4), -1)
         if all(n in usual and usual[n] == usual.get(n - period) for n in span):

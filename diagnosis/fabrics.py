@@ -56,7 +56,7 @@ class FabricFault:
 
     @property
     def first_is_certain(self) -> bool:
-        """Whether the first report is certainly earlier than those of other nodes, given the errors of clocks."""
+        """Whether the first report is certainly earlier than the reports of other nodes, given the errors of clocks."""
         first = self.reports[0]
         others = [one.at_ns for one in self.reports if one.node != first.node]
         return not others or min(others) - first.at_ns > self.apart_ns

@@ -82,7 +82,7 @@ def save(path: Path, facts: Sequence[Facts]) -> None:
     try:
         path.write_bytes(b"".join(line + b"\n" for line in (header, *map(to_json, facts))))
     except OSError as e:
-        raise UsageError(f"cannot write {path}: {e.strerror}", hint="give the path of a file to write") from e
+        raise UsageError(f"cannot write {path}: {e.strerror}", hint="give a path that can be written") from e
 
 
 def load(path: Path) -> list[Facts]:
@@ -162,7 +162,7 @@ def _check_version(found: dict[str, Any]) -> None:
     if type(version) is not int:
         raise _damaged("they have no version")
     if version != VERSION:
-        raise FormatError(f"facts of version {str(version)[:20]}", hint=_OTHER)
+        raise FormatError(f"the facts have version {str(version)[:20]}, which is unknown here", hint=_OTHER)
 
 
 def _check_size(data: bytes, ranks: list[Any]) -> None:

@@ -51,8 +51,8 @@ class HoldUp:
 
 
 def hold_ups(case: Case) -> list[HoldUp]:
-    """Returns the hold-ups, those with the most victims first. Ranks that are missing in one operation form one
-    hold-up.
+    """Returns the hold-ups, by their number of victims, the largest first. Ranks that are missing in one operation form
+    one hold-up.
     """
     graph = case.graph
     by_call: dict[tuple[str | None, int | None, str | None], set[int]] = {}

@@ -129,7 +129,7 @@ def difference(one: Sequence[Sample], others: Iterable[Work]) -> Difference | No
     if most < _LEAST:
         return None
     near = [key for key, extra in more.items() if extra >= _NEAR * most]
-    # The innermost frame is chosen, and rather its line than its function.
+    # Chooses the innermost frame, and its line rather than its function.
     key = min(near, key=lambda k: (mine.depths[k], k[2] is None, -more[k]))
     func, file, line = key
     if line is None:

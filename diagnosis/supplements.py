@@ -28,7 +28,7 @@ from probing.diagnosis.words import clean, exit_text
 __all__ = ("ACTIONS", "advised", "filled_in", "with_commands", "with_known_bugs", "with_symptoms", "with_time_out")
 
 _MOST = 4
-# These verdicts blame no rank, so the hardware of the waiting ranks is looked at.
+# These verdicts blame no rank, so the hardware of the waiting ranks is examined.
 _OF_VICTIMS = frozenset({"no_completion"})
 
 
@@ -111,7 +111,7 @@ def _lines(case: Case, rank: int) -> Iterator[str]:
 
 
 def _shown(thread: Thread, function: re.Pattern[str]) -> str:
-    """Returns the name of the function on the stack of ``thread``; empty if it is not on it."""
+    """Returns the name of the function on the stack of ``thread``; empty if the stack does not have it."""
     native = (frame.func for frame in thread.frames[:_FRAMES] if frame.native)
     return next((match[0] for name in native if (match := function.match(name))), "")
 
@@ -198,7 +198,7 @@ _PEER_GONE = re.compile(r"[Cc]onnection|[Bb]roken pipe|[Tt]imed? ?out|remote pro
 
 
 def advised(case: Case, finding: Finding) -> Finding:
-    """Returns ``finding`` with advice on what to do with the job."""
+    """Returns ``finding`` with advice about the job."""
     return replace(finding, advice=_advice(case, finding))
 
 

@@ -37,8 +37,8 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation("blocked_storage", "hang", "Ranks that use the same file system block in it."),
     Situation("starved_loader", "hang", "A data loader gets no data, or a worker of it died."),
     Situation("nccl_timeout", "hang", "NCCL would time out after 30 minutes: the stall is named within 15 seconds."),
-    Situation("none_completes", "hang", "All ranks have joined a collective, and it completes on none."),
-    Situation("idle_server", "hang", "A server has no requests: its ranks wait for the one that receives them."),
+    Situation("none_completes", "hang", "All ranks have joined a collective, and it completes on no rank."),
+    Situation("idle_server", "hang", "A server has no requests: its ranks wait for the rank that receives them."),
     Situation("lingering_rank", "hang", "A rank does not end: it waits for a thread, a child or an upload."),
     Situation("communicator_error", "hang", "The library reports an error of a communicator, or it was aborted."),
     Situation("slow_rank", "slow", "One slow rank slows every step."),
@@ -58,7 +58,9 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation("flapping_link", "hardware", "An InfiniBand link goes up and down."),
     Situation("unreachable_node", "hardware", "A node cannot be reached."),
     Situation("versions", "before", "Nodes differ in Python, torch, CUDA, driver or NCCL.", _PREFLIGHT),
-    Situation("environment", "before", "NCCL_* and TORCH_* variables differ, or name what is not there.", _PREFLIGHT),
+    Situation(
+        "environment", "before", "NCCL_* and TORCH_* variables differ, or name things that do not exist.", _PREFLIGHT
+    ),
     Situation("resources", "before", "Shared memory, disks, GPUs, clocks or ports do not suit the job.", _PREFLIGHT),
     Situation("bad_ranks", "before", "RANK or LOCAL_RANK is wrong, or there are two masters.", _RANKS),
 )

@@ -85,7 +85,7 @@ class WaitGraph:
 
     @cached_property
     def sinks(self) -> frozenset[int]:
-        """The ranks for which others wait and that wait for nothing themselves."""
+        """The ranks for which others wait and that wait for no rank themselves."""
         return frozenset(rank for rank in self._lacking if self._is_free(rank))
 
     def _is_free(self, rank: int) -> bool:

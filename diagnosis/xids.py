@@ -1,4 +1,4 @@
-"""What an XID of NVIDIA's driver means for a job: the classes of DCGM's health watch.
+"""The meaning of XIDs of NVIDIA's driver for a job, by the classes of DCGM's health watch.
 
 The sources are DcgmHealthWatch.cpp (classes and subsystems) and NVIDIA's "XID Errors" (meanings and remedies).
 
@@ -115,7 +115,7 @@ def nvlink_error(line: str) -> NvlinkError | None:
     if match is None or int(match["code"]) not in NVLINK_CODES:
         return None
     info = int(match["info"], 16) if match["info"] else None
-    # A later driver writes the second of two names for a unit.
+    # A unit may have two names, as in "A/B"; later drivers write the second.
     unit = match["unit"].rpartition("/")[2]
     reason = None
     if unit in _LINK_DOWN:

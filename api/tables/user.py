@@ -88,7 +88,9 @@ def job_table(name: str, columns: Mapping[str, Sequence[str]]) -> Table:
     type that no such table can have.
     """
     if not USER_NAME.fullmatch(name):
-        raise FormatError(f"{name[:80]!r} is no name of a table", hint="use a-z, 0-9 and _, at most 41, a letter first")
+        raise FormatError(
+            f"{name[:80]!r} is not a valid name of a table", hint="use a-z, 0-9 and _, at most 41, a letter first"
+        )
     if len(columns) > MAX_COLUMNS:
         raise FormatError(f"{JOB_SCHEMA}.{name} has more than {MAX_COLUMNS} columns")
     shown, storage = list(_JOB_COMMON), list(stored(_JOB_COMMON))

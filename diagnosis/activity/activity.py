@@ -77,7 +77,7 @@ _MOVED_BYTES = 64 << 10
 
 
 def _find_checkpoint(scene: Scene) -> Seen | None:
-    """Returns whether the process writes or reads a checkpoint, and for which file it waits."""
+    """Returns the process's write or read of a checkpoint, with the file for which it waits."""
     frame = _checkpoint_frame(scene)
     if frame is None:
         return None
@@ -159,7 +159,7 @@ class Activity:
 
 
 def activity_of(rank: Rank, facts: Facts) -> Activity:
-    """Returns what ``rank`` is doing at the moment of ``facts``."""
+    """Returns the activity of ``rank`` at the moment of ``facts``."""
     scene = Scene.of_rank(rank, facts)
     seen = _look(scene)
     evidence = (*seen.evidence, full_shm(scene), _tracer(scene, seen.kind))
@@ -190,7 +190,7 @@ def _progressing(scene: Scene) -> bool | None:
         return False
     if _changed(scene):
         return True
-    # The stack of a polling loop moves, too; and two readings may show a working loop at the same line.
+    # The stack of a polling loop moves, too, and a working loop may be at the same line in two readings.
     if main is not None and main.moving:
         return True if scene.condition.cpu_ns is None or uses_cpu(scene, _POLLS) else None
     stands = main is not None and main.moving is False and main.since_ns is not None

@@ -122,7 +122,7 @@ def _what(scene: Scene) -> str:
         return "waits for a lock"
     if c.syscall not in _FUTEX or scene.letter != "S" or any(not _OF_PYTHON.match(_module(f)) for f in scene.native):
         return ""
-    # A thread that waits for the GIL wakes every 5 ms (Python/ceval_gil.c).
+    # A thread that slept does not wait for the GIL, for which it would wake every 5 ms (Python/ceval_gil.c).
     return "waits for a lock or condition" if scene.slept and scene.python[0] is scene.user else ""
 
 

@@ -122,7 +122,7 @@ def find_computing(scene: Scene) -> Seen | None:
 
 
 def uses_cpu(scene: Scene, share: float = _BUSY) -> bool:
-    """Returns whether the main thread used a CPU for this share of the time between the readings."""
+    """Returns whether the main thread used a CPU for at least ``share`` of the time between the readings."""
     return _share(scene, scene.condition.cpu_ns) >= share
 
 

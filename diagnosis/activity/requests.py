@@ -95,5 +95,5 @@ def _reads_zmq(thread: Thread | None) -> bool:
 
 
 def _address(target: str | None) -> str:
-    """Returns the part after the brackets of a target such as "socket:[4711] tcp 127.0.0.1:8000"."""
+    """Returns the address of a target, such as "tcp 127.0.0.1:8000" of "socket:[4711] tcp 127.0.0.1:8000"."""
     return clean((target or "").partition(" ")[2] or "a socket")

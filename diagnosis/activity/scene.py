@@ -131,7 +131,7 @@ class Scene:
 
     @property
     def kernel(self) -> str:
-        """What the kernel shows of the main thread, as text; empty if unknown."""
+        """The kernel's state of the main thread, as text; empty if unknown."""
         c = self.condition
         about = [f"in {clean(c.syscall)}"] if c.syscall else []
         about += [f"on {self.target}"] if c.target else []

@@ -32,7 +32,7 @@ __all__ = (
 DEFAULT = "default_pg"
 """``Group.desc`` of the group that has all ranks."""
 MAX_FILE = 64 << 20
-"""Bytes of a dump; a larger one is not read."""
+"""The most bytes of a dump; a larger dump is not read."""
 MAX_RECORDS = 20_000
 """Ten times the default size of torch's buffer; of a larger dump only the newest records are read."""
 MAX_GROUPS = 4_096

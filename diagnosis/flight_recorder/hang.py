@@ -168,7 +168,7 @@ class _Scene:
         return frozenset(() if met else (record.peer,))
 
     def _lacking(self, record: Record) -> frozenset[int]:
-        """Returns the members that have not come to a collective. The result is cached, as it is the same for all ranks
+        """Returns the members that have not reached a collective. The result is cached, as it is the same for all ranks
         that wait in it.
         """
         key = record.group, record.seq

@@ -78,7 +78,7 @@ class _Machine:
 
     def pop(self) -> Any:
         if len(self._stack) <= (self._marks[-1] if self._marks else 0):
-            raise CorruptTarget("the pickle uses a value that is not there")
+            raise CorruptTarget("the pickle uses a value from an empty stack")
         return self._stack.pop()
 
     def top(self, kind: type) -> Any:
@@ -93,7 +93,7 @@ class _Machine:
 
     def since_mark(self) -> list[Any]:
         if not self._marks:
-            raise CorruptTarget("the pickle has no mark where it needs one")
+            raise CorruptTarget("the pickle uses a mark that it never set")
         start = self._marks.pop()
         values = self._stack[start:]
         del self._stack[start:]
@@ -139,7 +139,7 @@ class _Machine:
 
     def put(self, index: int) -> None:
         if not self._stack:
-            raise CorruptTarget("the pickle stores a value that is not there")
+            raise CorruptTarget("the pickle stores a value from an empty stack")
         self._memo[index] = self._stack[-1]
 
     def get(self, index: int) -> None:

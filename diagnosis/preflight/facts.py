@@ -46,7 +46,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A network interface of the node. ``state`` as the kernel's operstate."""
+    """A network interface of the node. ``state``: the kernel's operstate."""
 
     name: str
     state: str | None = None

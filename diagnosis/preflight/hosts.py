@@ -68,9 +68,9 @@ def _is(part: str, device: Device) -> bool:
 
 DISK = "disk"
 LEAST_SHARE, LOW_SHARE = 0.02, 0.1
-# With more free bytes than this, a small share of a huge disk is no problem.
+# A small free share of a huge disk is no problem if more bytes than this are free.
 PLENTY_BYTES = 200 << 30
-# File systems that are not checked: those in memory, overlays, and read-only images, which are always full.
+# Types of file systems that are not checked: in memory, overlays, and read-only images, which are always full.
 _IGNORED = ("squashfs", "iso9660", "erofs", "overlay", "tmpfs", "devtmpfs", "ramfs")
 
 

@@ -110,7 +110,7 @@ def check_infiniband(case: Case) -> Iterator[Result]:
 def _of(node: str, port: Port, usual: float | None) -> Iterator[Result]:
     where = f"{port.hca} port {port.port} of {node}"
     if port.state != "ACTIVE":
-        # A port without a cable may be intended; a port that trains or has errors is not.
+        # A port without a cable may be intended; a port that trains its link or has errors is a fault.
         state = WARN if port.phys_state in ("Disabled", "Polling") else FAIL
         text = f"{where} is {port.state or 'in an unknown state'} ({port.phys_state or 'unknown'})"
         yield Result(INFINIBAND, state, text, (node,), "look at cable, transceiver and subnet manager")
@@ -137,7 +137,7 @@ def _named_port(case: Case, node: NodeFacts, port: Port) -> bool:
 
 
 INTERFACE = "interface"
-# NCCL itself chooses no loopback and no docker interface; the operstate of tunnels is unknown.
+# The states of an interface that is up; tunnels are "unknown". NCCL itself chooses no loopback or docker interface.
 _UP = ("up", "unknown", None)
 
 

@@ -52,7 +52,7 @@ def compared(
     hint: str = "",
     show: Callable[[str], str] = str,
 ) -> Iterator[Result]:
-    """Yields the result that all nodes have the same value, or which nodes have another value than most.
+    """Yields the result that all nodes have the same value, or that some nodes have another value than most.
 
     ``values``: the values by node. ``state``: the state of the result if there is a difference.
     """

@@ -39,7 +39,7 @@ VERDICTS = (DEAD, UNREACHABLE)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Yields a finding for each hold-up by ranks that are gone, and for each by unreachable ranks."""
+    """Yields a finding for each hold-up by ranks that are gone, and for each hold-up by unreachable ranks."""
     explained = case.explained
     for hold_up in hold_ups(case):
         gone = [rank for rank in hold_up.ranks if ended(case, rank) and rank not in explained]

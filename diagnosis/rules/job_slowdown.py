@@ -169,5 +169,5 @@ def _evidence(
             shares = f"{share_text(now)} of the time, before {share_text(before)}"
             yield f"the ranks wait for each other or for the network {shares}"
         elif case.facts.step_history[-1][0] - since <= 2 * _PERSISTS_NS:
-            # Later the past samples are from slow steps, too, so the cause cannot be seen.
+            # After this time the past samples are from slow steps, too, so they do not show the cause.
             yield "the stacks of all ranks are as before"

@@ -1,4 +1,4 @@
-"""The memory of a rank grows towards its limit, or is much larger than that of the other ranks."""
+"""The memory of a rank grows towards its limit, or is much larger than the memory of the other ranks."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ _MOST = 8
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Yields findings for each kind of memory: ranks whose memory grows, and ranks with more than the others."""
+    """Yields findings for each kind of memory: ranks whose memory grows, and ranks with more memory than the others."""
     living = [rank for rank in case.facts.ranks if rank.exit is None]
     for name in _KINDS:
         known = [(rank, series) for rank in living for series in rank.series if series.name == name]

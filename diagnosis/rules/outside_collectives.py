@@ -116,7 +116,7 @@ def _may_be_a_pause(case: Case, ranks: Sequence[int], stalled: int) -> bool:
 
 
 def _works(own: Rank) -> bool:
-    # A loop that only polls uses less than this.
+    # A loop that only polls uses a smaller share of a CPU.
     c = own.condition
     return c is not None and bool(c.interval_ns) and (c.cpu_ns or 0) >= _WORKS * (c.interval_ns or 0)
 

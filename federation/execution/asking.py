@@ -150,7 +150,7 @@ class _Round(Generic[T]):
                     raise
             attempt += 1
             await asyncio.sleep(self._policy.pause_s)
-        raise PeerError("it was not asked in time", hint="raise --timeout, or ask fewer nodes", code=LATE)
+        raise PeerError("it was not called before the deadline", hint="raise --timeout, or ask fewer nodes", code=LATE)
 
     async def _hedged(self, address: str, left: float, attempt: int) -> tuple[str, T]:
         call: _Call[T] = _Call(address, self._loop.time(), self._loop.create_future())

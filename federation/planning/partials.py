@@ -162,7 +162,7 @@ def _approx_quantile(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     x, share = _argument(call, "quantile"), call.args["quantile"]
     numbers, kind = (share.expressions, "FLOAT[]") if isinstance(share, exp.Array) else ([share], "FLOAT")
     if not numbers or not all(isinstance(number, exp.Literal) and not number.is_string for number in numbers):
-        raise Unsplittable("a quantile that is no number")
+        raise Unsplittable("a quantile that is not a number")
     of_type = f"['DOUBLE', '{kind}'], [NULL, {to_sql(share)}]"
     # A sum instead of a cast: DuckDB could cast a time, but cannot add to it, so rows with times are shipped.
     return _of_state("approx_quantile", (f"({x}) + 0::DOUBLE", to_sql(share)), condition, of_type)

@@ -171,7 +171,7 @@ def _rows(_catalog: Catalog, root: exp.Query, columns: Columns) -> Draft:
     keys, hidden = hidden_order(select, columns)
     distinct = select.args.get("distinct")
     if distinct is not None and hidden:
-        raise Unsplittable("DISTINCT with an order by something else")
+        raise Unsplittable("DISTINCT with ORDER BY of another expression")
     for i, key in enumerate(hidden):
         select.append("expressions", exp.alias_(key.copy(), f"__o{i}", copy=False))
     names = [*shown, *(f"o{i}" for i in range(len(hidden)))]

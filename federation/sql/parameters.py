@@ -42,7 +42,7 @@ def parameter(text: str) -> tuple[str, Any]:
     """
     match = _GIVEN.fullmatch(text)
     if match is None:
-        raise UsageError(f"--param {text}: it is not name=value", hint=_HINT)
+        raise UsageError(f"--param {text} is not name=value", hint=_HINT)
     name, kind, value = match.groups()
     return name, Typed(value, kind) if kind else _guess(value)
 
@@ -83,7 +83,7 @@ def _parse(sql: str) -> exp.Expr:
     except (SqlglotError, RecursionError) as e:
         from probing.federation.sql.dialect import first_line
 
-        raise QueryRejected(f"this is not SQL that can be read: {first_line(e)}") from None
+        raise QueryRejected(f"the SQL cannot be parsed: {first_line(e)}") from None
     if len(found) != 1:
         raise QueryRejected("a query must be one SELECT")
     return found[0]
