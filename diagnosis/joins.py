@@ -65,7 +65,7 @@ class Joins:
         return found
 
     def _pending(self, waiters: list[int], old: Mapping[int, Wait]) -> Pending:
-        # Ranks are compared with the first waiter: a rank that lacks the call has not joined only if all its operations
+        # Ranks are compared with the first waiter. It is certain that a rank has not joined only if all its operations
         # since the first call were recorded.
         waiter = max(waiters, key=lambda rank: (self._age(rank, old[rank]) or 0, -rank))
         wait = old[waiter]

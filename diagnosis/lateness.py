@@ -28,8 +28,8 @@ class Late:
     """The lateness of ``ranks`` on a communicator. ``lag_ns``: the median lag of the worst rank. ``share``: the lost
     share of the time.
 
-    ``of``: the number of operations; ``compared``: those in which a rank was late and the lags of ``ranks`` are known;
-    ``last_in``: those of ``compared`` in which one of ``ranks`` was the last.
+    ``of``: the number of operations; ``compared``: of operations with a late rank and known lags of ``ranks``;
+    ``last_in``: of compared operations in which one of ``ranks`` was the last.
     """
 
     arrivals: Arrivals

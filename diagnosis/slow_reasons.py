@@ -34,8 +34,8 @@ _OWN_CPUS = (
 )
 _WARM_PAGES = "Read the files once before the job, or free memory of the node: other files push them out of its cache."
 _WAITS_FOR_IO = "disk_io", "waits for I/O in"
-# The least reads from storage of a rank with cold pages, bytes a second; the second if the rank seems to compute: with
-# a fast disk, copying takes more time than waiting.
+# The least reads from storage of a rank with cold pages, bytes a second; the second limit is for a rank that seems to
+# compute: with a fast disk, copying takes more time than waiting.
 _COLD_PER_S, _MUCH_PER_S = 1 << 20, 100 << 20
 _COMPILES, _TIMES_COMPILING = 0.1, 3
 _IO = frozenset({"fsync", "flush", "load", "open", "read", "readinto", "readline", "save", "write"})

@@ -28,7 +28,8 @@ _THROTTLED, _STARVED, _BUSY = 0.2, 0.4, 0.2
 _STAYS_NS, _USED, _AWAKE = 30_000_000_000, 0.05, 0.8
 # Functions of CPython 3.8 to 3.14: Modules/gcmodule.c, Python/gc.c. A stripped CPython does not name them.
 _COLLECTS = ("gc_collect_main", "gc_collect_generations", "gc_collect_region", "deduce_unreachable", "PyGC_Collect")
-# The files of Python's module re, since 3.11 and before: they show a match, as a running thread has no C frames here.
+# The files of Python's module re, since 3.11 and before. They show a match, because the C frames of a running thread
+# are not read.
 REGEX_FILES = ("/re/__init__.py", "/re.py")
 _MATCHES = frozenset(("match", "fullmatch", "search", "sub", "subn", "split", "findall"))
 _PATTERN = 120

@@ -39,8 +39,8 @@ class _ChangePoint:
 
 
 def change_point(values: Sequence[float], *, after: int = MIN_AFTER, ratio: float = RATIO) -> _ChangePoint | None:
-    """Returns the point from which on ``values`` are ``ratio`` times as large as before, with at least ``after`` values
-    behind it.
+    """Returns the point from which on ``values`` are at least ``ratio`` times as large as before, with at least
+    ``after`` values after it.
 
     None if there is no such point, or if more than a tenth of the earlier values are large, or of the later values
     small.

@@ -67,7 +67,7 @@ def _bad(case: Case, name: str, known: Sequence[tuple[Rank, Series]]) -> Finding
 
 def _not_finite(series: Series) -> int | None:
     """Returns the time since which all values are NaN or infinite, UTC ns; None if the last value is finite, or if no
-    value was and the variable is no loss.
+    value was finite and the variable is no loss.
     """
     if isfinite(series.values[-1]):
         return None

@@ -30,12 +30,12 @@ OUTSIDE = Verdict(
     "stuck_outside",
     "hang",
     "Ranks are stuck outside of collectives",
-    "No rank of the job waits in an operation, and for W no rank has begun or ended an operation or made progress. If"
-    " operations are in flight for which no stack shows a wait, it is twice W, and the ranks that have not called these"
-    " operations are named. If ranks wait for a request or for its answer, the other ranks are named. Otherwise ranks"
-    " are grouped by stack: the minority is named, or without a minority all ranks. If all ranks have run within W, as"
-    " in an evaluation, it is a note until they have made no progress for 6 W and 60 s, or for ten minutes if all of"
-    " them use 5 % of a CPU.",
+    "No rank of the job waits in an operation, no rank has begun or ended an operation for W, and no rank makes"
+    " progress. If operations are in flight for which no stack shows a wait, the time is twice W, and the ranks that"
+    " have not called these operations are named. If ranks wait for a request or for its answer, the other ranks are"
+    " named. Otherwise ranks are grouped by stack: the minority is named, or without a minority all ranks. If all ranks"
+    " have run within W, as in an evaluation, it is a note until they have made no progress for 6 W and 60 s, or for"
+    " ten minutes if all of them use 5 % of a CPU.",
     "The activity of each group of ranks, and since when.",
     "0.8 if the activity of the named ranks is known, else 0.5.",
     "A rank that makes progress: its stack changes, it writes, or it uses CPU in changing frames.",

@@ -32,7 +32,7 @@ class Recipe:
 
 
 _COUNTS = "coalesce(sum({0}), 0)"
-# The sum of squares by Chan, Golub and LeVeque, without cancellation: within the parts, plus that of the parts' means.
+# The sum of squares by Chan, Golub and LeVeque, without cancellation: within the parts, plus between the parts' means.
 _SQUARES = "(sum({0} * {2}) + sum({0} * ({1} - {mean0}) * ({1} - {mean0})))"
 _VARIANCES: dict[type[exp.Expr], tuple[str, bool]] = {
     exp.VariancePop: ("{}", True),
