@@ -61,7 +61,7 @@ def escape(text: bytes | str, limit: int | None = None) -> str:
 
 
 def escape_json(text: str) -> str:
-    """Returns JSON ``text`` with the characters that ``escape`` replaces as escapes of JSON; its line ends stay."""
+    """Returns JSON ``text`` with JSON's escapes for the characters that ``escape`` replaces, except line ends."""
     if text.isascii() and "\x7f" not in text:
         return text
     return "".join(_escaped_json(c) if c != "\n" and _unsafe(c) else c for c in text)

@@ -1,4 +1,4 @@
-"""Checks values that ``json``, ``tomllib`` or ``yaml`` made against a type, and makes objects of that type.
+"""Checks values from ``json``, ``tomllib`` or ``yaml`` against a type, and makes objects of that type.
 
 The type is a dataclass, a named tuple, a TypedDict or made of these, tuples, sets, mappings and plain values. No value
 is converted: a text is no number, and a bool is no integer. Fields that the type does not have are left out.

@@ -59,9 +59,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank that ended. ``at_ns``: its end on the common clock. ``error``: what the rank logged, or what its library
-    reported.
-    """
+    """A rank that ended. ``at_ns``: its end on the common clock. ``error``: its error, from its log or its library."""
 
     rank: Rank
     exit: Exit
@@ -239,7 +237,7 @@ def job_ended(facts: Facts) -> bool:
 
 
 def how_it_ended(facts: Facts) -> Iterator[str]:
-    """Yields how the ranks and the launcher of a job ended, and who ended them."""
+    """Yields lines that say how the ranks and the launcher of a job ended, and who ended them."""
     alike: dict[str, list[int]] = {}
     for rank in facts.ranks:
         if rank.exit is not None:
@@ -253,7 +251,7 @@ def how_it_ended(facts: Facts) -> Iterator[str]:
 
 
 def _by_whom(facts: Facts) -> Iterator[str]:
-    """Yields who ended the job, if exits show it: the kernel, or the sender of a signal that asks to end."""
+    """Yields a line that says who ended the job, if exits show it: the kernel, or the sender of a signal."""
     ends = [rank.exit for rank in facts.ranks if rank.exit is not None]
     if any(end.oom for end in ends):
         yield "the kernel ended it for lack of memory"

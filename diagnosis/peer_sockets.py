@@ -1,4 +1,4 @@
-"""Finds out whose socket an error names, and so which rank closed its connections first.
+"""Finds the rank whose socket an error names, and so the rank that closed its connections first.
 
 Forms of addresses in errors: gloo's "[127.0.0.1]:49552" (Address::str of gloo/transport/tcp/address.cc), NCCL's
 "10.0.0.1<49552>" (ncclSocketToString of src/misc/socket.cc), and c10d's "[localhost]:29500"

@@ -1,4 +1,4 @@
-"""Finds the thread that trains by stacks, for daemons that started late and have seen none of its operations.
+"""Finds the thread that trains from stacks, if the daemon started late and has seen none of the thread's operations.
 
 Ray Train and embedded interpreters train in another thread than the main thread, which only waits for tasks. In a job
 that hangs, some of these threads wait in a collective or in a step. A thread of another rank that began in the same

@@ -23,10 +23,10 @@ _DURATION = (
     "CASE WHEN timing_source = 'exact' THEN done_hi_ns - start_ns_after"
     f" WHEN {_WITHIN} * 10 <= ({_MIDDLE}) THEN ({_MIDDLE}) END"
 )
-# Algorithm and bus bandwidth as nccl-tests defines them (doc/PERFORMANCE.md). ``bytes`` is what one rank contributes:
-# all of it for reduce_scatter, all_to_all and the root of scatter, so only the gathers are multiplied.
+# Algorithm and bus bandwidth as nccl-tests defines them (doc/PERFORMANCE.md). ``bytes`` are the bytes that one rank
+# contributes: all bytes for reduce_scatter, all_to_all and the root of scatter, so only the gathers are multiplied.
 MOVED_BYTES = "bytes * CASE WHEN op IN ('all_gather','gather') THEN comm_size ELSE 1 END"
-"""The bytes of an operation of comm.ops, which divided by its duration are the algorithm bandwidth."""
+"""The bytes that an operation of comm.ops moves: divided by its duration they are the algorithm bandwidth."""
 BUS_FACTOR = (
     "CASE WHEN op = 'all_reduce' THEN 2.0 * (comm_size - 1) / comm_size"
     " WHEN op IN ('all_gather','reduce_scatter','all_to_all','gather','scatter') THEN (comm_size - 1.0) / comm_size"

@@ -81,7 +81,7 @@ _JOB_DOC = "Rows that jobs wrote to a table of their own, by probing.ExternalTab
 
 
 def job_table(name: str, columns: Mapping[str, Sequence[str]]) -> Table:
-    """Returns the table ``python.NAME``: the common columns, then ``columns``, by name the types of their values.
+    """Returns the table ``python.NAME``: the common columns, then ``columns`` (by name, the types of their values).
 
     Values of the first type are stored under the name of the column, values of each further type aside, in
     ``COLUMN__TYPE``: stored rows stay as they are. The column shows the widest type. Raises FormatError for a name or a

@@ -1,4 +1,4 @@
-"""Our own views about what a job does, named ``views.NAME``."""
+"""Our own views about the activity of jobs, named ``views.NAME``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, v
 __all__ = ("VIEWS",)
 
 _WHO = "node, job, run, rank, pid, start_ns"
-# The view shows only the last quarter of an hour: it aggregates, so a query's conditions do not limit what it reads.
+# The view shows only the last quarter of an hour: it aggregates, so the conditions of a query do not limit its reads.
 _SECONDS = 900
 _LONGEST = "INTERVAL 1 HOUR"
 _SPINE = f"(SELECT epoch_ns(now()) // 1000000000 - i AS second FROM generate_series(0, {_SECONDS - 1}) AS g(i)) AS q"

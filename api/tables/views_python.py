@@ -75,7 +75,7 @@ NCCL_TRACE = view(
     f"comm.ops AS o {step_of('o')}",
 )
 
-# Each row says how much memory a stack holds; their sum for a process changes with allocations and frees.
+# The memory that a process holds over time: a running sum of the changes in the rows of its stacks.
 _HELD = (
     "(SELECT node, pid, start_ns, ts, held, max(held) OVER (PARTITION BY node, pid, start_ns ORDER BY ts) AS peak"
     " FROM (SELECT node, pid, start_ns, ts, sum(change) OVER (PARTITION BY node, pid, start_ns ORDER BY ts) AS held"

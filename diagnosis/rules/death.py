@@ -1,4 +1,4 @@
-"""A rank died: which died first, of what, and which ranks died because of it or wait for it."""
+"""A rank died: names the first rank that died, the cause, and the ranks that died because of it or wait for it."""
 
 from __future__ import annotations
 

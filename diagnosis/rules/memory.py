@@ -125,7 +125,7 @@ MEMORY_GROWTH = Verdict(
     "The memory of a rank grows towards its limit",
     "The resident or device memory of a rank has grown steadily over 20 readings or more, by at least 64 MiB and a"
     " tenth, and in the second half of the readings at least half as fast as in all of them. At that rate it reaches"
-    " the limit of its cgroup, node or device within an hour, and within ten times the time over which it was recorded.",
+    " the limit of its cgroup, node or device within an hour, and within ten times the time that was recorded.",
     "Readings of the rank's memory, and the limits.",
     "0.8; 0.6 for the limit of the node, which other processes share.",
     "The memory stops growing: a cache that is full, or an evaluation that ends.",

@@ -58,7 +58,7 @@ def plain_columns(select: exp.Select, columns: NamesOf) -> dict[str, exp.Column]
 
 
 def _common_keys(select: exp.Select) -> set[str] | None:
-    """Returns the keys common to all groups and windows of ``select``, as texts; None if it has neither."""
+    """Returns the keys common to all groups and windows of ``select``, as texts; None without groups and windows."""
     if any(select.args.get(key) for key in REDUCING if key not in ("group", "having", "qualify")):
         return set()
     found: list[set[str]] = []

@@ -90,7 +90,7 @@ def _parse(sql: str) -> exp.Expr:
 
 
 def _replace(root: exp.Expr, given: Mapping[str, Any]) -> set[str]:
-    """Replaces the parameters. Returns the names of those that were used."""
+    """Replaces the parameters. Returns their names."""
     from sqlglot import exp
 
     used: set[str] = set()

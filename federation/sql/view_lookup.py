@@ -160,7 +160,7 @@ def _tagged(name: str, names: Collection[str], local: bool) -> View:
 
 
 def require_columns(root: exp.Query, columns: NamesOf) -> None:
-    """Raises QueryRejected for a column that certainly none of the tables has. ``columns``: the names by table or view.
+    """Raises QueryRejected for a column that certainly does not exist. ``columns``: the names by table or view.
 
     If something else in the query could have the name, the database decides.
     """
