@@ -186,12 +186,12 @@ TORCH_NCCL_PG_STATUS = view(
         _last(
             "last_started_collective",
             " AND f.state IN ('started', 'completed')",
-            "Largest sequence number of a started collective.",
+            "Largest sequence number of a collective that has started.",
         ),
         _last(
             "last_completed_collective",
             " AND f.state = 'completed'",
-            "Largest sequence number of a completed collective.",
+            "Largest sequence number of a collective that has completed.",
         ),
     ),
     f"python.torch_nccl_flight_record AS f GROUP BY f.start_ns, {', '.join(f'f.{name}' for name in _GROUP)}",

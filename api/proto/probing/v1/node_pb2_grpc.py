@@ -182,7 +182,7 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Record(self, request, context):
-        """Takes the findings of the node that coordinates the diagnosis of a job, as another node of the job. Scope: peer.
+        """Receives findings from the node that coordinates the diagnosis of a job, on another node of the job. Scope: peer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
