@@ -1,4 +1,4 @@
-# `make demo` and `make test` need nothing but a fresh Debian or Ubuntu with git and make. Both are quick the second time.
+# `make demo` and `make test` need only a fresh Debian or Ubuntu with git and make. Both are quick the second time.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -6,20 +6,20 @@ SHELL := /bin/bash
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
-# The versions that all tests passed with; other Pythons than 3.11 take what pyproject.toml allows.
+# The versions with which all tests passed; Pythons other than 3.11 use the versions that pyproject.toml allows.
 CONSTRAINTS := packaging/constraints.txt
-# As root, with the daemon's users able to read the checkout.
+# Runs a command as root, with a checkout that the daemon's users can read.
 HOST := packaging/dev/as-daemon-host.sh
 PACKAGES := client diagnosis federation daemon
 TREE := .build/tree/probing
 
-help: ## what can be made
+help: ## the list of targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
 
 deps: ## system packages and users
 	@packaging/dev/deps.sh
 
-# Not a Python from somebody's home: the daemon's users must be able to run it.
+# The system's Python, not one in a home directory: the daemon's users must be able to run it.
 .venv/bin/python:
 	/usr/bin/python3 -m venv .venv
 
@@ -31,34 +31,34 @@ deps: ## system packages and users
 install: | deps ## .venv with the package, and the BPF programs
 	@$(MAKE) --no-print-directory .build/install.stamp
 	@$(PYTHON) -m probing.daemon.bpf.build >/dev/null
-# The daemon's users may not write here: without this each of their processes compiles all it imports.
+# The daemon's users may not write here: without this, each of their processes would compile all its modules.
 	@$(PYTHON) -m compileall -q sdk $(PACKAGES) api
 
-constraints: install ## packaging/constraints.txt anew: the newest versions that pyproject.toml allows
+constraints: install ## a new packaging/constraints.txt, with the newest versions that pyproject.toml allows
 	$(PYTHON) -m pip install -q --disable-pip-version-check --dry-run --ignore-installed --report .build/newest.json -e '.[dev]' $(TORCH)
 	$(PYTHON) packaging/constraints.py .build/newest.json >$(CONSTRAINTS)
 
-# One folder that looks as the installed package does, for the tools that read source.
+# One folder that looks like the installed package, for the tools that read source.
 tree:
 	@rm -rf .build/tree && mkdir -p $(TREE)
 	@ln -s $(addprefix ../../../,$(wildcard sdk/*.py sdk/py.typed)) $(TREE)/
 	@ln -s $(addprefix ../../../,api $(PACKAGES)) $(TREE)/
 
 check: install proto-check docs-check types ## style, types, import contracts
-	@$(PYTHON) -m ruff check -q . && $(PYTHON) -m ruff format -q --check . || { echo "hint: make format mends what a program can mend"; exit 1; }
+	@$(PYTHON) -m ruff check -q . && $(PYTHON) -m ruff format -q --check . || { echo "hint: make format fixes some of these"; exit 1; }
 
 types: tree
 	$(PYTHON) -m mypy -p probing
 	@PYTHONPATH=.build/tree .venv/bin/lint-imports --no-logo || { echo "hint: [tool.importlinter] in pyproject.toml has the contracts"; exit 1; }
 
-format: ## the layout of the code, sorted imports, and what else ruff can mend
+format: ## the layout of the code, sorted imports, and the other fixes of ruff
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-docs: install ## the pages that are made from the code: commands, tables, verdicts
+docs: install ## the pages that are generated from the code: commands, tables, verdicts
 	$(PYTHON) packaging/docs/pages.py docs
 
-# The committed pages must be what the code gives.
+# The committed pages must equal the pages that the code generates.
 docs-check:
 	@rm -rf .build/docs && mkdir -p .build/docs
 	@$(PYTHON) packaging/docs/pages.py .build/docs
@@ -71,42 +71,42 @@ man: install ## the man pages, made from docs, into .build/man
 site: install ## the documentation as a site, into .build/site
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build -q --strict
 
-proto: install ## the code of the protocol, anew
+proto: install ## the code of the protocol, generated anew
 	$(PYTHON) api/proto/generate.py
 
-# The committed code must be what the committed .proto gives.
+# The committed code must equal the code that the committed .proto files generate.
 proto-check:
 	@rm -rf .build/proto && mkdir -p .build && cp -r api/proto .build/proto
 	@$(PYTHON) .build/proto/generate.py
 	@diff -r -x __pycache__ api/proto .build/proto
 
-# The built files are committed: only who changes the page needs node.
+# The built files are committed, so only a change of the page needs node.
 web: ## the page of probingctl web, by node, from web/ into client/web/static
 	cd web && npm ci --no-audit --no-fund --silent && npm run --silent types && node build.mjs --checksums
 
-verifier-record: install ## docs/verifier.md, by the running kernel and by what `make vm-test` kept: accepts programs that grew
+verifier-record: install ## docs/verifier.md, from the running kernel and the counts of `make vm-test`: accepts programs that grew
 	$(HOST) env PYTHONPATH=tests $(PYTHON) tests/verifier_record.py $(wildcard .build/vm-tests/verifier-*.json)
 
-protocol-release: install ## the protocol as released: from then on, a change that breaks its clients fails a test
+protocol-release: install ## the record of the released protocol: from then on, a change that breaks its clients fails a test
 	$(PYTHON) tests/released_protocol.py
 
-# Elsewhere than in CI the tests do without it, and say so.
+# Outside of CI the tests run without it, and say so.
 pythons: | deps ## CPython 3.14 and newer, from Debian unstable, for the tests
 	@packaging/dev/sid-python.sh || [ -z "$$CI" ]
 
-promtool: | deps ## what checks the page of /metrics, for the tests
+promtool: | deps ## the program that checks the page of /metrics, for the tests
 	@packaging/dev/promtool.sh || [ -z "$$CI" ]
 
 browser: | deps ## Chromium and node, from Debian, for the tests of the page
 	@packaging/dev/browser.sh || [ -z "$$CI" ]
 
-# What each run costs is kept for `make test-times`. In CI a few tests that failed are run again, three times and alone;
-# elsewhere a failure is one at once.
+# The costs of each run are kept for `make test-times`. In CI a few failed tests are run again, three times and alone;
+# elsewhere a failed test is a failure at once.
 TIMES = .build/test-times
 PYTEST = $(HOST) $(PYTHON) -m pytest -o cache_dir=.build/pytest/$(1) --junitxml=$(TIMES)/$(1).xml
 AGAIN = $(if $(CI),|| $(PYTHON) tests/run_again.py .build/pytest/$(1))
 RUN = { $(call PYTEST,$(1)) $(2) $(call AGAIN,$(1)); }
-# Integration tests that measure what the kernel does to their processes.
+# Integration tests that measure how the kernel treats their processes.
 ALONE = $(addprefix tests/integration/,gpu_kit processes/test_condition_activity.py processes/test_condition_live.py)
 
 test: install pythons promtool browser ## all checks, and the tests of the gate; TESTS=tests/unit/store for some
@@ -119,7 +119,8 @@ else
 	$(call RUN,some,$(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS))
 endif
 
-# A daemon sees all processes of the machine: one of these tests at a time, and the kernel's by what they probe.
+# A daemon sees all processes of the machine, so tests with daemons run one at a time. Tests of the kernel are grouped by
+# what they probe.
 test-with-probes:
 	$(call RUN,e2e,$(ALONE) tests/e2e)
 	$(call RUN,kernel,-n 3 --no-loadscope-reorder tests/kernel)
@@ -127,16 +128,16 @@ test-with-probes:
 test-unit:
 	$(call RUN,unit,-n 2 --dist worksteal tests/unit)
 
-test-times: ## what the last run of the tests cost: by folder, by fixture, and the dearest tests
+test-times: ## the costs of the last run of the tests: by folder, by fixture, and of the slowest tests
 	@$(PYTHON) tests/costs.py
 
-# Hours. A test that was unstable twice in CI fails here.
-test-all: ## all tests, those marked long too, the package and the guests
+# Takes hours. A test that was unstable twice in CI fails here.
+test-all: ## all tests, including those marked long, the package and the guests
 	PROBINGD_TEST_LONG=1 $(MAKE) test
 	$(PYTHON) tests/run_again.py --recorded
 	$(MAKE) package-test vm-test
 
-torch-wheels: install ## published builds of torch, 2 GB of downloads, against what the probes expect
+torch-wheels: install ## the probes' expectations against published builds of torch, 2 GB of downloads
 	packaging/dev/torch-wheels.sh
 	$(PYTHON) -m pytest tests/wheels/test_torch_symbols.py
 
@@ -148,18 +149,18 @@ hta: install ## Holistic Trace Analysis reads what `timeline -o DIR` writes, 100
 	packaging/dev/hta.sh
 	$(PYTHON) -m pytest tests/hta
 
-jax-wheels: install ## published builds of jaxlib, 1 GB of downloads, against what the probes expect
+jax-wheels: install ## the probes' expectations against published builds of jaxlib, 1 GB of downloads
 	packaging/dev/jax-wheels.sh
 	$(PYTHON) -m pytest tests/wheels/test_jax_symbols.py
 
-nccl-wheels: install ## published builds of NCCL, 2 GB of downloads, against what the probes expect
+nccl-wheels: install ## the probes' expectations against published builds of NCCL, 2 GB of downloads
 	packaging/dev/nccl-wheels.sh
 	$(HOST) $(PYTHON) -m pytest tests/wheels/test_*_wheels.py
 
 demo: install ## a real training, watched
 	$(HOST) examples/demo.sh
 
-screens: install ## what probingctl shows of jobs that run, hang, died or are paused, by tmux, into .build/screens
+screens: install ## screens of probingctl with jobs that run, hang, died or are paused, by tmux, into .build/screens
 	$(HOST) $(PYTHON) tests/screens/screens.py
 	$(PYTHON) tests/screens/pictures.py
 
@@ -171,7 +172,7 @@ inject: install pythons ## code run a thousand times in a process of each CPytho
 	PYTHONMALLOC=debug PROBINGD_TEST_LONG=1 $(HOST) $(PYTHON) -m pytest --timeout 1800 tests/integration/inject
 	$(HOST) $(PYTHON) bench/inject.py $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python)
 
-# Its import name is that of our sdk: a virtual environment of its own, which sees our torch.
+# Probing has the import name of our sdk, so it gets a virtual environment of its own, which sees our torch.
 probing-venv: install ## Probing 0.2.4, for `make bench BENCH=cost_to_job` to compare with
 	/usr/bin/python3 -m venv .build/probing-0.2.4
 	.build/probing-0.2.4/bin/python -m pip install -q --disable-pip-version-check probing==0.2.4
@@ -189,13 +190,13 @@ soak: install ## an hour of kills, failing disks, attacks and load; each part al
 	$(PYTHON) tests/soak/interrupts.py --rounds 200
 	$(HOST) $(PYTHON) -m bench soak
 
-corpus: install ## jobs with faults and healthy ones: what diagnosis finds, how often and how soon; about two hours
+corpus: install ## jobs with faults, and healthy jobs: what diagnosis reports, how often and how soon; about two hours
 	$(HOST) $(PYTHON) tests/soak/corpus.py --rounds 10 --stall-s 10 --late 3 --healthy 10
 
-mutations: install ## faults that were mended, put into a copy one at a time: the gate's tests must notice each
+mutations: install ## faults that were fixed, put back into a copy one at a time: the gate's tests must notice each
 	$(PYTHON) tests/mutations.py
 
-attacks: install ## what an ordinary user can do to the daemon, at length; the gate has some
+attacks: install ## all attacks of an ordinary user on the daemon; the gate runs some
 	PROBINGD_TEST_LONG=1 $(HOST) $(PYTHON) -m pytest tests/e2e/test_attacks.py
 
 selects: install ## thousands of SELECTs at random: many nodes answer as one database with all rows does
@@ -220,7 +221,7 @@ rpm: | deps ## .build/packages/probingd-VERSION-1.ARCHITECTURE.rpm
 	@command -v rpmbuild >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends rpm; }
 	packaging/package.sh rpm
 
-# The same as a newer version, for tests of upgrades.
+# The deb with a newer version, for tests of upgrades.
 newer-deb: deb
 	VERSION=9999 packaging/package.sh deb .build/packages/tree
 
@@ -247,16 +248,16 @@ vm-test: vm-needs ## the deb in guests with systemd, by QEMU without KVM; KERNEL
 	@$(MAKE) --no-print-directory --keep-going $(KERNELS:%=vm-test-%)
 	@$(PYTHON) vm-tests/figures.py .build/vm-tests
 
-# The power is cut on the last kernel only. 86: QEMU ended the guest's kernel.
+# The power is cut on the last kernel only. Exit status 86: QEMU ended the guest's kernel.
 IN_GUEST = $(PYTHON) -m pytest --timeout 1800 -o timeout_func_only=true --before $(OLDER_DEB)
 ALL_IN_GUEST = $(IN_GUEST) --kernels $* --cuts $(if $(filter $*,$(lastword $(KERNELS))),$(CUTS),0) --deb $(NEWER_DEB) $(VM_TESTS)
 vm-test-%:
 	$(ALL_IN_GUEST) || { [ $$? = 86 ] && $(ALL_IN_GUEST); }
 
-# 5.10 has no uprobe_multi, no cookies and no pinned links: what `make test` runs by the newest road takes the oldest there.
+# 5.10 has no uprobe_multi, cookies or pinned links, so the oldest code runs there; in `make test` the newest runs.
 KERNEL ?= 5.10
 SMOKE_IN_GUEST = $(IN_GUEST) --kernels $(KERNEL) -m smoke vm-tests
-# To unpack zstd takes a guest half a minute.
+# A guest needs half a minute to unpack zstd.
 vm-smoke: export COMPRESSION = none
 vm-smoke: deb vm-needs ## install, start, `ps`, a stall named and removal of the deb in one guest; KERNEL="5.10"
 	$(SMOKE_IN_GUEST) || { [ $$? = 86 ] && $(SMOKE_IN_GUEST); }
@@ -280,7 +281,7 @@ wheel: | deps ## .build/wheels/probingd-VERSION-py3-none-manylinux_2_28_MACHINE.
 	packaging/wheel.sh $(MACHINE)
 
 # Not a part of `make test`, which tests the kit against doubles (tests/integration/gpu_kit).
-gpu-kit: | deps ## .build/gpu-kit: all that checks probingd on a machine with a GPU and no registry; there: bash .build/gpu-kit/run
+gpu-kit: | deps ## .build/gpu-kit, which checks probingd on a machine with a GPU and no registry: bash .build/gpu-kit/run
 	packaging/gpu-kit.sh
 
 # Not a part of `make test`: it makes a Debian in the user's cache and downloads compilers and dependencies.
@@ -298,5 +299,5 @@ vm-test-arm64: install ## the arm64 wheel on kernels of arm64 under QEMU; also A
 uninstall-host: ## removes what install-host made; rows and configuration stay
 	packaging/install-host.sh uninstall
 
-clean: ## all that make made in the checkout
+clean: ## removes all files that make made in the checkout
 	rm -rf .venv .build build dist *.egg-info daemon/bpf/*.bpf.o

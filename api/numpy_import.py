@@ -1,6 +1,6 @@
-"""Keeps numpy out of a process that does not need it: pyarrow imports it where it finds it.
+"""Keeps numpy out of a process that does not need it: pyarrow imports numpy wherever it is installed.
 
-That takes 11 MB of each SQL worker, and 65 ms of each command, of which `ps` may take 250.
+The import takes 11 MB of each SQL worker, and 65 ms of each command; the command `ps` may take 250 ms in all.
 """
 
 from __future__ import annotations

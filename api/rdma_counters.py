@@ -1,6 +1,6 @@
-"""Names of the counters of RDMA ports. They are apart from the tables, so that readers need not import those.
+"""Names of the counters of RDMA ports, in a module of their own, so that code that reads them imports no tables.
 
-Counters: Documentation/ABI/stable/sysfs-class-infiniband of the kernel; hw_counters: what the drivers add (mlx5:
+Counters: Documentation/ABI/stable/sysfs-class-infiniband of the kernel; hw_counters: counters that drivers add (mlx5:
 NVIDIA, "Understanding mlx5 Linux Counters and Status Parameters").
 """
 

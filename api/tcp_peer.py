@@ -1,7 +1,7 @@
 """Asks the kernel which user has the other end of a TCP connection of this machine.
 
-sock_diag(7) finds one socket by its addresses and ports, in some 10 us however many there are, without a right. Layouts
-are those of include/uapi/linux/inet_diag.h.
+sock_diag(7) finds a socket by its addresses and ports in some 10 us, regardless of the number of sockets, and needs no
+right. Layouts are from include/uapi/linux/inet_diag.h.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ANSWER_S = 0.5
 
 
 class Connection(Protocol):
-    """A socket of TCP, as asyncio hands it out as well."""
+    """A TCP socket, or asyncio's object for it."""
 
     @property
     def family(self) -> int: ...

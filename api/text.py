@@ -45,7 +45,7 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def escape(text: bytes | str, limit: int | None = None) -> str:
-    r"""Returns foreign ``text`` on one line of at most ``limit`` characters; if it was cut, the last one is ``…``.
+    r"""Returns foreign ``text`` on one line of at most ``limit`` characters; a text that was cut ends in ``…``.
 
     Characters that control a terminal, reorder a line or are invisible, and bytes that are not UTF-8, become ``\n``,
     ``\x1b`` or ``\u202e``.
@@ -61,7 +61,7 @@ def escape(text: bytes | str, limit: int | None = None) -> str:
 
 
 def escape_json(text: str) -> str:
-    """Returns JSON ``text`` with the characters that ``escape`` replaces as escapes of JSON; its line ends stay."""
+    """Returns JSON ``text`` with JSON's escapes for the characters that ``escape`` replaces, except line ends."""
     if text.isascii() and "\x7f" not in text:
         return text
     return "".join(_escaped_json(c) if c != "\n" and _unsafe(c) else c for c in text)

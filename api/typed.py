@@ -1,10 +1,10 @@
-"""Checks values that ``json``, ``tomllib`` or ``yaml`` made against a type, and makes objects of that type.
+"""Checks values from ``json``, ``tomllib`` or ``yaml`` against a type, and makes objects of that type.
 
 The type is a dataclass, a named tuple, a TypedDict or made of these, tuples, sets, mappings and plain values. No value
 is converted: a text is no number, and a bool is no integer. Fields that the type does not have are left out.
 
-The values are parsed before, and not by ``msgspec``: it refuses texts that ``json`` writes for names of files and
-processes that are no Unicode. Processes that start light do not import this module: it takes 3 to 6 ms and 1 to 2 MB.
+``json`` parses the values, because ``msgspec`` refuses the texts that ``json`` writes for names of files and processes
+that are not Unicode. Processes that must start fast do not import this module: it takes 3 to 6 ms and 1 to 2 MB.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def with_fields(function: Callable[..., _T]) -> Callable[[Mapping[str, Any]], _T
         try:
             arguments = typed(struct, request)
         except ValueError as e:
-            raise UsageError(f"a request makes no sense: {e}") from e
+            raise UsageError(f"the request is malformed: {e}") from e
         return function(**msgspec.structs.asdict(arguments))
 
     return call

@@ -44,8 +44,10 @@ def shown(token: str) -> str:
 
 
 def bound(token: str, node: str) -> str:
-    """Returns the value of ``authorization`` that proves to the node of that name, which has the token, that the caller
-    has it too, and that is useless at any other node: HMAC-SHA256 (RFC 2104) of the name with the token as key."""
+    """Returns the value of ``authorization`` that proves to the node named ``node`` that the caller has its token.
+
+    It is HMAC-SHA256 (RFC 2104) of the name with the token as key, and useless at any other node.
+    """
     text = b"probingd token 1\n" + node.encode()
     return f"Bound {hmac.new(token.encode(), text, hashlib.sha256).hexdigest()}"
 

@@ -1,7 +1,8 @@
 """CPU and memory of all processes of the daemon beside 8 ranks that step, hang, or serve, and without any job.
 
-Each state is measured for ``--seconds`` once it has lasted a while: a hang for 40 s, and for 5 minutes, after which the
-watch looks as rarely as after an hour; then for 5 minutes, in which one look is in full. All default sources are on.
+Each state is measured for ``--seconds`` after it has lasted a while. A hang is measured after 40 s, and again after 5
+minutes, when the diagnosis reads it as rarely as after an hour: this for 5 minutes, with one full reading. All default
+sources are on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import psutil
 from running import BenchDaemon, arguments, family, job, pss_bytes
 from statistics_of_blocks import table
 
-# Then each state has its own end. BEGUN is written once the rank has made 40 steps.
+# The begin of the ranks' script; each state adds its own end. A rank writes its file once it has made 40 steps.
 STEPS = """
 import signal, socket, sys, time
 import torch
@@ -55,8 +56,9 @@ dist.broadcast(torch.ones(1024), src=0)
 
 
 class State(NamedTuple):
-    """``end``: the last part of the ranks' script; empty: there is no job. ``settle_s``: how long it lasts before.
-    ``least_s``: for how long it is measured at least."""
+    """A state of the job. ``end``: the last part of the ranks' script; empty: there is no job. ``settle_s``: its
+    duration before the measurement. ``least_s``: the least duration of the measurement.
+    """
 
     end: str
     settle_s: float
@@ -75,7 +77,7 @@ ENDED = "ended processes"
 
 
 class Usage(NamedTuple):
-    """Processes of one module: CPU in % of a core in sum, PSS of each in bytes."""
+    """Processes of one module: their CPU in all, % of a core, and the PSS of each, bytes."""
 
     cpu: float
     pss: list[int]
@@ -87,7 +89,7 @@ def module_of(pid: int) -> str:
 
 
 def measure(state: State, seconds: float) -> tuple[dict[str, Usage], dict[str, float]]:
-    """By module; and the threads of the collector, % of a core each."""
+    """Returns the usage by module, and the CPU of each thread of the collector, % of a core."""
     folder = tempfile.mkdtemp(prefix="probingd-bench-")
     with contextlib.ExitStack() as stack:
         daemon = stack.enter_context(contextlib.closing(BenchDaemon()))
@@ -130,7 +132,7 @@ class Tree(NamedTuple):
         return cls(names, cpu, ended)
 
     def since(self, before: Tree) -> dict[str, int]:
-        """Returns the CPU time since then by module, ns; of processes that ended meanwhile as ENDED."""
+        """Returns the CPU time since ``before`` by module, ns; for processes that ended meanwhile as ENDED."""
         found: dict[str, int] = collections.defaultdict(int)
         for pid, ns in self.cpu.items():
             found[self.names[pid]] += ns - before.cpu.get(pid, 0)
@@ -141,7 +143,7 @@ class Tree(NamedTuple):
 
 
 def threads_of(pids: Iterable[int]) -> dict[str, int]:
-    """CPU time of the collector's threads so far, ns, by the threads' names in the kernel."""
+    """Returns the CPU time of the collector's threads so far, ns, by the threads' names in the kernel."""
     found: dict[str, int] = collections.defaultdict(int)
     for pid in [pid for pid in pids if module_of(pid) == "probing.daemon.collector"]:
         for task in Path(f"/proc/{pid}/task").iterdir():

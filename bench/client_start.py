@@ -2,8 +2,8 @@
 
 With ``--hung`` beside 8 ranks of which one has hung the others for a minute.
 
-All take turns with `python -c pass` in rounds within one run, so the ratios hold on a busy machine too. Of `top` on a
-terminal of 80x24 it is the time to the first job on the screen, and from the key q to the exit.
+All take turns with `python -c pass` in rounds within one run, so the ratios hold on a busy machine, too. The times of
+`top`, on a terminal of 80x24, are to the first job on the screen, and from the key q to the exit.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from statistics_of_blocks import ratio_of_blocks, table
 HERE = Path(__file__).resolve().parent
 # Exit code of `diagnose` where something is wrong.
 WRONG = 3
-# Milliseconds that each may take on the machine of docs/benchmarks.md.
+# Milliseconds that each command may take on the machine of docs/benchmarks.md.
 BUDGETS = {"version": 100, "ps": 250, "nccl": 400, "stacks": 250, "status": None, "top --once": None}
-# Likewise, beside a job that hangs.
+# The same beside a job that hangs.
 HUNG = {"diagnose": 600, "ps": 250, "nccl": 400, "stacks": 250}
-# Of the screen of `top`, likewise.
+# The same for the screen of `top`.
 SCREEN = {"top: first frame": 500, "top: from q to its exit": 1000}
 
 
@@ -81,7 +81,7 @@ def main() -> None:
 def in_turn(
     daemon: BenchDaemon, rounds: int, commands: Iterable[str], screens: Collection[str]
 ) -> dict[str, list[float]]:
-    """ms of each command, by name."""
+    """Returns the times of each command by name, ms."""
     target = ["-t", f"unix:{daemon.socket}"]
     program = Path(sys.executable).parent / "probingctl"
     asked: dict[str, list[str]] = {"python -c pass": [sys.executable, "-c", "pass"]}
@@ -101,7 +101,7 @@ def in_turn(
 
 
 def screen(command: list[str]) -> tuple[float, float]:
-    """ms from the start of ``top`` to the first job on its screen, and from q to its exit."""
+    """Returns the times from the start of ``top`` to the first job on its screen, and from q to its exit, ms."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     begin = time.perf_counter()

@@ -3,8 +3,9 @@
 The ranks are pinned to one CPU, and the daemon with all of its processes to another, as on a node with a core to spare:
 the ranks pay for the probes, the samples and shared resources. In each round a block of steps is timed without any
 daemon; the daemon is started, and blocks with it on and paused are timed in turn; it is stopped. Then the same job is
-timed beside ``py-spy record`` at 100 Hz on both ranks, and a second one that has Probing inside (left out where ``make
-probing-venv`` was not run), the other job stopped meanwhile. Steps next to a switch are left out and reported apart.
+timed beside ``py-spy record`` at 100 Hz on both ranks, and in turn with a second job that has Probing inside, while the
+other job is stopped (left out unless ``make probing-venv`` was run). Steps next to a switch are left out and reported
+apart.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Block(NamedTuple):
 
 @contextlib.contextmanager
 def on_cpu(cpu: int) -> Iterator[None]:
-    """What is started meanwhile runs on this CPU alone."""
+    """Processes that are started meanwhile run on this CPU alone."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {cpu})
     try:
@@ -81,7 +82,7 @@ class Job:
         return float(np.diff(self.between(begin, end)).max(initial=0)) / 1e6
 
     def runs(self) -> None:
-        """Wait until it has made 200 steps."""
+        """Waits until the job has made 200 steps."""
         while not self.path.exists() or self.path.stat().st_size < 8 * 200:
             time.sleep(0.1)
 
@@ -90,7 +91,7 @@ class Job:
             os.kill(pid, number)
 
     def block(self) -> tuple[Block, int, int]:
-        """(step time, begin, end) of a block that begins now, behind a margin."""
+        """Returns (step time, begin, end) of a block that begins now, after a margin."""
         time.sleep(MARGIN_S)
         begin = time.monotonic_ns()
         time.sleep(self.seconds)
@@ -101,7 +102,7 @@ class Job:
 
 
 class Rounds:
-    """Blocks of one job without a daemon, with one, and with one that is paused."""
+    """Blocks of one job without a daemon, with a daemon, and with a paused daemon."""
 
     def __init__(self, job: Job, daemon: BenchDaemon, switches: int) -> None:
         self._job, self._daemon, self._switches = job, daemon, switches
@@ -172,7 +173,7 @@ def running(folder: Path, name: str, options: argparse.Namespace, python: Path |
 
 
 def beside_py_spy(plain: Job, folder: Path, rounds: int) -> tuple[Blocks, Blocks]:
-    """(without, with), in turn."""
+    """Returns the blocks (without, with) py-spy, measured in turn."""
     without: Blocks = []
     beside: Blocks = []
     for _ in range(rounds):
@@ -184,7 +185,7 @@ def beside_py_spy(plain: Job, folder: Path, rounds: int) -> tuple[Blocks, Blocks
 
 
 def with_probing(plain: Job, probed: Job, rounds: int) -> tuple[Blocks, Blocks]:
-    """(without, with), in turn: of the two jobs one is stopped."""
+    """Returns the blocks (without, with) Probing, measured in turn while the other job is stopped."""
     found: dict[str, Blocks] = {"plain": [], "probed": []}
     probed.signal(signal.SIGSTOP)
     for number in range(2 * rounds):
@@ -197,13 +198,13 @@ def with_probing(plain: Job, probed: Job, rounds: int) -> tuple[Blocks, Blocks]:
 
 
 def ran() -> dict[str, tuple[int, int]]:
-    """Program -> (runs, ns spent in them) so far, by the kernel's account."""
+    """Returns program -> (runs, ns in them) so far, by the kernel's account."""
     listed = json.loads(subprocess.check_output(["bpftool", "-j", "prog", "list"]))
     return {p["name"]: (p.get("run_cnt", 0), p.get("run_time_ns", 0)) for p in listed if "name" in p}
 
 
 def calculated(daemon: BenchDaemon, plain: Job) -> list[dict[str, object]]:
-    """The cost by calculation: hits per step times the cost of one hit. The kernel's account costs time itself."""
+    """Returns the calculated cost: hits per step times the cost of a hit. The kernel's account costs time itself."""
     start(daemon)
     time.sleep(SETTLE_S)
     STATISTICS.write_text("1")

@@ -1,7 +1,7 @@
 """CPU of the diagnosis that runs all the time, beside a job of 8 ranks that advances. Budget: 0.2 % of a core.
 
 This process takes the place of the service, which then does not diagnose itself: it polls, gathers and runs the rules
-many times in a row. So the cost of each is known apart from what else the daemon does, and from other jobs.
+many times in a row. So the cost of each is measured apart from the daemon's other work and from other jobs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An aggregate over many simulated nodes: times, memory, dead and slow nodes. ``[NODES [TREE_NODES]]``, 0 for none.
 
-The nodes answer prepared rows, so that the time is that of the asker and of the way between; how long a real daemon
-takes for its part, of the operations that a job of gloo has just made, comes first (as root).
+The nodes answer with prepared rows, so the asker and the connections take all of the time. First comes, as root, the
+time of a real daemon's answer, over operations that a gloo job has just made.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _own() -> None:
-    """Prints the time of a real daemon's own answer."""
+    """Prints the time of a real daemon's answer."""
     daemon = BenchDaemon()
     daemon.start()
     try:
@@ -56,7 +56,7 @@ def _own() -> None:
         with Cluster(f"unix:{daemon.socket}") as cluster:
             times = []
             for _ in range(QUERIES):
-                # Questions of many nodes come one at a time: the worker has made the next database before.
+                # Such questions reach a node one at a time, so its worker has already made the next database.
                 time.sleep(PAUSE_S)
                 begun = time.perf_counter()
                 cluster.query(SQL)

@@ -37,7 +37,7 @@ LOADS = {"warm": (0, 2000), "cold": (64 << 20, 100)}
 
 
 class Nobody:
-    """``Processes`` without any."""
+    """``Processes`` that knows no process."""
 
     def identity(self, pid: int, start_ns: int, timeout: float = 0.0) -> Identity | None:
         del pid, start_ns, timeout
@@ -63,7 +63,7 @@ class GlooJob:
         return next(Path(line.split()[-1]) for line in maps if line.endswith("libtorch_cpu.so"))
 
     def call_ns(self, count: int, size: int) -> float:
-        """The median of ``count`` all_reduces, ns."""
+        """Returns the median time of ``count`` all_reduces, ns."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(f"{count} {size}\n")
@@ -83,7 +83,7 @@ class Probes:
         self._library = os.open(library, os.O_RDONLY)
 
     def be(self, how: str) -> None:
-        """ "on", "paused", or "none": not there."""
+        """Puts the probes into a state: "on", "paused", or "none" (detached)."""
         for link in list(self.session.links.values()):
             self.session.detach(link)
         self.session.pause(how == "paused")
@@ -109,7 +109,7 @@ def _symbols(fd: int, patterns: Sequence[str]) -> list[Symbol]:
     return _found(fd, tuple(patterns))
 
 
-# What is measured: a name -> the probes that are there, and how.
+# The measured cases: name -> probes and their state.
 Ways = dict[str, tuple[Probes, str]]
 
 
@@ -147,7 +147,7 @@ def measure(job: GlooJob, ways: Ways, load: str, blocks: int) -> list[dict[str, 
 
 
 def in_programs(job: GlooJob, ways: Ways, load: str) -> list[dict[str, object]]:
-    """By the kernel's account, which costs time itself."""
+    """Returns the times in the programs by the kernel's account, which costs time itself."""
     size, count = LOADS[load]
     rows: list[dict[str, object]] = []
     before_value = STATISTICS.read_text()

@@ -1,7 +1,7 @@
 """Steps of a program into which code is put, beside a copy of it that is left alone, for each CPython given.
 
 Both run at the same time with the debug allocator, work for a few milliseconds a step and check their results. In one
-of them code is evaluated, again and again. `make inject` runs it, and the tests of the same in their long form.
+of them code is evaluated, again and again. `make inject` runs this, and the long tests of injected code.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ BLOCKS = 20
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--evaluations", type=int, default=1000)
-    parser.add_argument("--pause", type=float, default=0.05, help="seconds between two of them")
+    parser.add_argument("--pause", type=float, default=0.05, help="seconds between two evaluations")
     parser.add_argument("pythons", nargs="*", default=[sys.executable])
     options = parser.parse_args()
     print(table([measured(python, options.evaluations, options.pause) for python in options.pythons]))

@@ -1,8 +1,8 @@
-"""What nodes say to each other to know each other: simulated nodes with real messages, compressed as gRPC does.
+"""The gossip of nodes: simulated nodes with real messages, compressed as by gRPC.
 
-All start at once, each knows three seeds. Then one fails. Bytes are those that a node sends, with what HTTP/2, TCP and
-IP add. ``--nodes`` for other numbers of nodes. ``--settled 10000``: nodes that know each other already, which share
-what they know in memory; then a node joins, and one fails.
+All nodes start at once, and each knows three seeds. Then a node fails. Bytes are the bytes that a node sends, with the
+headers of HTTP/2, TCP and IP. ``--nodes`` for other numbers of nodes. ``--settled 10000``: nodes that know each other
+already and share their tables in memory; then a node joins, and another fails.
 """
 
 from __future__ import annotations

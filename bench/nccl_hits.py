@@ -1,9 +1,9 @@
 """Cost of the probes on NCCL and libcudart to the calling thread: ``python bench/nccl_hits.py [--blocks 30]``.
 
 Two copies of the doubles of libnccl and libcudart (tests/doubles), one with probes and one without, are called in turn
-by loops in C: the difference is what a hit costs, the kernel's way to the program included. Beside it, the kernel's own
-account of the time in each program. Then a job that makes 2,000 collectives a second, each behind a loop of arithmetic
-and with its events and a watchdog: with and without probes in turn, and with the probes on and paused in turn.
+by loops in C: the difference is the cost of a hit, including the kernel's way to the program. Beside it stands the
+kernel's own account of the time in each program. Then a job makes 2,000 collectives a second, each after a loop of
+arithmetic, with its events and a watchdog: with and without probes in turn, and with the probes on and paused in turn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from probing.daemon.bpf import pins
 from probing.daemon.bpf.session import Session
 
 STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
-# What one turn of each loop calls, and how often probes are hit by it.
+# By the calls of a turn: the loop that makes them, and the hits of probes in a turn.
 LOOPS = {
     "ncclAllReduce": ("all_reduce", 1),
     "ncclGroupStart, ncclGroupEnd": ("group", 2),
@@ -82,7 +82,7 @@ def session_of(objects: Sequence[str | Path] = OBJECTS) -> Iterator[Session]:
 
 
 def programs(session: Session) -> dict[str, tuple[int, int]]:
-    """Name -> (runs, ns in them) of the session's programs, by the kernel's account."""
+    """Returns name -> (runs, ns in them) of the session's programs, by the kernel's account."""
     found: dict[str, tuple[int, int]] = {}
     for name, fd in session.programs.items():
         lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
@@ -116,7 +116,7 @@ def hits(plain: DoubleJob, probed: DoubleJob, watching: Watching, blocks: int) -
 
 
 def in_programs(probed: DoubleJob, watching: Watching, blocks: int) -> list[dict[str, object]]:
-    """The same loops once more, with the kernel's account switched on: it costs time itself."""
+    """Runs the same loops with the kernel's account, which costs time itself; returns the times in the programs."""
     rows: list[dict[str, object]] = []
     before_value = STATISTICS.read_text()
     STATISTICS.write_text("1")
@@ -128,7 +128,7 @@ def in_programs(probed: DoubleJob, watching: Watching, blocks: int) -> list[dict
                 watching.drain(keep=False)
             for program, totals in sorted(programs(watching.session).items()):
                 runs, ns = (new - old for new, old in zip(totals, before[program], strict=True))
-                # What is hit once a loop, as the end of its event, says nothing.
+                # A program that runs once a loop, as at the end of its event, says nothing.
                 if runs >= TURNS:
                     rows.append({"loop": name, "program": program, "runs": runs, "ns a run": f"{ns / runs:.0f}"})
     finally:
@@ -137,7 +137,7 @@ def in_programs(probed: DoubleJob, watching: Watching, blocks: int) -> list[dict
 
 
 def turns_of_a_step(job: DoubleJob) -> int:
-    """Turns of the loop of arithmetic that take STEP_NS."""
+    """Returns the number of turns of the loop of arithmetic that take STEP_NS."""
     probe = 10_000_000
     return int(probe * STEP_NS / min(job.do(f"spin {probe}")[0] for _ in range(5)))
 
@@ -149,7 +149,7 @@ class Paced:
         self._job, self._path, self._turns = job, path, turns
 
     def step_ns(self) -> float:
-        """The median over hundreds of steps within a second, ns per step."""
+        """Returns the median time of a step over hundreds of steps within a second, ns."""
         self._path.unlink(missing_ok=True)
         self._job.do(f"pace {self._turns} 1 {self._path}")
         return float(np.median(np.diff(np.fromfile(self._path, np.int64)))) / 100

@@ -1,8 +1,8 @@
 """Sixteen processes that make 500,000 NCCL calls a second in sum: ``python bench/nccl_ingest.py [--seconds 10]``.
 
-The library is the double of tests/doubles, whose operations only count here; probes, kernel, daemon and log are the
-real ones. Rows in the log plus counted losses equal the calls, exactly: also where the collector
-is stopped for a second, or the ring is too small.
+The library is the double of tests/doubles, and only the number of its operations matters here; probes, kernel, daemon
+and log are real. Rows in the log plus counted losses equal the calls exactly, also if the collector is stopped for a
+second, or the ring is too small.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rows_of(daemon: BenchDaemon, pids: list[int]) -> int:
 
 
 def rows_of_others(daemon: BenchDaemon, pids: list[int]) -> int:
-    """Other processes share the ring: records that it loses may be theirs."""
+    """Returns the number of rows of other processes. They share the ring, so lost records may be theirs."""
     return asked(daemon, f"SELECT count(*) AS n FROM comm.ops WHERE pid NOT IN ({', '.join(map(str, pids))})")
 
 
@@ -80,7 +80,7 @@ def settled(daemon: BenchDaemon, pids: list[int], total: int) -> tuple[int, int]
 
 
 class Case(NamedTuple):
-    """One run: ``rate`` calls/s of all ``processes`` together."""
+    """A run. ``rate``: calls/s of all ``processes`` together."""
 
     rate: int
     seconds: float
@@ -106,7 +106,7 @@ def stall(pids: list[int], case: Case) -> None:
 def measure(daemon: BenchDaemon, jobs: list[DoubleJob], case: Case) -> dict[str, object]:
     pids = [job.ranks[0].pid for job in jobs]
     wait_until_probed(daemon, jobs, pids)
-    # What was called before all probes were there is no loss of a ring.
+    # Calls from before all probes were attached are no losses of a ring.
     known, known_lost = rows_of(daemon, pids), lost_of(daemon)
     assert daemon.process is not None
     daemon_pids = family(daemon.process.pid)

@@ -1,7 +1,7 @@
 """A process that makes NCCL calls at a given rate; rows in the log and counted losses are compared with the calls.
 
-The library is a stand-in with NCCL's names and arguments, whose functions do nothing; probes, kernel, daemon and log
-are the real ones. Two runs stop the collector for a second in the middle.
+The library is a double with NCCL's names and arguments, whose functions do nothing; probes, kernel, daemon and log are
+real. Two runs stop the collector for a second in the middle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from running import BenchDaemon, arguments, family
 from statistics_of_blocks import table
 
-# Functions that begin with a push, as those of NCCL do: the kernel emulates it, and a hit costs a tenth.
+# Like NCCL's functions, these begin with a push: the kernel emulates it, so a hit costs only a tenth.
 FLAGS = ("-O1", "-w", "-fno-omit-frame-pointer", "-fcf-protection=none")
 FUNCTIONS = ("AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Reduce", "Send", "Recv", "GroupStart", "GroupEnd")
 CALLER = r"""

@@ -1,6 +1,6 @@
-"""What open tabs of ``probingctl web`` cost the daemon: CPU with none and with ten, in turns, beside a job.
+"""The cost of open tabs of ``probingctl web`` to the daemon: CPU without tabs and with ten, in turns, beside a job.
 
-Half of the tabs show all jobs, half the ranks of one. The cost of the page's own server is shown as well.
+Half of the tabs show all jobs, half the ranks of one job. The cost of the page's own server is shown as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from running import BIN, BenchDaemon, cpu_ns, job
 from statistics_of_blocks import table
 
 HERE = Path(__file__).resolve().parent
-# The page is bounded to this, % of a core.
+# The largest cost that the page may have, % of a core.
 BUDGET = 2.0
 
 
@@ -46,7 +46,7 @@ def main() -> None:
         for _ in range(options.rounds):
             for phase in chooser.sample(["no tab", f"{options.tabs} tabs"], 2):
                 with tabs(port, cookie, name, 0 if phase == "no tab" else options.tabs):
-                    # A view that nobody reads goes on for some seconds.
+                    # A view goes on for some seconds after its last reader has left.
                     time.sleep(12)
                     used, own = measured(daemon, server, options.seconds)
                 found[phase].append(used)
@@ -112,7 +112,7 @@ def tabs(port: int, cookie: str, name: str, number: int) -> Iterator[None]:
 
 
 def read(answer: http.client.HTTPResponse) -> None:
-    # What http.client raises where its connection is closed meanwhile.
+    # http.client raises these if its connection is closed meanwhile.
     with contextlib.suppress(OSError, http.client.HTTPException, AttributeError):
         while answer.read1(1 << 16):
             pass

@@ -95,7 +95,7 @@ class Node:
     def __init__(self, root: Path, state: Path) -> None:
         runtime = root / "s.sock.d"
         (runtime / CONTROL).mkdir(parents=True)
-        # Nothing of it may go or be merged while it is measured.
+        # No segment may be dropped or merged during the measurement.
         limits = StoreLimits(max_bytes=1 << 50, max_age_s=1e9, keep_free_bytes=0)
         self.store = Store.open(state, node="bench", limits=limits, background=False)
         unused: Any = SimpleNamespace()
@@ -136,7 +136,7 @@ class Node:
 
 
 def duckdb_alone(paths: list[str], sql: str) -> None:
-    """A fresh connection, and the select list of the table over its files."""
+    """Runs ``sql`` in a fresh connection, with the select list of the table over its files."""
     with duckdb.connect(config={"threads": str(THREADS)}) as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("CREATE SCHEMA comm")
@@ -146,7 +146,7 @@ def duckdb_alone(paths: list[str], sql: str) -> None:
 
 
 def measured(ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each way, taken in turn, after one round that does not count."""
+    """Returns the milliseconds of each way, measured in turn after a round that does not count."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():
@@ -159,7 +159,7 @@ def measured(ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, list
 
 @contextlib.contextmanager
 def folder(kept: Path | None) -> Iterator[Path]:
-    """A folder for the store: a new one that goes afterwards, or ``kept``."""
+    """Yields a folder for the store: ``kept``, or a new folder that is removed afterwards."""
     made = Path(tempfile.mkdtemp(prefix="probingd-bench-"))
     made.chmod(0o755)
     try:
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=float, default=0, help="instead of rows: a store of about so many bytes")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="", help="part of the name of a query")
-    parser.add_argument("--state", type=Path, help="keep the store there, or take the one that is there")
+    parser.add_argument("--state", type=Path, help="folder of the store, which is kept; a store in it is used again")
     options = parser.parse_args()
     rows, segments, noise = options.rows, options.segments, bool(options.bytes)
     if options.bytes:

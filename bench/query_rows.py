@@ -23,7 +23,7 @@ __all__ = ("DAYS", "START_NS", "WORST_ROW_BYTES", "job_at", "write_store")
 START_NS = 1_794_873_600_000_000_000  # 2026-11-17
 DAY_NS = 86_400_000_000_000
 DAYS = 7
-# What a row takes at least whose numbers are random: enough to size a store of many bytes.
+# The least bytes of a row with random numbers, by which a store of many bytes is sized.
 WORST_ROW_BYTES = 56
 JOB_HOURS = 6
 RANKS = 8
@@ -33,12 +33,12 @@ Numbers = npt.NDArray[np.int64]
 
 
 def job_at(slot: int) -> str:
-    """The job of the ``slot``-th 6 hours; another begins as it ends."""
+    """Returns the name of the job of the ``slot``-th 6 hours."""
     return f"train-{slot:03d}"
 
 
 def write_store(root: Path, rows: int, segments: int, noise: bool, report: Callable[[str], None]) -> list[Segment]:
-    """A state directory of ``rows`` in ``segments`` of equal spans of time. ``noise``: numbers that hardly compress."""
+    """Writes a state directory with ``rows`` in ``segments`` of equal time. ``noise``: numbers hardly compress."""
     files, made = SystemFiles(), list[Segment]()
     each = max(rows // segments, RANKS)
     for number in range(segments):
@@ -72,7 +72,7 @@ def _rows(count: int, low: int, high: int, seed: int, noise: bool) -> pa.Table:
     ts = np.sort(rng.integers(low, high, count))
     rank = np.arange(count, dtype=np.int64) % RANKS
     slot = (ts - START_NS) // (JOB_HOURS * 3_600_000_000_000)
-    # Two jobs at a time, of four ranks each; the second changes three hours later than the first.
+    # Two jobs of four ranks each run at a time; the second job changes three hours later than the first.
     late = (ts - START_NS + DAY_NS // 8) // (JOB_HOURS * 3_600_000_000_000)
     job = np.where(rank < RANKS // 2, slot * 2, late * 2 + 1)
     op = rng.integers(0, len(_NAMES), count)

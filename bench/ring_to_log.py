@@ -39,7 +39,7 @@ NAMES = np.array([b"0", b"1", b"tp", b"pp", b"dp", b"ep"], "S48")
 
 
 def records_like_a_job(record: np.dtype[np.void], count: int, now: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-    """``count`` finished all_reduce, broadcast and all_gather of 16 processes, in the order of time."""
+    """Returns ``count`` finished all_reduce, broadcast and all_gather of 16 processes, in the order of time."""
     rng = np.random.default_rng(5)
     made = np.zeros(count, record)
     group = rng.integers(0, len(NAMES), count)
@@ -67,7 +67,7 @@ def records_like_a_job(record: np.dtype[np.void], count: int, now: int) -> np.nd
 
 
 def ring_of(record: np.dtype[np.void]) -> tuple[Ring, RingMemory, int]:
-    """A ring as the kernel lays it out, full once; the number of records that it holds."""
+    """Returns a full ring as the kernel lays it out, its memory, and the number of its records."""
     slot = 8 + -(-record.itemsize // 8) * 8
     count = RING_BYTES // slot
     data = np.zeros(RING_BYTES, np.uint8)
@@ -103,7 +103,7 @@ def main() -> None:
         loop = DrainLoop(store, {RING: ring}, consumers, RowBuffer("bench", clock), clock)
         slot = RING_BYTES // capacity
         for _ in range(options.rounds):
-            # The same records again: a ring whose consumer has come round.
+            # The same records again, as in a ring whose consumer is at its begin.
             memory.consumer[0] = memory.producer[0] = 0
             memory.producer[0] = drain * slot
             begin = time.process_time()

@@ -30,7 +30,7 @@ def probing_reason() -> str:
 
 @contextlib.contextmanager
 def py_spy(pids: list[int], folder: Path) -> Iterator[None]:
-    """``py-spy record`` at 100 Hz on each process."""
+    """Runs ``py-spy record`` at 100 Hz on each process."""
     options = ("--rate", "100", "--nonblocking", "-d", "3600", "-f", "raw")
     running = [
         subprocess.Popen(

@@ -107,7 +107,7 @@ class BenchDaemon:
 
 @contextlib.contextmanager
 def node_channel(daemon: BenchDaemon) -> Iterator[node_pb2_grpc.NodeStub]:
-    """A channel that is open already."""
+    """Yields a stub whose channel is open already."""
     unlimited = [("grpc.max_receive_message_length", -1)]
     with grpc.insecure_channel(f"unix:{daemon.socket}", options=unlimited) as channel:
         stub = node_pb2_grpc.NodeStub(channel)
@@ -116,7 +116,7 @@ def node_channel(daemon: BenchDaemon) -> Iterator[node_pb2_grpc.NodeStub]:
 
 
 def set_config(stub: node_pb2_grpc.NodeStub, **settings: str) -> None:
-    """For all processes; ``sampling_hz`` is the key sampling.hz."""
+    """Changes settings for all processes; ``sampling_hz`` is the key sampling.hz."""
     for key, value in settings.items():
         stub.Config(node_pb2.ConfigRequest(key=key.replace("_", ".", 1), value=value), timeout=10)
 
@@ -125,7 +125,7 @@ def set_config(stub: node_pb2_grpc.NodeStub, **settings: str) -> None:
 def job(
     *argv: str | Path, ranks: int = 2, env: dict[str, str] | None = None, python: Path | None = None
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """One process a rank, with the environment of a launcher; killed at the end."""
+    """Runs a process for each rank, with the environment of a launcher, and kills it at the end."""
     port = str(free_port())
     started = []
     for rank in range(ranks):
@@ -142,7 +142,7 @@ def job(
 
 
 def cpu_ns(pids: list[int]) -> int:
-    """CPU time of the processes so far, from the scheduler's own count."""
+    """Returns the CPU time of the processes so far, from the scheduler's own count."""
     total = 0
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
@@ -152,7 +152,7 @@ def cpu_ns(pids: list[int]) -> int:
 
 
 def pss_bytes(pid: int) -> int:
-    """Proportional share of memory; 0 for a process that has ended."""
+    """Returns the proportional share of memory; 0 for a process that has ended."""
     try:
         return int(psutil.Process(pid).memory_full_info().pss)
     except psutil.Error:

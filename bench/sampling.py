@@ -69,12 +69,12 @@ class Bench:
         end, cpu_after = time.monotonic_ns(), cpu_ns(self._pids)
         times = self._target.between(begin, end)
         each = np.diff(times) / 1e6
-        # CPU time belongs to the whole block, in which the steps at its edges are not whole.
+        # CPU time is of the whole block, including the parts of steps at its edges.
         passed = (end - begin) / 1e6 / float(each.mean())
         return Block(float(each.mean()), float(np.median(each)), (cpu_after - cpu) / 1e6 / passed)
 
     def rounds(self, count: int) -> dict[str, tuple[list[Block], list[Block]]]:
-        """By rate: its blocks, and the mean of the blocks without samples of the same round."""
+        """Returns by rate: its blocks, and for each the mean of the unsampled blocks of the same round."""
         chooser = random.Random(3)
         found: dict[str, tuple[list[Block], list[Block]]] = {r.name: ([], []) for r in RATES}
         for number in range(count):
@@ -93,7 +93,7 @@ class Bench:
         return found
 
     def spied(self, pairs: int, folder: Path) -> tuple[list[Block], list[Block]]:
-        """Blocks beside py-spy, and those before them."""
+        """Returns the blocks beside py-spy, and the block before each."""
         self.switch(OFF)
         with_it, without = [], []
         for _ in range(pairs):
@@ -135,7 +135,7 @@ def kernel_counts() -> Iterator[None]:
 
 
 def programs(pids: list[int]) -> dict[str, tuple[int, int]]:
-    """(runs, ns) of each of the sampler's programs so far, of this daemon and no other."""
+    """Returns (runs, ns) of each of the sampler's programs so far, in this daemon only."""
     held = set()
     for file in (f for pid in pids for f in Path(f"/proc/{pid}/fdinfo").glob("*")):
         with contextlib.suppress(OSError):

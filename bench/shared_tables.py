@@ -1,4 +1,4 @@
-"""Tables of many simulated nodes that know the same: one copy for all, and each node's own changes beside it."""
+"""Tables of many simulated nodes with the same entries: one copy for all nodes, and each node's own changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Entries(dict[str, Entry]):
 
 
 class SharedTable(Table):
-    """A table that begins with what ``base`` has."""
+    """A table that begins with the entries of ``base``."""
 
     def __init__(self, own: Update, base: Table) -> None:
         super().__init__(own)

@@ -1,12 +1,12 @@
 """Half an hour at 100,000 events a second, with queries: memory, threads, descriptors and files must stay as they are.
 
-A process makes NCCL calls (the stand-in library of overload.py) that the real daemon stores, seals, merges and drops
-again, since its state directory may only take sixty megabytes. A client sends queries every few seconds. The
-resources of each process of the daemon are recorded, and a line is fitted to the last two thirds.
+A process makes NCCL calls (the double of overload.py) that the real daemon stores, seals, merges and drops again, since
+its state directory may only take sixty megabytes. A client sends queries every few seconds. The resources of each
+process of the daemon are recorded, and a line is fitted to the last two thirds.
 
-Memory is the proportional share (PSS) without clean file pages, which the kernel can take back. That of the collector
-is read five times a second as well, as its budget holds at any moment: 80 MB, and from the first third on it grows by
-less than 1 MB an hour. ``--seconds 600`` is the short form.
+Memory is the proportional share (PSS) without clean file pages, which the kernel can take back. The collector's memory
+is also read five times a second, because its budget holds at any moment: 80 MB, and growth of less than 1 MB an hour
+after the first third. ``--seconds 600`` is the short form.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ QUERIES = (
 ROLES = ("collector", "maintenance", "service", "worker", "reader", "parser", "supervisor")
 BUDGET_MB, GROWTH_MB_PER_HOUR = 80.0, 1.0
 LOOK_S = 0.2
-# Each call has its number as its count of elements, and the time is over when it is, whatever rate was reached.
+# Each call has its number as its count of elements. The calls end with the time, whatever rate they reached.
 SOURCE = CALLER.replace("1000 + i % 7", "i").replace(
     "if (i % 100 == 0)\n",
     "if (i % 100 == 0 && now() - begin > atof(argv[3]))\n\t\t\tcalls = i + 1;\n\t\telse if (i % 100 == 0)\n",
@@ -58,7 +58,7 @@ def role_of(pid: int) -> str:
 
 
 def held_kb(pid: int) -> int:
-    """PSS without clean file pages, which psutil counts in."""
+    """Returns the PSS without clean file pages, which psutil would include."""
     lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
     return sum(int(words[1]) for words in lines if words[0] in ("Pss_Dirty:", "SwapPss:"))
 
@@ -105,11 +105,11 @@ def collector_memory(daemon: BenchDaemon) -> Iterator[CollectorMemory]:
 
 
 def look(daemon: BenchDaemon) -> Counter[str]:
-    """Memory (``held_kb``), threads and descriptors by role, and what the state directory holds."""
+    """Returns memory (``held_kb``), threads and descriptors by role, and the files of the state directory."""
     assert daemon.process is not None
     found: Counter[str] = Counter()
     for pid in family(daemon.process.pid):
-        # A worker may be renewed while it is looked at.
+        # A worker may be replaced while it is read.
         with contextlib.suppress(OSError, ValueError, psutil.Error):
             role, process = role_of(pid), psutil.Process(pid)
             found[f"{role} KB"] += held_kb(pid)
@@ -138,7 +138,7 @@ def watch(daemon: BenchDaemon, seconds: float, every: float) -> tuple[list[float
 
 
 def lines(times: list[float], looks: list[Counter[str]]) -> list[dict[str, object]]:
-    """Of each quantity its value after a third, its last, its highest, and the slope in between, an hour."""
+    """Returns for each quantity its value after a third, at the end, its highest, and the slope an hour in between."""
     first = len(times) // 3
     rows: list[dict[str, object]] = []
     for name in sorted({name for one in looks for name in one}):

@@ -79,7 +79,7 @@ def rpc(stub: node_pb2_grpc.NodeStub, of: Subject) -> node_pb2.StacksReply:
 
 
 def each(of: Subject, *argv: str) -> Action:
-    """The command for one process after the other. One that fails for a process ends the benchmark."""
+    """Returns an action that runs the command for one process after the other. A failure ends the benchmark."""
 
     def run() -> None:
         for pid in of.pids:
@@ -95,7 +95,7 @@ def timed(action: Action) -> float:
 
 
 def in_turn(actions: dict[str, Action], rounds: int) -> dict[str, list[float]]:
-    """ms of each, by name."""
+    """Returns the times of each action by name, ms."""
     chooser = random.Random(5)
     found: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(rounds):
@@ -105,7 +105,7 @@ def in_turn(actions: dict[str, Action], rounds: int) -> dict[str, list[float]]:
 
 
 def shown(name: str, what: str, values: list[float], theirs: list[float]) -> dict[str, object]:
-    """A row; ``theirs`` are the daemon's own times in the same rounds."""
+    """Returns a row. ``theirs``: the daemon's own times in the same rounds."""
     spread = f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
     ratio = ratio_of_blocks(values, theirs)
     times = "1" if values is theirs else f"{ratio.ratio:.0f} [{ratio.low:.0f}, {ratio.high:.0f}]"
@@ -140,7 +140,7 @@ def compare(stub: node_pb2_grpc.NodeStub, of: Subject, rounds: int, pystack_roun
 
 
 def commands(daemon: BenchDaemon, of: Subject, rounds: int) -> list[dict[str, object]]:
-    """The command itself, from exec to its end: interpreter, imports, the call and the printing."""
+    """Returns the times of commands from exec to exit: interpreter, imports, the call and the printing."""
     asked = {
         "version": ["version"],
         "stacks": ["stacks", "--job", of.job],

@@ -20,7 +20,7 @@ SQL = "SELECT 1 AS one FROM comm.ops LIMIT 1"
 
 
 def first_row(daemon: BenchDaemon, begin: float) -> float:
-    """Seconds from ``begin`` until a query has a row."""
+    """Returns the seconds from ``begin`` until a query has a row."""
     with grpc.insecure_channel(f"unix:{daemon.socket}") as channel:
         stub = node_pb2_grpc.NodeStub(channel)
         while True:
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def measure(rounds: int, pause: str) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Seconds to `ready` and to the first row, and those of CPU that the processes of the daemon had by then."""
+    """Returns the seconds to `ready` and to the first row, each with the CPU seconds of the daemon until then."""
     ready: list[tuple[float, float]] = []
     event: list[tuple[float, float]] = []
     folder = Path(tempfile.mkdtemp(prefix="probingd-bench-"))

@@ -1,4 +1,4 @@
-"""Figures from interleaved blocks: a ratio of two things measured in turn in one run, with a bootstrap interval."""
+"""Figures from interleaved blocks: the ratio of two times that are measured in turn, with a bootstrap interval."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Ratio:
     blocks: int
 
     def percent(self) -> str:
-        """The difference to 1, in percent, with its interval."""
+        """Returns the difference to 1, in percent, with its interval."""
         value, low, high = ((x - 1) * 100 for x in (self.ratio, self.low, self.high))
         return f"{value:+.2f} % [{low:+.2f}, {high:+.2f}]"
 
@@ -39,7 +39,7 @@ def ratio_of_blocks(with_it: Sequence[float], without: Sequence[float], seed: in
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     names = list(rows[0])
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(str(row[n]) for n in names) + " |" for row in rows]

@@ -1,7 +1,7 @@
 """A timeline of many operations in each format: rows a second, CPU time, peak memory. ``[OPERATIONS [RANKS]]``.
 
-The rows are made when they are asked for, so that time and memory are those of the client. Each format is written by a
-process of its own, and goes nowhere.
+The rows are made when the client asks for them, so all time and memory are the client's. Each format is written by a
+process of its own, and its bytes are dropped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Operations:
         return {name: others.get(name, nodes) for name in statements}
 
     def query(self, sql: str) -> pa.Table:
-        """Returns how many rows each bucket of time has."""
+        """Returns the number of rows in each bucket of time."""
         found, width = RANGE.search(sql), WIDTH.search(sql)
         every = self._every(sql)
         if found is None or width is None or not every:

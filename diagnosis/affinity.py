@@ -12,7 +12,7 @@ from probing.diagnosis.words import clean
 __all__ = ("cpus_of", "crowd_text", "process_text")
 
 _MOST_CPUS = 4096
-# Threads of the same process that use less of the CPU than this do not hinder the thread that trains.
+# If the other threads of its process use a smaller share of a CPU, they do not hinder the thread that trains.
 _THREADS = 0.2
 _HELPERS = {"data_loader": "a data-loader worker of rank {}"}
 _OTHER_HELPER = "a helper of rank {}"

@@ -1,6 +1,6 @@
 """Computes the lag of each rank at each collective, with corrected clocks.
 
-A slow rank calls last and waits least. So it shows by its lag, not by the length of its waits.
+A slow rank calls last and waits least, so its lag shows it, and not the length of its waits.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _arrivals(case: Case, comm: str, by_rank: Mapping[int, Mapping[int, Operatio
         return None
     calls, waited = calls[kept], waited[kept]
     lag = _less_median(calls)
-    # A rank may be late only because it waited longer than the others before: this is subtracted.
+    # A rank may be late because it waited longer than the others before, so the difference of waits is subtracted.
     own_lag = lag - np.maximum(0.0, _less_median(waited))
     nodes = sorted({case.ranks[r].node for r in ranks})
     error = max((apart_ns(case.clocks, a, b) for a in nodes for b in nodes[:_SMALL]), default=0)

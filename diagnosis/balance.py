@@ -3,11 +3,13 @@
 The four parts of a step add up to it:
 
 * communication: an operation runs, and all its ranks have called it;
-* wait: an operation runs, and the rank waits for one that has not called it. The rank that calls last has the shortest
-  duration, so the wait of a rank is its own duration less the shortest. Only durations are compared, as the clocks of
-  nodes may differ. Operations with a root, sends and receives have no common end, and so no wait;
+* wait: an operation runs, and the rank waits for a rank that has not called it. The rank that calls last has the
+  shortest duration, so the wait of a rank is its own duration less the shortest. Only durations are compared, as the
+  clocks of nodes may differ. Operations with a root, sends and receives have no common end, and so no wait;
 * io: the share of the samples in which the main thread loads data, or reads or writes a checkpoint;
-* compute: the rest. Parts that need steps, samples or times of operations that are missing are None.
+* compute: the rest.
+
+A part is None if the steps, samples or times of operations that it needs are missing.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from probing.api.text import age, numbers_text
 __all__ = ("EVEN", "Balance", "Pair", "RankTimes", "Role", "Shares", "balance", "reads_or_writes")
 
 EVEN = "work is even"
-"""Begins the sentence that no rank computes longer than others."""
+"""The begin of the sentence about a job whose ranks compute for about the same time."""
 # Python files of code that loads data, or reads or writes checkpoints; and names that users give to such functions.
 _FILES = (
     "/torch/utils/data/",
@@ -39,14 +41,15 @@ _FILES = (
 _FUNCTIONS = frozenset({"save_checkpoint", "load_checkpoint", "write_checkpoint", "read_checkpoint"})
 # Work is uneven if the rank that computes longest takes this many times as long as the shortest.
 _UNEVEN = 1.2
-# The least wait that gets a sentence, as a share of the step, and how often its cause must arrive last.
+# The least wait that gets a sentence, as a share of the step.
 _NOTABLE_WAIT = 0.05
+# A rank that arrives last at a smaller share of the operations is not always late.
 _OFTEN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """Sums over the steps of a rank, ns. ``io_share``: share of the samples of its main thread. None: unknown.
+    """Sums over the steps of a rank, ns. ``io_share``: share of its main thread's samples that show I/O. None: unknown.
 
     ``gpu_wait_ns``: time in which its threads waited for the GPU, which is included in the other times.
     """
@@ -164,7 +167,7 @@ def _shares(own: RankTimes, mine: Sequence[Pair]) -> Shares:
 
 
 def _uneven(shares: Sequence[Shares]) -> tuple[float | None, str]:
-    """Returns the ratio of the longest to the shortest computing time, and a sentence if it matters."""
+    """Returns the ratio of the longest to the shortest computing time, and a sentence about it."""
     known = [(own.compute * own.step_ns, own) for own in shares if own.compute is not None and own.step_ns]
     if len(known) < 2:
         return None, ""
@@ -209,7 +212,7 @@ def _roles(times: Sequence[RankTimes], pairs: Sequence[Pair]) -> Iterable[Role]:
         ranks = sorted({pair.rank for pair in own})
         whole = sum(step_ns.get(rank, 0) for rank in ranks)
         comm, wait = sum(pair.comm_ns for pair in own), sum(pair.wait_ns for pair in own)
-        # Each rank counts each operation once.
+        # An operation counts once for each of its ranks.
         lasts: dict[int, int] = {}
         for pair in own:
             lasts[pair.last] = lasts.get(pair.last, 0) + pair.ops

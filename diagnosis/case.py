@@ -64,7 +64,7 @@ class Case:
 
     @cached_property
     def gate_ns(self) -> int:
-        """The time after which a wait counts as a stall: W, or more if the job is usually quiet for longer."""
+        """The time after which a wait is a stall, ns: ``stall_s``, or more if the job is usually quiet for longer."""
         return gate_ns(self.facts)
 
     @cached_property
@@ -74,9 +74,8 @@ class Case:
 
     @cached_property
     def may_hang(self) -> bool:
-        """Whether an operation is in flight, a rank waits, or the whole job has been quiet for the time of a stall.
-
-        Cheap to compute.
+        """Whether an operation has been in flight, a rank has waited, or the whole job has been quiet for the time of
+        a stall. This is cheaper to compute than ``graph``.
         """
         if any(
             o.t_call_ns is not None and self.now(rank.rank) - o.t_call_ns >= self.gate_ns
@@ -90,19 +89,20 @@ class Case:
         return all(one is None or one >= self.gate_ns for one in quiet) and self.stalled_ns is not None
 
     def _waits_quietly(self, rank: int, wait: Wait) -> bool:
-        # If no operation was recorded, the stack shows the wait; a rank for which it waits may wake up now and then.
+        # A stack can show a wait without a recorded operation, and the awaited rank may wake up now and then: then the
+        # job as a whole is not quiet.
         if not wait.firm or wait.since_ns is None or wait.op == INIT:
             return False
         return min(self.wait_ns(rank) or 0, self.quiet_ns(rank) or 0) >= self.gate_ns
 
     @cached_property
     def stalled_ns(self) -> int | None:
-        """How long no living rank has begun or ended an operation or step, ns; None if unknown."""
+        """The time since a living rank last began or ended an operation or step, ns; None if unknown."""
         living = [quiet for r in self.facts.ranks if r.exit is None and (quiet := self.quiet_ns(r.rank)) is not None]
         return min(living, default=None)
 
     def quiet_ns(self, rank: int) -> int | None:
-        """Returns how long ``rank`` has begun or ended no operation or step, ns; None if unknown."""
+        """Returns the time since ``rank`` last began or ended an operation or step, ns; None if unknown."""
         if rank not in self._quiet:
             self._quiet[rank] = quiet_ns(self.ranks[rank], self.facts)
         return self._quiet[rank]
@@ -112,22 +112,21 @@ class Case:
         return self._now.get(self.ranks[rank].node, self.facts.taken_ns)
 
     def wait_ns(self, rank: int) -> int | None:
-        """Returns how long ``rank`` has waited, ns; None if it does not wait, or since an unknown time."""
+        """Returns the time for which ``rank`` has waited, ns; None if it does not wait, or since an unknown time."""
         wait = self.waits.get(rank)
         if wait is None:
             return None
         if wait.since_ns is not None:
             return max(0, self.now(rank) - wait.since_ns)
-        # It has begun nothing else for this long, but the wait itself may have begun just now.
+        # The rank has begun no other operation for this long, but the wait itself may have begun just now.
         quiet = self.quiet_ns(rank)
         return quiet if quiet is not None and quiet >= self.patience_ns else None
 
     @property
     def ripens_ns(self) -> int | None:
-        """How soon the next wait will have lasted for the time of a stall, or the awaited ranks will have stood still
-        for it, ns.
+        """The time until the next wait, or the standstill of the whole job, will have lasted as long as a stall, ns.
 
-        None if all have, or no wait's age is known.
+        None if all have lasted as long, or if the age of no wait is known.
         """
         ages = [self.wait_ns(rank) for rank, wait in self.waits.items() if wait.firm and wait.since_ns is not None]
         ages += [self.stalled_ns] if ages else []
@@ -162,14 +161,14 @@ class Case:
     def _is_old(self, rank: int, wait: Wait) -> bool:
         if wait.firm and wait.since_ns is not None:
             return (self.wait_ns(rank) or 0) >= self.gate_ns
-        # A rank that begins other operations does not wait for the end of an asynchronous one. A rank that begins none,
-        # and has waited since an unknown time, is not to blame either.
+        # A rank that begins other operations does not wait for the end of an asynchronous operation. If no times are
+        # known, the rank counts as waiting, so that it is not blamed.
         quiet, age = self.quiet_ns(rank), self.wait_ns(rank)
         return (quiet is None or quiet >= self.gate_ns) and (age is None or age >= self.gate_ns)
 
     @cached_property
     def furthest(self) -> Mapping[str, int]:
-        """The highest sequence number that a rank has called, by communicator."""
+        """The highest sequence number that any rank has called, by communicator."""
         found: dict[str, int] = {}
         for rank in self.facts.ranks:
             for one in rank.progress:
@@ -179,19 +178,19 @@ class Case:
 
     @cached_property
     def disagreements(self) -> list[Disagreement]:
-        """The collectives that hang or failed, in which the calls of ranks differ."""
+        """The collectives that hang or have failed, and whose calls differ between ranks."""
         bad = ended_badly(self.facts.ranks)
         return disagreements(self.graph, self.sequences, bad) if bad or self.graph.waits else []
 
     def work(self, rank: int) -> Work:
-        """Returns what the samples of ``rank`` show of its work."""
+        """Returns the work of ``rank``, as its samples show it."""
         if rank not in self._works:
             self._works[rank] = work_of(self.ranks[rank].samples)
         return self._works[rank]
 
     @cached_property
     def symptoms(self) -> list[Symptom]:
-        """The symptoms of the nodes' hardware. Events from before the job count if the part has failed since."""
+        """The symptoms of the nodes' hardware. Events from before the job count only if the part does not work."""
         begun = min((rank.started_ns for rank in self.facts.ranks if rank.started_ns is not None), default=0)
         found = [symptom for node in self.facts.nodes for symptom in symptoms_of(node)]
         return [one for one in found if one.fails or one.last_ns is None or one.last_ns >= begun]
@@ -241,7 +240,7 @@ class Case:
         return frozenset(rank for f in errors for rank in (*(c.rank for c in f.culprits), *f.victims))
 
     def stacks(self, culprits: Iterable[int], victims: Iterable[int]) -> tuple[StackOf, ...]:
-        """Returns the stacks of the main threads of the first culprits, and of the first victim that has one."""
+        """Returns the stacks of the main threads of the first culprits, and of the first victim that has a stack."""
         chosen = [(rank, "culprit") for rank in list(culprits)[:_MOST_STACKS]]
         chosen += [(rank, "victim") for rank in victims if rank in self.ranks and main_thread(self.ranks[rank])][:1]
         found = []

@@ -12,7 +12,7 @@ from probing.diagnosis.facts import Facts, NodeFacts, Rank
 __all__ = ("SYNCHRONIZING", "ClockOffset", "apart_ns", "clock_offsets")
 
 SYNCHRONIZING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-"""Collectives that end on no rank before all have called them, and then on all within the time of a transfer."""
+"""Collectives that end only after all ranks have called them, and then on all ranks within the time of a transfer."""
 # The ends of one operation differ by the time of its last transfer, and by the time until each thread gets a CPU.
 _FLOOR_NS = 1_000_000
 _ONE_OPERATION_NS = 20_000_000
@@ -38,7 +38,7 @@ class _Instant:
 def clock_offsets(facts: Facts) -> Mapping[str, ClockOffset]:
     """Returns the offset of each node, relative to the node whose clock offset was measured best.
 
-    The offset that collectives of both nodes show replaces a measured offset, unless that is more exact and agrees.
+    An offset by collectives replaces a measured offset, unless the measured offset is more exact and agrees with it.
     """
     found = {node.node: _measured(node) for node in facts.nodes}
     if len(found) < 2:
@@ -46,7 +46,7 @@ def clock_offsets(facts: Facts) -> Mapping[str, ClockOffset]:
     links = _links(facts.ranks)
     waiting = dict(found)
     while waiting:
-        # The node with the best clock among those that no collective connects with the earlier nodes.
+        # The node with the best clock among the nodes that no collective connects with earlier nodes.
         root = min(waiting, key=lambda name: (waiting[name].error_ns, name))
         for name, offset in _reached(root, found, links).items():
             if waiting.pop(name, None) is not None and name != root:
@@ -55,7 +55,7 @@ def clock_offsets(facts: Facts) -> Mapping[str, ClockOffset]:
 
 
 def apart_ns(clocks: Mapping[str, ClockOffset], one: str, other: str) -> int:
-    """Returns how much times of two nodes may still differ after correction, ns; 0 within one node."""
+    """Returns the largest difference between the clocks of two nodes after correction, ns; 0 within one node."""
     if one == other:
         return 0
     return sum(clocks[name].error_ns if name in clocks else 0 for name in (one, other))
@@ -97,7 +97,7 @@ def _links(ranks: Iterable[Rank]) -> Mapping[str, Mapping[str, ClockOffset]]:
     shared: dict[tuple[str, str], list[tuple[_Instant, _Instant]]] = {}
     for by_node in _instants(ranks).values():
         names = sorted(by_node)
-        # Not all pairs are used: of a thousand nodes there would be half a million.
+        # Not all pairs are used: a thousand nodes have half a million.
         for one, other in ((a, b) for i, a in enumerate(names[:_HUBS]) for b in names[i + 1 :]):
             shared.setdefault((one, other), []).append((by_node[one], by_node[other]))
     links: dict[str, dict[str, ClockOffset]] = {}
@@ -117,7 +117,7 @@ def _instants(ranks: Iterable[Rank]) -> Mapping[tuple[str, int], Mapping[str, _I
             if o.seq is None or o.t_call_ns is None or o.t_done_ns is None:
                 continue
             if o.state in ("failed", "abandoned"):
-                # The operation did not end together with those of the other ranks.
+                # The operation did not end together with the operations of the other ranks.
                 continue
             key = o.comm, o.seq
             names.setdefault(key, set()).add(o.op)

@@ -1,4 +1,4 @@
-"""Recognizes a cache that is cold on one rank and warm on its peers: of compiled code, or of file pages."""
+"""Recognizes a cache, of compiled code or of file pages, that is cold on one rank and warm on its peers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ WARM_UP = (
     "Let all ranks share the compiler's cache: TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR on one file system.",
     "Look for shapes that only this rank has: TORCH_LOGS=recompiles.",
 )
-"""What to do against compilation on one rank."""
+"""Advice against compilation on one rank."""
 _TIMES = 4
-# Ranks of which one reads this many times more than another do different work.
+# A rank that reads this many times more than its peers does different work.
 _ALIKE = 3
 
 
@@ -60,7 +60,7 @@ def cold_pages_text(rank: Rank, peers: Sequence[Rank], least: int) -> str:
 
 
 def _reads(rank: Rank) -> tuple[float, float] | None:
-    """Returns the bytes a second that a rank and its data loader read from storage, and those of all read calls."""
+    """Returns the bytes a second that a rank with its data loader reads: from storage, and by all read calls."""
     own = [rank.condition, *(helper.condition for helper in rank.helpers if helper.role == "data_loader")]
     known = [rate for condition in own if condition is not None and (rate := _rates(condition)) is not None]
     return (sum(one[0] for one in known), sum(one[1] for one in known)) if known else None

@@ -16,7 +16,7 @@ from probing.diagnosis.verdict import Finding
 
 __all__ = ("corroborated",)
 
-# What verdicts say of the culprits, compared with waiting ranks: behind, another operation, or equal.
+# Verdicts by their claim about the culprits: behind the waiting ranks, in another operation, or equally far.
 _BEHIND = frozenset({"not_joined", "rank_dead", "rank_unreachable", "rank_died", "shifted_sequence", "stuck_outside"})
 _DIFFERENT = frozenset({"operation_mismatch", "size_mismatch", "dtype_mismatch"})
 _EQUAL = frozenset({"no_completion"})
@@ -178,7 +178,7 @@ def _seq(operation: Operation) -> int:
 
 
 def _call(witness: Witness, seq: int) -> str | None:
-    """Returns what a rank called under the number ``seq``, with the data in which calls may differ."""
+    """Returns the rank's call with number ``seq`` as text, with its size and dtype; None if unknown."""
     for one in witness.operations:
         if one.seq == seq and one.op is not None:
             return f"{one.op} of {one.count} {one.dtype}" if one.count else one.op

@@ -1,4 +1,4 @@
-"""How ranks ended: which ended first, whether by a cause of its own, and who ended the others."""
+"""Tells how ranks ended: which rank ended first, whether by a cause of its own, and who ended the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = (
     "lost_worker",
 )
 
-# A process that fails closes its sockets before it unloads libraries, so its peers may end before it does.
+# A failing process closes its sockets before it unloads libraries, so its peers may end first.
 _TEARDOWN_NS = 5_000_000_000
 # A launcher polls its workers every 0.1 s or less often, and ends them one by one.
 _ORDER_NS = 50_000_000
@@ -59,9 +59,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank that ended. ``at_ns``: its end on the common clock. ``error``: what the rank logged, or what its library
-    reported.
-    """
+    """A rank that ended. ``at_ns``: its end on the common clock. ``error``: its error, from its log or its library."""
 
     rank: Rank
     exit: Exit
@@ -72,8 +70,8 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first death. ``confidence``: that it was the first and has a cause of its own. ``doubt``: why that may be
-    wrong.
+    """The first death. ``confidence``: how sure it is that this death came first and has a cause of its own. ``doubt``:
+    why it is not certain.
 
     ``alike``: deaths with the same error at nearly the same time, which it did not cause.
     """
@@ -132,7 +130,7 @@ def _failed(end: Exit) -> bool:
 
 def _ordered(died: Sequence[Death]) -> First | None:
     first, others = died[0], died[1:]
-    # SIGINT from a terminal reaches all ranks, and each ends by it, however late.
+    # SIGINT from a terminal reaches all ranks and ends each, sooner or later.
     if first.exit.signal == signal.SIGINT and all(d.kind is Kind.CONSEQUENCE for d in others):
         return First(first, 0.8 if others else 0.6, "" if others else "who sent SIGINT to it is not known")
     if first.exit.signal == signal.SIGTERM:
@@ -201,7 +199,7 @@ def _in_operation(rank: Rank) -> bool:
 
 def behind(case: Case, rank: Rank) -> bool:
     """Returns whether another rank has called an operation that ``rank`` has not called."""
-    # If operations were lost, the last recorded operation may not be the last.
+    # If operations were lost, the last recorded operation may not be the rank's last.
     return not rank.lost and any(p.seq is not None and p.seq < case.furthest[p.comm] for p in rank.progress)
 
 
@@ -239,7 +237,7 @@ def job_ended(facts: Facts) -> bool:
 
 
 def how_it_ended(facts: Facts) -> Iterator[str]:
-    """Yields how the ranks and the launcher of a job ended, and who ended them."""
+    """Yields lines that say how the ranks and the launcher of a job ended, and who ended them."""
     alike: dict[str, list[int]] = {}
     for rank in facts.ranks:
         if rank.exit is not None:
@@ -253,7 +251,7 @@ def how_it_ended(facts: Facts) -> Iterator[str]:
 
 
 def _by_whom(facts: Facts) -> Iterator[str]:
-    """Yields who ended the job, if exits show it: the kernel, or the sender of a signal that asks to end."""
+    """Yields a line that says who ended the job, if exits show it: the kernel, or the sender of a signal."""
     ends = [rank.exit for rank in facts.ranks if rank.exit is not None]
     if any(end.oom for end in ends):
         yield "the kernel ended it for lack of memory"

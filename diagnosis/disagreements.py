@@ -47,8 +47,9 @@ def vote(values: Mapping[int, _V]) -> _Vote[_V]:
 
 @dataclass(frozen=True)
 class Pattern:
-    """The calls that are usual on a communicator. ``usual``: what most ranks of a communicator called, by number.
-    ``period``: after how many calls the pattern repeats; 0: it does not. ``last``: the highest number in ``usual``."""
+    """The usual calls on a communicator. ``usual``: the call of most ranks, by number. ``period``: the number of calls
+    after which the pattern repeats; 0: it does not repeat. ``last``: the highest number in ``usual``.
+    """
 
     usual: Mapping[int, Signature]
     period: int
@@ -81,7 +82,7 @@ def _tied(calls: list[tuple[Signature, int]]) -> bool:
 
 
 def _period(usual: Mapping[int, Signature], last: int) -> int:
-    # The shortest period that holds for its last two repetitions, and for at least the last four numbers.
+    # Returns the shortest period that holds for its last two repetitions, and for at least the last four numbers.
     for period in range(1, _LONGEST_PERIOD + 1):
         span = range(last, last - max(period, 4), -1)
         if all(n in usual and usual[n] == usual.get(n - period) for n in span):
@@ -91,7 +92,7 @@ def _period(usual: Mapping[int, Signature], last: int) -> int:
 
 KINDS = ("operation", "root", "dtype", "size")
 _ENDED_BADLY = ("failed", "abandoned")
-# The ranks of these may contribute different sizes.
+# Operations to which ranks may contribute different sizes.
 _ANY_SIZE = frozenset(("all_to_all", "scatter", "gather"))
 
 
@@ -128,7 +129,9 @@ def ended_badly(ranks: Iterable[Rank]) -> list[tuple[int, Operation]]:
 def disagreements(
     graph: WaitGraph, sequences: Mapping[str, Sequence], bad: Iterable[tuple[int, Operation]]
 ) -> list[Disagreement]:
-    """Returns the disagreements in collectives in which ranks wait for long, or which failed last (``bad``)."""
+    """Returns the disagreements in the collectives in which ranks wait, and in collectives of ``bad`` that were the
+    last call of their rank.
+    """
     suspects = _suspects(graph, sequences, bad)
     found = [d for comm, number in suspects if (d := _at(graph, sequences[comm], number)) is not None]
     return [*found, *_by_stacks(graph, sequences)]
@@ -161,7 +164,7 @@ def _at(graph: WaitGraph, sequence: Sequence, number: int) -> Disagreement | Non
 
 
 def _by_stacks(graph: WaitGraph, sequences: Mapping[str, Sequence]) -> Iterator[Disagreement]:
-    # Ranks in collectives of one group, by stacks alone.
+    # Compares ranks in collectives of one group whose numbers are unknown, as only stacks show the calls.
     groups: dict[str, dict[int, Operation]] = {}
     for rank, wait in graph.waits.items():
         sequence = sequences.get(wait.comm) if wait.comm is not None else None

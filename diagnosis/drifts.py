@@ -27,7 +27,7 @@ __all__ = ("Drift", "drifts_of", "with_drift")
 # Before the drift, all ranks must have had the same number at this many successive calls of the other communicator.
 _BEFORE = 8
 _MOST_MARKS = 64
-# Limits so that a look takes at most 5 s: comparing a thousand ranks with one other communicator takes 50 ms.
+# Limits that keep the comparisons for one job below 5 s: a thousand ranks and one other communicator take 50 ms.
 _MOST_RANKS, _MOST_OTHERS, _MOST_WAITS = 2048, 4, 3
 # By call of the other communicator: the number that the rank had reached.
 _Marks = dict[int, int]
@@ -38,7 +38,7 @@ class Drift:
     """Ranks that drift apart: ``ranks`` are ``count`` calls of ``comm`` ahead of the other ranks, behind if negative,
     since call ``since`` of ``marks``, another communicator.
 
-    With a single other communicator, the ranks may also have made that many calls fewer or more on that one.
+    If only one other communicator shows the drift, the calls on that communicator may differ instead.
     """
 
     comm: str
@@ -49,8 +49,8 @@ class Drift:
 
 
 def drifts_of(sequences: Mapping[str, Sequence], comm: str) -> Iterator[Drift]:
-    """Yields what calls of other communicators show about ``comm``; at most four communicators and 2,048 ranks are
-    compared.
+    """Yields the drifts on ``comm``, one for each other communicator that shows it; at most four communicators and
+    2,048 ranks are compared.
     """
     own = sequences.get(comm)
     if own is None or len(own.members) > _MOST_RANKS or not _complete(own):
@@ -66,8 +66,7 @@ def drifts_of(sequences: Mapping[str, Sequence], comm: str) -> Iterator[Drift]:
 def with_drift(case: Case, finding: Finding) -> Finding:
     """Returns a hang with the drift of ranks on the communicators in which they wait; other findings unchanged.
 
-    If drifts explain all waits of the finding, only the ranks that drifted stay culprits among those that wait for each
-    other.
+    If culprits have drifted, the other culprits become victims.
     """
     if finding.verdict.group != "hang":
         return finding
@@ -77,7 +76,7 @@ def with_drift(case: Case, finding: Finding) -> Finding:
     found = [drift for comm in list(comms)[:_MOST_WAITS] for drift in drifts_of(case.sequences, comm)]
     if not found:
         return finding
-    # One communicator differs from all others.
+    # The drift that most other communicators show counts.
     by_drift = Counter((drift.comm, drift.ranks, drift.count) for drift in found)
     (comm, ranks, count), witnesses = by_drift.most_common(1)[0]
     drift = next(one for one in found if (one.comm, one.ranks, one.count) == (comm, ranks, count))
@@ -158,8 +157,8 @@ def _marks(own: Sequence, other: Sequence, rank: int) -> _Marks:
 def _by_marks(
     own: Sequence, other: Sequence, marks: Mapping[int, _Marks], differ: list[int], equal: int, each: int | None
 ) -> Drift | None:
-    """Returns the drift of a minority at all marks of ``differ``; of two equal groups, of the group that left the
-    period.
+    """Returns the drift of the minority at the marks ``differ``; if both groups have the same size, of the group that
+    left the period.
     """
     votes = [vote({rank: one[mark] for rank, one in marks.items()}) for mark in differ]
     last = votes[-1]
@@ -180,7 +179,7 @@ def _by_marks(
 
 
 def _by_last(own: Sequence, other: Sequence, marks: Mapping[int, _Marks], equal: int, each: int) -> Drift | None:
-    """Returns the drift of the ranks whose calls since the last mark shared by all differ from the period."""
+    """Returns the drift of the ranks that left the period after the last mark that all ranks share."""
     usual = next(iter(marks.values()))[equal] + each
     fewer = {rank: one[equal + 1] - usual for rank, one in marks.items() if one.get(equal + 1, usual) < usual}
     more = {

@@ -26,8 +26,8 @@ _COUNTS = frozenset(("nvlink_errors", "link_down"))
 
 @dataclass(frozen=True, slots=True)
 class FabricReport:
-    """The first error of NVLink that a GPU reported. ``at_ns``: its time on the common clock. ``error``: None if the
-    line is missing.
+    """The first error of NVLink that a GPU reported. ``at_ns``: its time on the common clock. ``error``: as parsed from
+    the text of ``event``; None if the text has no error of NVLink.
 
     ``counted``: whether the counters of the GPU's own links show errors; None if they are not read.
     """
@@ -46,7 +46,7 @@ class FabricReport:
 
 @dataclass(frozen=True, slots=True)
 class FabricFault:
-    """A fault of a fabric. ``reports``: one of each GPU, by time. ``apart_ns``: how far the clocks of their nodes may
+    """A fault of a fabric. ``reports``: one for each GPU, by time. ``apart_ns``: how far the clocks of their nodes may
     differ.
     """
 
@@ -56,14 +56,14 @@ class FabricFault:
 
     @property
     def first_is_certain(self) -> bool:
-        """Whether the first report is certainly earlier than those of other nodes, given the errors of clocks."""
+        """Whether the first report is certainly earlier than the reports of other nodes, given the errors of clocks."""
         first = self.reports[0]
         others = [one.at_ns for one in self.reports if one.node != first.node]
         return not others or min(others) - first.at_ns > self.apart_ns
 
     @property
     def behind_the_links(self) -> bool:
-        """Whether the fault is at the other end of the links: links say so, or none of the GPUs' own links counted an
+        """Whether the fault is at the other end of the links: an error says this, or the GPUs' own links counted no
         error.
         """
         if any(one.error is not None and one.error.from_peer for one in self.reports):
@@ -81,7 +81,7 @@ def fabric_faults(nodes: Iterable[NodeFacts], clocks: Mapping[str, ClockOffset])
             gpus.setdefault((node.node, report.gpu.device), []).append(report)
     found = []
     for fabric, gpus in by_fabric.items():
-        # Fatal errors count before other errors.
+        # For each GPU the first fatal error counts, without a fatal error the first error.
         firsts = [min(own, key=lambda one: (not one.fatal, one.at_ns)) for own in gpus.values()]
         for group in _groups(sorted(firsts, key=lambda one: one.at_ns)):
             names = sorted({one.node for one in group})

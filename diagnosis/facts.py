@@ -96,8 +96,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A thread and its stack, innermost frame first. ``main``: this thread trains: it issues the collectives of its
-    process, or is the main thread if no thread was seen to.
+    """A thread and its stack, innermost frame first. ``main``: this thread trains. It issues the collectives of its
+    process; if no thread was seen to issue any, it is the process's main thread.
 
     ``since_ns``: the time since which each sample showed this innermost Python frame; None without samples. ``moving``:
     whether the stack differed between two readings; None after one reading. ``native_missing``: why there are no native
@@ -236,10 +236,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What another source than the probes of operations reports about a rank on a communicator.
+    """A report about a rank on a communicator, from another source than the probes of operations.
 
     ``source``: ras (NCCL's RAS), flight_recorder (a dump of PyTorch's flight recorder), or probe (the error and state
-    of the communicator in the library). ``ts_ns``: when the source looked, or for probe when the error was first seen;
+    of the communicator in the library). ``ts_ns``: when the report was made, for probe when the error was first seen;
     None if unknown. ``launched``: names of operations and how many of each the rank has launched (ras). ``operations``:
     its last operations (flight_recorder); their ``seq`` differs from the probes', their ``count`` is that of the input.
     ``time_out_ns``: the time-out of the last operation. ``missing``: ras could not reach the rank. ``dead``: ras
@@ -271,13 +271,13 @@ class Endpoint:
 
     @property
     def text(self) -> str:
-        """ "127.0.0.1:49552"."""
+        """The address and port, such as "127.0.0.1:49552"."""
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class TimeOut:
-    """How long an operation on a communicator may take before the library ends it, from the options of the process
+    """The time-out after which the library ends an operation on a communicator, from the options of the process
     group.
     """
 
@@ -290,7 +290,8 @@ class Rank:
     """A rank of the job. ``state``: running, stopped, blocked, zombie, exited or unknown.
 
     ``seen_from_ns``: operations that began before this time were not recorded; None: all were recorded. ``lost``: the
-    number of operations lost lately. ``open`` and ``done``: its operations, at most the last 64 of each communicator.
+    number of operations lost lately. ``open`` and ``done``: its operations that are in flight, and that have ended, at
+    most the last 64 of each communicator.
     ``env``: MASTER_ADDR, MASTER_PORT, WORLD_SIZE and others that ``ranks check`` compares. ``logs``: its last stored
     lines. ``witnesses``: reports of RAS and the flight recorder, and errors of communicators. ``endpoints``: its
     sockets that were seen, including those that it closed in the last ten minutes. ``time_outs``: the time-outs of the

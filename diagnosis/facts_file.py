@@ -23,7 +23,7 @@ from probing.diagnosis.facts import MAX_RANKS, VERSION, Facts, Rank
 __all__ = ("MAX_BYTES", "RANK_BYTES", "decoded", "encoded", "from_json", "load", "save", "size_of", "to_json")
 
 RANK_BYTES = 64 << 10
-"""The most bytes of a rank."""
+"""The most bytes of the facts of one rank."""
 MAX_BYTES = 256 << 20
 """The most bytes of a file, and of the facts of one run."""
 # The most bytes of facts other than ranks: members of communicators, history of steps.
@@ -82,7 +82,7 @@ def save(path: Path, facts: Sequence[Facts]) -> None:
     try:
         path.write_bytes(b"".join(line + b"\n" for line in (header, *map(to_json, facts))))
     except OSError as e:
-        raise UsageError(f"cannot write {path}: {e.strerror}", hint="give the path of a file to write") from e
+        raise UsageError(f"cannot write {path}: {e.strerror}", hint="give a path that can be written") from e
 
 
 def load(path: Path) -> list[Facts]:
@@ -136,7 +136,7 @@ def _number(text: str) -> float:
 
 
 def _integer(text: str) -> int | float:
-    """Returns an integer of 64 bits, or a float, which no field for integers takes."""
+    """Returns an integer of 64 bits; a larger number becomes a float, which fields for integers refuse."""
     if len(text) <= _DIGITS and _LEAST <= (number := int(text)) <= _MOST:
         return number
     return _number(text)
@@ -162,13 +162,13 @@ def _check_version(found: dict[str, Any]) -> None:
     if type(version) is not int:
         raise _damaged("they have no version")
     if version != VERSION:
-        raise FormatError(f"facts of version {str(version)[:20]}", hint=_OTHER)
+        raise FormatError(f"the facts have version {str(version)[:20]}, which is unknown here", hint=_OTHER)
 
 
 def _check_size(data: bytes, ranks: list[Any]) -> None:
     if len(ranks) > MAX_RANKS:
         raise _damaged(f"more than {MAX_RANKS} ranks")
-    # To measure a rank it is encoded again, which is not needed for small facts.
+    # A rank must be encoded again to be measured; small facts need no measuring.
     if len(data) > RANK_BYTES:
         if any(len(_bytes(rank)) > RANK_BYTES for rank in ranks):
             raise _damaged(f"a rank of more than {RANK_BYTES} bytes")

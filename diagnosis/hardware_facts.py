@@ -26,8 +26,8 @@ class Gpu:
 
     Shares of the time, 0 to 1: ``busy``; and ``power_capped``, ``thermal`` and ``power_brake``, in which the power
     limit, heat or the external power brake held the clock down. Clocks are in MHz, ``clock_mhz`` a median. ``remap_*``:
-    rows of its memory wait for a remap, or failed it. ``recovery``: the action that the driver asks for. ``lanes``: of
-    PCIe, as trained. ``fabric``: "CLUSTER/CLIQUE", the same for all GPUs, of any node, that NVLink switches connect
+    rows of its memory wait for a remap, or failed it. ``recovery``: the action that the driver asks for. ``lanes``:
+    trained PCIe lanes. ``fabric``: "CLUSTER/CLIQUE", the same for all GPUs, of any node, that NVLink switches connect
     with this GPU; None if no switch does. ``counts_nvlink``: the counters of its NVLinks are read, so that their errors
     are events.
     """
@@ -120,7 +120,7 @@ class Disk:
 class FileSystem:
     """A mounted file system. ``rank``: the rank in whose container it is mounted; None: it is mounted on the node.
 
-    ``used``: share of what processes may use, 0 to 1. ``answers``: False if its server did not answer.
+    ``used``: used share of the space that processes may use, 0 to 1. ``answers``: False if its server did not answer.
     """
 
     mount_point: str

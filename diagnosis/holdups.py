@@ -51,8 +51,8 @@ class HoldUp:
 
 
 def hold_ups(case: Case) -> list[HoldUp]:
-    """Returns the hold-ups, those with the most victims first. Ranks that are missing in one operation form one
-    hold-up.
+    """Returns the hold-ups, by their number of victims, the largest first. Ranks that are missing in one operation form
+    one hold-up.
     """
     graph = case.graph
     by_call: dict[tuple[str | None, int | None, str | None], set[int]] = {}
@@ -96,7 +96,7 @@ def longest_wait(case: Case, ranks: Iterable[int]) -> _LongestWait:
 
 
 def _age(case: Case, rank: int) -> int | None:
-    # A wait for a file lock is only in the graph.
+    # Waits for file locks are only in the graph, not in ``case.waits``.
     wait = case.graph.waits.get(rank)
     if wait is not None and wait.op == FILE_LOCK and wait.since_ns is not None:
         return max(0, case.now(rank) - wait.since_ns)

@@ -28,8 +28,8 @@ _RECEIVES = ("recv", "recv_any_source")
 
 @dataclass(frozen=True)
 class Joins:
-    """Decides who has joined what. ``waits``: all waits, including short ones. ``now``: when the facts were read, on
-    the clock of a rank's node.
+    """Decides which ranks have joined which operations. ``waits``: all waits, including short ones. ``now``: when the
+    facts were read, on the clock of a rank's node.
     """
 
     ranks: Mapping[int, Rank]
@@ -65,7 +65,8 @@ class Joins:
         return found
 
     def _pending(self, waiters: list[int], old: Mapping[int, Wait]) -> Pending:
-        # Whether a rank has joined shows only if all its operations since the first call were recorded.
+        # Ranks are compared with the first waiter. It is certain that a rank has not joined only if all its operations
+        # since the first call were recorded.
         waiter = max(waiters, key=lambda rank: (self._age(rank, old[rank]) or 0, -rank))
         wait = old[waiter]
         sequence = self._sequence(wait)
@@ -132,13 +133,13 @@ class Joins:
         return members
 
     def _in_some_group(self, states: Mapping[int, bool | None]) -> dict[int, bool | None]:
-        # The group of the operation is unknown: a rank in a collective may be in the same one. Ranks in no collective,
-        # or unknown ones, may not be members.
+        # The group of the operation is unknown. A rank in a collective may be in this one; a rank in no collective may
+        # not be a member, unless it is the only such rank.
         apart = [other for other, state in states.items() if state is not True and other not in self.waits]
         return {other: False if apart == [other] and state is False else None for other, state in states.items()}
 
     def _has_called(self, rank: Rank, waiter: int, wait: Wait) -> bool:
-        # Returns whether its operations show that it called the same operation, or the matching send or receive.
+        # Returns whether the operations of ``rank`` include the same operation, or the matching send or receive.
         sequence = self._sequence(wait)
         if is_p2p(wait.op):
             wanted = _RECEIVES if wait.op == "send" else ("send",)
@@ -160,7 +161,8 @@ class Joins:
         return True if own.peer == waiter else None
 
     def _complete(self, rank: Rank, waiter: int, wait: Wait) -> bool:
-        # Returns whether all its operations since ``waiter`` called are recorded; ages, because clocks differ.
+        # Returns whether all operations of ``rank`` since the call of ``waiter`` were recorded. Ages are compared,
+        # because clocks differ.
         sequence = self._sequence(wait)
         if rank.lost or (sequence is not None and rank.rank in sequence.gaps):
             return False
@@ -171,14 +173,14 @@ class Joins:
 
 
 def _in_init(rank: Rank, own: Wait | None) -> bool | None:
-    # Returns whether it also waits in a store or creates a communicator.
+    # Returns whether ``rank`` also waits in a store or creates a communicator; None if unknown.
     if own is not None and own.op == INIT:
         return True
     return None if not rank.threads and not rank.progress else False
 
 
 def _elsewhere(rank: Rank, own: Wait | None, waiter: Rank | None) -> bool:
-    # Returns whether its stack shows that it is not in the operation, but in another or in none.
+    # Returns whether the stack of ``rank`` shows that it is in another operation, or in none.
     if own is not None:
         return own.firm and own.comm is not None
     main = main_thread(rank)
@@ -196,7 +198,7 @@ def _place(thread: Thread | None) -> tuple[str, str, int | None] | None:
 
 
 def with_file_locks(graph: WaitGraph, ranks: Iterable[Rank]) -> WaitGraph:
-    """Returns ``graph`` with the ranks that wait for a file lock, and for whom; these wait in no operation."""
+    """Returns ``graph`` with the waits for a file lock of ranks that wait in no operation, and the holders of locks."""
     living = [rank for rank in ranks if rank.exit is None]
     pids = {(rank.node, rank.pid): rank.rank for rank in living}
     waiters: dict[int, list[int]] = {}

@@ -90,7 +90,7 @@ RULES: tuple[Rule, ...] = (
 class Diagnosis:
     """The result of the rules. ``findings``: the worst first. ``missing``: gaps in the facts, and rules that failed.
 
-    ``ripens_ns``: how soon a wait that is still too short for the rules will be long enough; None: there is none.
+    ``ripens_ns``: how soon a wait that is still too short for the rules will be long enough; None: no wait will be.
     ``outlived``: the run has ended, and a later run of its job goes on, so all findings are notes.
     """
 
@@ -111,7 +111,7 @@ def _completed(case: Case, finding: Finding) -> Finding:
 
 
 def diagnose(facts: Facts, rules: Sequence[Rule] = RULES, *, later_run_ns: int | None = None) -> Diagnosis:
-    """Returns the findings of the rules. If a rule raises, this is added to ``missing``, and the other rules still run.
+    """Returns the findings of the rules. A rule that raises is added to ``missing``, and the other rules still run.
 
     ``later_run_ns``: when the newest living run of the job began, UTC ns; None if no run lives.
     """
@@ -150,8 +150,9 @@ def begun_ns(facts: Facts) -> int:
 
 
 def _judged(findings: Iterable[Finding], missing: Iterable[Missing], *, outlived: bool) -> Iterator[Finding]:
-    """Yields findings as they are shown and stored: while a node does not answer, less sure and with the gap; as notes
-    if the job outlived the run."""
+    """Yields findings as they are shown and stored. While a node does not answer, the confidence is limited and the gap
+    is named; if a later run of the job goes on, findings become notes.
+    """
     gaps = [gap for gap in missing if gap.kind in ("node", "claim")]
     most = _WITHOUT_A_NODE if any(gap.kind == "node" for gap in gaps) else 1.0
     for one in findings:

@@ -1,4 +1,4 @@
-"""Finds ranks that are persistently last at collectives, and how much time the others lose by them."""
+"""Finds ranks that are persistently last at collectives, and the time that the other ranks lose by them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Late:
     """The lateness of ``ranks`` on a communicator. ``lag_ns``: the median lag of the worst rank. ``share``: the lost
     share of the time.
 
-    Of all ``of`` operations a rank was late in ``compared``; in ``last_in`` of these one of ``ranks`` was the last.
+    ``of``: the number of operations; ``compared``: of operations with a late rank and known lags of ``ranks``;
+    ``last_in``: of compared operations in which one of ``ranks`` was the last.
     """
 
     arrivals: Arrivals
@@ -86,8 +87,8 @@ def _still(rows: npt.NDArray[np.bool_]) -> bool:
 
 
 def _last_in(lag: npt.NDArray[np.float64], ranks: Sequence[int], slow: Sequence[int]) -> tuple[int, int]:
-    """Returns in how many operations one of ``slow`` was the last, and of how many operations the last rank is
-    known.
+    """Returns the number of operations in which one of ``slow`` was the last, and the number of operations whose last
+    rank is known.
     """
     columns = [ranks.index(r) for r in slow]
     rows = lag[np.isfinite(lag[:, columns]).all(axis=1)]

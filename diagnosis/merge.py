@@ -115,7 +115,7 @@ def _ranks(ranks: Iterable[Rank]) -> tuple[tuple[Rank, ...], list[Missing]]:
 def _why(best: Rank, other: Rank, shared: Mapping[int, int]) -> str:
     if (best.exit is None) == (other.exit is None) and shared[id(best)] > shared[id(other)]:
         count = shared[id(best)]
-        return f"the latter counts, which shares communicators with {count} other rank{'s' if count > 1 else ''}"
+        return f"the second counts, as it shares communicators with {count} other rank{'s' if count > 1 else ''}"
     return "the newer process counts" if _age(best) > _age(other) else "the process that lives counts"
 
 

@@ -1,4 +1,4 @@
-"""Finds out whose socket an error names, and so which rank closed its connections first.
+"""Finds the rank whose socket an error names, and so the rank that closed its connections first.
 
 Forms of addresses in errors: gloo's "[127.0.0.1]:49552" (Address::str of gloo/transport/tcp/address.cc), NCCL's
 "10.0.0.1<49552>" (ncclSocketToString of src/misc/socket.cc), and c10d's "[localhost]:29500"
@@ -23,7 +23,7 @@ PEER_GONE = re.compile(
     r"|remote process exited|ncclRemoteError|ncclSystemError|unhandled system error|NCCL communicator was aborted"
     r"|[Ww]atchdog caught collective|recvValue failed"
 )
-# Only errors of these kinds say that the other end has closed a connection: a late rank has not closed it.
+# Only these errors say that the other end has closed the connection; after a time-out it may just be late.
 _CLOSED = re.compile(r"[Cc]onnection (?:was )?(?:closed|reset)|[Bb]roken pipe|EPIPE|recvValue failed")
 # A text that was cut ends in an ellipsis: then digits of the port may be missing.
 _PORT = r"([0-9]{1,5})(?![0-9…])"
@@ -59,8 +59,8 @@ class Named:
 def first_to_close(case: Case, fell: Collection[int]) -> tuple[Rank | None, tuple[Named, ...]]:
     """Returns the rank that closed its connections before all others, and the errors that name its sockets.
 
-    ``fell``: ranks that ended because a peer was gone. The rank is None if no error names a socket of a rank outside of
-    these, or if errors name sockets of several such ranks.
+    ``fell``: ranks that ended because a peer was gone. The rank is None unless errors name sockets of exactly one rank
+    that lost no peer itself.
     """
     named = [one for rank in case.facts.ranks for one in named_by(case, rank)]
     failed = {*fell, *(rank.rank for rank in case.facts.ranks if any(PEER_GONE.search(t) for t in _errors(rank)))}
@@ -72,8 +72,8 @@ def first_to_close(case: Case, fell: Collection[int]) -> tuple[Rank | None, tupl
 
 
 def named_by(case: Case, rank: Rank) -> Iterator[Named]:
-    """Yields whose sockets the errors of ``rank`` name, each owner once; an address that several ranks had is
-    left out.
+    """Yields the sockets that the errors of ``rank`` name, one for each owner, without addresses that several ranks
+    had.
     """
     owners = set[int]()
     for address, ports in _addresses(rank):

@@ -65,10 +65,10 @@ class Worker:
 
 
 def companions(processes: Sequence[tuple[int | None, Collection[Hashable]]]) -> list[int]:
-    """Returns for each process the number of other ranks with which it shares something.
+    """Returns, for each process, the number of other ranks with which it shares a tie.
 
-    ``processes``: the rank of each, and what it may share: communicators, its parent, its container. If two processes
-    claim a rank, the process with more companions is the rank.
+    ``processes``: the rank and the ties of each: its communicators, parent and container. If two processes claim a
+    rank, the process with more companions is the rank.
     """
     ranks: dict[Hashable, set[int | None]] = defaultdict(set)
     for rank, ties in processes:
@@ -148,8 +148,8 @@ def _steps(members: Sequence[Placed]) -> Iterator[Violation]:
 
 
 def check_workers(members: Sequence[Placed], workers: Sequence[Worker]) -> list[Violation]:
-    """Returns where ``members`` differ from the environment that the launcher gives ``workers``; empty without
-    workers.
+    """Returns the differences between ``members`` and the environment that the launcher gives ``workers``; empty
+    without workers.
     """
     found = []
     by_rank = {worker.rank: worker for worker in workers}

@@ -26,11 +26,11 @@ HEALTHY = "healthy"
 CANNOT_TELL = "cannot_tell"
 # Gaps of these kinds may hide a fault: they lower the confidence that the job is healthy.
 _WITNESSES = frozenset({"rank", "operations"})
-# With gaps of these kinds a job is not called healthy; with other gaps only if it is seen to advance.
+# With gaps of the first kinds a job is never called healthy, with gaps of the second kinds only if it advances.
 _UNREAD = frozenset({"node", "rule", "history", "pause"})
 _UNREAD_AT_REST = frozenset({"stacks", "condition"})
 QUIET_NS = 2_000_000_000
-"""A job without an operation for so long may be about to hang."""
+"""A job without an operation for this long may be about to hang."""
 
 
 def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def stack_dict(stack: StackOf) -> dict[str, object]:
 
 
 def ending_dict(at_ns: int, by: str) -> dict[str, object]:
-    """Returns what will end a job, and when."""
+    """Returns the expected end of a job: its time and its cause."""
     return {"at": utc_text(at_ns), "by": by}
 
 

@@ -23,7 +23,7 @@ _Key = tuple[str, str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a rank does while it does not wait for others, as shares of the window.
+    """The work of a rank, without its waits for others, as shares of the window.
 
     ``shares``: the shares by frame, with and without its line, at any depth of a stack. ``leaves``: shares of innermost
     frames. ``depths``: the mean distance from the innermost frame. ``blocked``: the part of a frame's share that is off
@@ -52,8 +52,8 @@ class Difference:
     loader: bool = False
 
     def blocked(self, waits_for_cpu: float = 0.0) -> bool:
-        """Returns whether the frame is mostly off the CPU. The share ``waits_for_cpu`` of the window does not count, as
-        it could run then.
+        """Returns whether the frame is mostly off the CPU. The share ``waits_for_cpu`` of the window does not count,
+        because the thread was ready to run.
         """
         return self.off_cpu - waits_for_cpu > 0.6 * self.share
 
@@ -114,14 +114,14 @@ def _stacks(samples: Iterable[Sample]) -> Iterator[tuple[Sample, dict[_Key, int]
 def difference(one: Sequence[Sample], others: Iterable[Work]) -> Difference | None:
     """Returns the innermost frame that takes a larger share of the work of ``one`` than of ``others``.
 
-    None if there is none: ``one`` does the same as the others, perhaps for longer.
+    None if no frame does: then ``one`` does the same as the others, perhaps for longer.
     """
     mine, theirs = work_of(one), [work for work in others if work.total > 0]
     if mine.total <= 0 or not theirs:
         return None
     more: defaultdict[_Key, float] = defaultdict(float)
     for sample, keys in _stacks(one):
-        # A caller that only this rank has is no difference if what it calls takes as long as usual.
+        # A caller that only this rank has is no difference if its callees take as long as usual.
         excess = _excess(next(iter(keys)), mine, theirs) * sample.share / mine.total
         for key in keys:
             more[key] += excess
@@ -129,7 +129,7 @@ def difference(one: Sequence[Sample], others: Iterable[Work]) -> Difference | No
     if most < _LEAST:
         return None
     near = [key for key, extra in more.items() if extra >= _NEAR * most]
-    # The innermost frame is chosen, and rather its line than its function.
+    # Chooses the innermost frame, and its line rather than its function.
     key = min(near, key=lambda k: (mine.depths[k], k[2] is None, -more[k]))
     func, file, line = key
     if line is None:

@@ -15,7 +15,7 @@ Signature = tuple[str | None, str | None, int | None, str | None]
 
 
 def signature(one: Operation) -> Signature:
-    """Returns what all ranks must have in common: the name, dtype, count and reduction of a collective."""
+    """Returns the values of a collective that must be equal on all ranks: name, dtype, count and reduction."""
     return one.op, one.dtype, one.count, one.redop
 
 
@@ -23,7 +23,7 @@ def signature(one: Operation) -> Signature:
 class Sequence:
     """The collectives of one communicator. ``counted``: whether their numbers agree between ranks.
 
-    They do not if sequence numbers are unknown, or if gloo also counted sends and receives of which some were not
+    They do not agree if sequence numbers are unknown, or if gloo also counted sends and receives of which some were not
     recorded. ``members``: the known members, as ranks of the job; ``unidentified``: the number of the other members.
     """
 
@@ -33,9 +33,9 @@ class Sequence:
     unidentified: int
     counted: bool
     numbers: Mapping[int, Mapping[int, Operation]] = field(default_factory=dict)
-    """By rank and number: its collectives."""
+    """The collectives, by rank and number."""
     called: Mapping[int, int] = field(default_factory=dict)
-    """By rank: the highest number that it has called."""
+    """The highest number that each rank has called."""
     gaps: frozenset[int] = frozenset()
     """The ranks with gaps between their recorded operations."""
 
@@ -46,7 +46,7 @@ class Sequence:
 
     @property
     def last(self) -> int:
-        """The highest number that a rank has called."""
+        """The highest number that any rank has called."""
         return max(self.called.values(), default=0)
 
     def at(self, number: int) -> dict[int, Operation]:

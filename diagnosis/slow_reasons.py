@@ -34,7 +34,8 @@ _OWN_CPUS = (
 )
 _WARM_PAGES = "Read the files once before the job, or free memory of the node: other files push them out of its cache."
 _WAITS_FOR_IO = "disk_io", "waits for I/O in"
-# Bytes a second. With a fast disk copying takes more time than waiting, which looks like computing.
+# The least reads from storage of a rank with cold pages, bytes a second; the second limit is for a rank that seems to
+# compute: with a fast disk, copying takes more time than waiting.
 _COLD_PER_S, _MUCH_PER_S = 1 << 20, 100 << 20
 _COMPILES, _TIMES_COMPILING = 0.1, 3
 _IO = frozenset({"fsync", "flush", "load", "open", "read", "readinto", "readline", "save", "write"})
@@ -199,8 +200,8 @@ def _kind(rank: Rank, peers: Sequence[Rank], found: Difference) -> tuple[str, st
 
 
 def _uneven(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
-    """Returns the reason that the rank runs the same code for longer. Needs its condition: a rank that lacks CPU looks
-    the same.
+    """Returns the reason that the rank runs the same code for longer. It must have a condition, because a rank that
+    lacks CPU looks the same.
     """
     if rank.condition is None or rank.condition.interval_ns is None:
         return None

@@ -62,7 +62,7 @@ _INIT = frozenset(
         "_file_rendezvous_handler",
     )
 )
-# A file with wrappers, which are between the call and the wait.
+# Files of wrappers, whose frames are between the call and the wait.
 _LOGGER = "torch/distributed/c10d_logger.py"
 _WRAPPERS = (_LOGGER, "torch/_ops.py")
 # Texts of values that are longer than this may have been cut.
@@ -82,7 +82,7 @@ _NATIVE = (
     re.compile(r"^(c10d::)(?:TCP|File|Hash|Prefix)?(Store::\w+)\("),
     re.compile(r"^()(cu(?:da)?(?:Stream|Event|Device|Ctx)Synchronize\w*|cudaMemcpy\w*|cudaFree\w*)"),
     re.compile(r"^(gloo::)(?:transport::\w+::)(?:\w+::)*(wait\w+)\("),
-    # DistributedDataParallel waits for its buckets in the latter. Compilers inline Future::wait into its callers.
+    # DistributedDataParallel waits for its buckets in finalize_backward: compilers inline Future::wait into callers.
     re.compile(r"^(c10d::)(\w*Work::wait\w*|Reducer::finalize_backward)\("),
     # JAX waits for arrays that other threads compute.
     re.compile(r"^(jax::)(BlockUntilReady\w*|AwaitBuffersReady)\("),
@@ -133,7 +133,7 @@ def _group(frame: Frame) -> str | None:
 
 
 def _in_default_group(frames: Sequence[Frame]) -> bool:
-    # The wrapper of a torch.distributed function has the caller's arguments, the function a default group.
+    # The frame of the wrapper shows the caller's arguments; in the frame of the function the default is filled in.
     python = [f for f in frames if not f.native]
     if len(python) < 2 or not python[1].file.endswith(_LOGGER):
         return False

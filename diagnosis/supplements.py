@@ -28,14 +28,14 @@ from probing.diagnosis.words import clean, exit_text
 __all__ = ("ACTIONS", "advised", "filled_in", "with_commands", "with_known_bugs", "with_symptoms", "with_time_out")
 
 _MOST = 4
-# These verdicts blame no rank, so the hardware of the waiting ranks is looked at.
+# These verdicts blame no rank, so the hardware of the waiting ranks is examined.
 _OF_VICTIMS = frozenset({"no_completion"})
 
 
 def with_symptoms(case: Case, finding: Finding) -> Finding:
     """Returns a hang or death with the symptoms of its culprits' hardware as evidence; other findings unchanged.
 
-    The finding of a slow rank has such symptoms as its reason already.
+    The finding of a slow rank already has these symptoms as its reason.
     """
     if finding.verdict.group not in ("hang", "death"):
         return finding
@@ -89,8 +89,8 @@ _BUGS = (
 
 
 def with_known_bugs(case: Case, finding: Finding) -> Finding:
-    """Returns a hang with the known bugs that the stacks of its culprits, or of its victims if there are none, may
-    show.
+    """Returns a hang with known bugs as evidence that stacks may show: of its culprits, or without culprits of its
+    victims.
     """
     if finding.verdict.group != "hang":
         return finding
@@ -111,7 +111,7 @@ def _lines(case: Case, rank: int) -> Iterator[str]:
 
 
 def _shown(thread: Thread, function: re.Pattern[str]) -> str:
-    """Returns the name of the function on the stack of ``thread``; empty if it is not on it."""
+    """Returns the name of the function on the stack of ``thread``; empty if the stack does not have it."""
     native = (frame.func for frame in thread.frames[:_FRAMES] if frame.native)
     return next((match[0] for name in native if (match := function.match(name))), "")
 
@@ -142,7 +142,7 @@ def _end(case: Case, rank: Rank) -> Ending | None:
         return None
     at = call.t_call_ns + limit
     if at <= case.now(rank.rank):
-        # The wait should have ended by now, so something is not as it seems.
+        # The wait should have ended by now, so this time-out is not in force.
         return None
     default = ", the default" if limit == _DEFAULTS_NS[backend] else ""
     by = "NCCL's watchdog" if backend == "nccl" else "gloo's time-out"
@@ -184,7 +184,7 @@ _GOES_ON = frozenset(("slow_rank", "job_slowdown", "memory_imbalance", "mixed_de
 _PASSES = {
     "compiling": "compilation ends",
     "garbage_collection": "a collection of garbage ends",
-    "checkpoint": "a checkpoint may be written on",
+    "checkpoint": "the checkpoint may still go on",
     "swapping": "it goes on once it has memory",
     "throttled": "it goes on once it has CPU time",
     "starved": "it goes on once it has a CPU",
@@ -198,7 +198,7 @@ _PEER_GONE = re.compile(r"[Cc]onnection|[Bb]roken pipe|[Tt]imed? ?out|remote pro
 
 
 def advised(case: Case, finding: Finding) -> Finding:
-    """Returns ``finding`` with advice on what to do with the job."""
+    """Returns ``finding`` with advice about the job."""
     return replace(finding, advice=_advice(case, finding))
 
 
@@ -265,7 +265,7 @@ def _after_hang(case: Case, finding: Finding) -> Advice:
     if kind in _OUTSIDE:
         return Advice(RESTART, f"once {_OUTSIDE[kind]} answers")
     if finding.verdict.id == "no_completion":
-        return Advice(RESTART, "the network or a GPU holds it up; if it comes back, leave nodes out by halves")
+        return Advice(RESTART, "the network or a GPU holds it up; if it comes back, leave out half of the nodes")
     return Advice(RESTART, "it does not go on by itself")
 
 

@@ -1,4 +1,4 @@
-"""Finds the thread that trains by stacks, for daemons that started late and have seen none of its operations.
+"""Finds the thread that trains from stacks, if the daemon started late and has seen none of the thread's operations.
 
 Ray Train and embedded interpreters train in another thread than the main thread, which only waits for tasks. In a job
 that hangs, some of these threads wait in a collective or in a step. A thread of another rank that began in the same
@@ -50,7 +50,7 @@ def training_threads(processes: Mapping[_Key, Sequence[Thread]]) -> dict[_Key, T
 
 
 def _issues(rank: Rank) -> bool:
-    """Returns whether the main thread issued an operation, or another thread was seen to."""
+    """Returns whether the main thread issued an operation, or another thread was seen to issue operations."""
     main = next((thread.tid for thread in rank.threads if thread.main), rank.pid)
     return main != rank.pid or any(one.tid == rank.pid for one in (*rank.open, *rank.done))
 

@@ -13,7 +13,7 @@ ERROR = "error"
 WARNING = "warning"
 """The job runs, and is slow or will fail."""
 NOTE = "note"
-"""Worth knowing; `diagnose` still exits 0."""
+"""A fact worth knowing; `diagnose` still exits 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ CANNOT_TELL = Verdict(
     "The facts do not suffice",
     "No rank of the job was seen; or nothing wrong was seen, and nodes, stored rows or, of a job at rest, stacks could"
     " not be read; or ranks wait and the facts do not show for which ranks.",
-    "What is known, and under `missing` what is not.",
+    "The known facts, and under `missing` the facts that could not be read.",
     "Low by nature.",
     "Nothing: it claims nothing.",
     ("Ask all nodes: `probingctl diagnose --all-nodes`.", "Look at `probingctl stacks --job J --native`."),
@@ -75,8 +75,9 @@ class StackOf:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to do with the job. ``action``: restart, restart_without (``nodes``), do_not_restart (the same would happen
-    again) or wait. ``reason``: a clause to print."""
+    """Advice about the job. ``action``: restart, restart_without (``nodes``), do_not_restart (the same would happen
+    again) or wait. ``reason``: a clause to print.
+    """
 
     action: str
     reason: str
@@ -85,8 +86,8 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What will end the job if nobody acts. ``at_ns``: when, on the common clock. ``by``: such as "gloo's time-out (30
-    min)".
+    """The end of the job if nobody acts. ``at_ns``: its time on the common clock. ``by``: its cause, such as "gloo's
+    time-out (30 min)".
     """
 
     at_ns: int

@@ -14,8 +14,9 @@ __all__ = ("GENERAL", "SITUATIONS", "Situation", "page", "verdicts")
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A situation. ``group``: hang, slow, hardware or before (the job starts). ``shown_by``: what shows it in place of
-    a verdict; empty: a verdict shows it."""
+    """A situation. ``group``: hang, slow, hardware or before (the job starts). ``shown_by``: the command that shows it;
+    empty: a verdict shows it.
+    """
 
     id: str
     group: str
@@ -36,8 +37,8 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation("blocked_storage", "hang", "Ranks that use the same file system block in it."),
     Situation("starved_loader", "hang", "A data loader gets no data, or a worker of it died."),
     Situation("nccl_timeout", "hang", "NCCL would time out after 30 minutes: the stall is named within 15 seconds."),
-    Situation("none_completes", "hang", "All ranks have joined a collective, and it completes on none."),
-    Situation("idle_server", "hang", "A server has no requests: its ranks wait for the one that receives them."),
+    Situation("none_completes", "hang", "All ranks have joined a collective, and it completes on no rank."),
+    Situation("idle_server", "hang", "A server has no requests: its ranks wait for the rank that receives them."),
     Situation("lingering_rank", "hang", "A rank does not end: it waits for a thread, a child or an upload."),
     Situation("communicator_error", "hang", "The library reports an error of a communicator, or it was aborted."),
     Situation("slow_rank", "slow", "One slow rank slows every step."),
@@ -57,7 +58,9 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation("flapping_link", "hardware", "An InfiniBand link goes up and down."),
     Situation("unreachable_node", "hardware", "A node cannot be reached."),
     Situation("versions", "before", "Nodes differ in Python, torch, CUDA, driver or NCCL.", _PREFLIGHT),
-    Situation("environment", "before", "NCCL_* and TORCH_* variables differ, or name what is not there.", _PREFLIGHT),
+    Situation(
+        "environment", "before", "NCCL_* and TORCH_* variables differ, or name things that do not exist.", _PREFLIGHT
+    ),
     Situation("resources", "before", "Shared memory, disks, GPUs, clocks or ports do not suit the job.", _PREFLIGHT),
     Situation("bad_ranks", "before", "RANK or LOCAL_RANK is wrong, or there are two masters.", _RANKS),
 )
@@ -71,7 +74,7 @@ GENERAL = (
         "No rule finds anything in the facts of the job.",
         "None.",
         "1, or 0.5 where ranks or operations are missing from the facts.",
-        "A rank that was not seen. The lines under `missing` name what was not.",
+        "A fault of a rank that was not seen. The lines under `missing` name the gaps in the facts.",
         (),
     ),
     CANNOT_TELL,
@@ -93,13 +96,13 @@ and `diagnosis.findings` have it. Rules run in the order of the table, causes be
 
 
 def verdicts(rules: Sequence[Rule] = RULES) -> tuple[Verdict, ...]:
-    """Returns all verdicts, those of ``rules`` in their order, then the general ones."""
+    """Returns all verdicts: the verdicts of ``rules`` in their order, then the general verdicts."""
     found = {verdict.id: verdict for rule in rules for verdict in rule.VERDICTS}
     return tuple((found | {verdict.id: verdict for verdict in GENERAL if verdict.id not in found}).values())
 
 
 def page(rules: Sequence[Rule] = RULES) -> str:
-    """Returns docs/verdicts.md."""
+    """Returns the text of docs/verdicts.md."""
     known = verdicts(rules)
     lines = [_HEAD, "| verdict | group | means |", "|---|---|---|"]
     lines += [f"| [`{v.id}`](#{v.id}) | {v.group} | {v.title} |" for v in known]

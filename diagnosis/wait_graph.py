@@ -1,4 +1,4 @@
-"""The wait-for graph: which ranks wait for which other ranks, through operations that those have not joined.
+"""The wait-for graph: ranks wait for other ranks, through operations that the awaited ranks have not joined.
 
 Ranks and operations are its nodes: a rank leads to the operation in which it waits, and the operation to the ranks that
 it lacks. So the graph of ten thousand ranks in one operation has about as many edges, not a hundred million.
@@ -85,7 +85,7 @@ class WaitGraph:
 
     @cached_property
     def sinks(self) -> frozenset[int]:
-        """The ranks for which others wait and that wait for nothing themselves."""
+        """The ranks for which others wait and that wait for no rank themselves."""
         return frozenset(rank for rank in self._lacking if self._is_free(rank))
 
     def _is_free(self, rank: int) -> bool:

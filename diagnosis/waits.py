@@ -39,7 +39,7 @@ _DEFAULT = "default_pg"
 _STALE_AFTER = 8
 # A thread that waits for a collective sleeps in a futex, or spins in these calls.
 _WAITING_SYSCALLS = frozenset(("futex", "futex_waitv", "sched_yield", ""))
-# In these functions the main thread waits for another of its threads.
+# In these functions the main thread waits for another thread of its process.
 _JOINS = frozenset(("join", "_wait_for_tstate_lock", "result", "wait", "get", "acquire", "_engine_run_backward"))
 # The threads that compute gradients on GPUs; their frames may all be native.
 _AUTOGRAD = "pt_autograd"
@@ -67,7 +67,7 @@ class Wait:
 
 
 def wait_of(rank: Rank, facts: Facts) -> Wait | None:
-    """Returns the operation in which ``rank`` waits; None if it waits in none, or none is known."""
+    """Returns the operation in which ``rank`` waits; None if no wait is known."""
     if halted(rank):
         return None
     own = open_operations(rank)
@@ -131,7 +131,7 @@ def _of(one: Operation, witnesses: tuple[str, ...], firm: bool = True) -> Wait:
 
 
 def _call(rank: Rank, main: Thread) -> tuple[StackCall | None, Thread]:
-    # Returns the call in which the main thread waits, or in which the thread waits that it joins.
+    # Returns the call in which the main thread waits, or if it joins another thread, the call of that thread.
     call = _thread_call(main, rank.open)
     if call is not None or not _joins(main):
         return call, main
@@ -205,7 +205,7 @@ _S = 10**9
 
 
 def gate_ns(facts: Facts) -> int:
-    """Returns the time after which a wait counts as a stall, ns: W, or twice the longest usual gap of the job."""
+    """Returns the time after which a wait is a stall, ns: ``stall_s``, or twice the longest usual gap of the job."""
     return max(round(facts.stall_s * _S), 2 * (facts.usual_gap_ns or 0))
 
 
@@ -229,7 +229,7 @@ def last_seen_ns(rank: Rank) -> int | None:
 
 
 def quiet_ns(rank: Rank, facts: Facts) -> int | None:
-    """Returns how long, at least, ``rank`` has begun or ended no operation or step, ns; None if unknown."""
+    """Returns the least time since ``rank`` last began or ended an operation or step, ns; None if unknown."""
     now, seen = _now_of(rank, facts), last_seen_ns(rank)
     if seen is not None:
         return max(0, now - seen)

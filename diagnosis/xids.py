@@ -1,11 +1,11 @@
-"""What an XID of NVIDIA's driver means for a job: the classes of DCGM's health watch.
+"""The meaning of XIDs of NVIDIA's driver for a job, by the classes of DCGM's health watch.
 
 The sources are DcgmHealthWatch.cpp (classes and subsystems) and NVIDIA's "XID Errors" (meanings and remedies).
 
 XIDs 144 to 150 are errors of NVLink 5, with unit, severity, link and reason in the driver's text:
 
 ``Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 01 (0x021425c6 0x00000000 ...)``: unit, severity, whether
-other GPUs are affected, whether a test injected it, the link (-1: of none), and words of which the first two say more.
+other GPUs are affected, whether a test injected it, the link (-1: no link), and words; the first two have the details.
 Source: NVIDIA's "Analyzing Xid Errors with the Xid Catalog", sheet "Xid 144-150 Decode"; drivers from R565 on.
 """
 
@@ -90,7 +90,7 @@ class NvlinkError:
 
     @property
     def remedy(self) -> str:
-        """What to do, according to the catalog's buckets."""
+        """The remedy, according to the catalog's buckets."""
         link = f"NVLink {self.link}" if self.link is not None else "the link"
         if self.from_peer:
             heat = ", and at its cooling" if self.reason == _HEAT_OF_PEER else ""
@@ -115,7 +115,7 @@ def nvlink_error(line: str) -> NvlinkError | None:
     if match is None or int(match["code"]) not in NVLINK_CODES:
         return None
     info = int(match["info"], 16) if match["info"] else None
-    # A later driver writes the second of two names for a unit.
+    # A unit may have two names, as in "A/B"; later drivers write the second.
     unit = match["unit"].rpartition("/")[2]
     reason = None
     if unit in _LINK_DOWN:

@@ -10,5 +10,5 @@ __all__ = ("engine_version",)
 
 @cache
 def engine_version() -> str:
-    """Returns the version of DuckDB here."""
+    """Returns the version of the installed DuckDB."""
     return version("duckdb")

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Builds .build/gpu-kit: our wheel with its libbpf, the dependencies that a machine with torch lacks as wheels of CPython
-# 3.12, and the check itself. It runs there without a registry: bash .build/gpu-kit/run
+# Builds .build/gpu-kit: our wheel with its libbpf, wheels for CPython 3.12 of the dependencies that a machine with
+# torch lacks, and the check itself. It runs on that machine without a registry: bash .build/gpu-kit/run
 #
-# Versions are those of packaging/constraints.txt. Wheels that were downloaded before are not fetched again.
+# Versions are from packaging/constraints.txt. Wheels that were downloaded before are not fetched again.
 set -eu
 umask 022
 root=$(cd "$(dirname "$0")/.." && pwd -P)
 kit=$root/.build/gpu-kit
 cache=$root/.build/gpu-kit-wheels
 pip=$root/.build/wheel-tools/bin/python
-# Compressed, what a machine can be given.
+# The largest size of a kit that can be carried to a machine.
 most_mb=60
-# With CPython 3.12 and torch come these: too large to carry.
+# These come with CPython 3.12 and torch, and are too large to carry.
 brought="numpy pyarrow"
 carried="annotated-doc anyio cffi click cryptography duckdb grpcio grpcio-health-checking grpcio-reflection h11 idna linkify-it-py markdown-it-py
 mdit-py-plugins mdurl msgspec nvidia-ml-py packaging platformdirs prometheus_client prompt_toolkit protobuf psutil pycparser pyelftools Pygments PyYAML rich shellingham
@@ -22,7 +22,7 @@ die() {
     exit 1
 }
 
-# NAME==VERSION, as the constraints have it.
+# Prints NAME==VERSION from the constraints.
 pinned() {
     line=$(grep -i "^$1==" "$root/packaging/constraints.txt") || die "packaging/constraints.txt has no $1" "make constraints"
     echo "${line%%;*}" | tr -d ' '

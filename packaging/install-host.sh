@@ -11,7 +11,7 @@ root=$(cd "$(dirname "$0")/.." && pwd -P)
 prefix=${PREFIX:-/opt/probingd}
 dest=${DESTDIR:-}
 bin=${BIN:-/usr/local/bin}
-# With its version in its name: the next Python of the host cannot run what was installed for this one.
+# The path has the version, because the next Python of the host cannot run packages that were installed for this one.
 python=$(readlink -f "${PYTHON:-/usr/bin/python3}")
 systemd=$(find "$root/packaging/systemd" -name 'probing*' -printf '%f ')
 
@@ -22,7 +22,7 @@ die() {
     exit 1
 }
 
-# Each with the place below /usr/share where its shell looks for it.
+# Prints each completion with its path below /usr/share, where its shell looks for it.
 completions() {
     echo probingctl.bash bash-completion/completions/probingctl
     echo _probingctl zsh/vendor-completions/_probingctl
@@ -43,7 +43,7 @@ install_all() {
     "$python" -m venv "$dest$prefix"
     "$dest$prefix/bin/python" -m pip install --quiet --disable-pip-version-check \
         -c "$root/packaging/constraints.txt" "$root"
-    # Files that pip writes into an image name their path there.
+    # In an image, files of pip contain the path below DESTDIR, which is wrong once the image runs.
     [ -z "$dest" ] || grep -rlI -- "$dest$prefix" "$dest$prefix/bin" "$dest$prefix/pyvenv.cfg" | while read -r file; do
         sed -i "s#$dest$prefix#$prefix#g" "$file"
     done
@@ -85,7 +85,7 @@ uninstall_all() {
     done
     completions | while read -r _ target; do rm -f "$dest/usr/share/$target"; done
     for page in $man_pages; do rm -f "$dest/usr/share/man/$page.gz"; done
-    # Only an environment that this made.
+    # Removes only an environment that this script made.
     [ ! -e "$dest$prefix/pyvenv.cfg" ] || rm -rf "$dest${prefix:?}"
     [ -n "$dest" ] || [ ! -d /run/systemd/system ] || systemctl daemon-reload
     say "removed; rows, configuration and users stay: /var/lib/probingd, /etc/probingd, the users probing, probing-service and probing-worker"

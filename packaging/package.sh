@@ -1,9 +1,9 @@
 #!/bin/sh
 # Builds a package into .build/packages: package.sh deb|rpm [TREE].
 #
-# TREE is what install-host.sh has installed into an image; without one it is made. The package needs the Python that
-# the tree was made with (PYTHON, else /usr/bin/python3), as its virtual environment refers to it. VERSION replaces the
-# version, for tests of upgrades, OUT the directory, and COMPRESSION that of a deb, for one that is unpacked at once.
+# TREE is an image into which install-host.sh has installed; without TREE it is made. The package needs the Python with
+# which the tree was made (PYTHON, else /usr/bin/python3), as its virtual environment refers to it. VERSION replaces the
+# version, for tests of upgrades, OUT the directory, and COMPRESSION the compression of a deb that is unpacked at once.
 set -eu
 umask 022
 
@@ -23,7 +23,7 @@ if [ $# -lt 2 ]; then
 fi
 python=$(readlink -f "$tree"/opt/*/bin/python)
 
-# What the package has: the tree without what only compilers and tests of other projects need.
+# The content of the package: the tree without files that only compilers and tests of other projects need.
 content=$work/content
 cp -a "$tree" "$content"
 site=$(echo "$content"/opt/*/lib/python3*/site-packages)

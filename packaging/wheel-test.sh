@@ -44,7 +44,7 @@ trap finish EXIT
 chmod 755 "$host"
 cp -a "$base/." "$host"
 for path in proc sys dev; do mount --rbind "/$path" "$host/$path" && mount --make-rslave "$host/$path"; done
-# Sockets and pins of its own.
+# The daemon gets sockets and pins of its own.
 mount -t tmpfs -o mode=755 tmpfs "$host/run"
 mount -t bpf -o mode=755 bpf "$host/sys/fs/bpf"
 

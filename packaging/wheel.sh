@@ -1,10 +1,10 @@
 #!/bin/sh
-# Builds .build/wheels/probingd-VERSION-py3-none-PLATFORM.whl: wheel.sh [x86_64|aarch64], this machine's without one.
+# Builds .build/wheels/probingd-VERSION-py3-none-PLATFORM.whl: wheel.sh [x86_64|aarch64], by default for this machine.
 #
-# It holds the BPF objects, which serve both machines, and a libbpf.so.1 for hosts that lack one (daemon/bpf/library.py).
-# libbpf, and of elfutils and zlib what it needs, are compiled from Debian's sources against glibc 2.28, as the wheels of
-# our dependencies are; the result needs nothing but glibc. No root. Quick the second time; for newer sources, remove
-# .build/libbpf.
+# The wheel holds the BPF objects, which serve both machines, and a libbpf.so.1 for hosts without it
+# (daemon/bpf/library.py). libbpf, and the needed parts of elfutils and zlib, are compiled from Debian's sources against
+# glibc 2.28, like the wheels of our dependencies; the result needs only glibc. No root is needed. Quick the second
+# time; for newer sources, remove .build/libbpf.
 set -eu
 umask 022
 
@@ -89,7 +89,7 @@ failed() {
     die "$1 does not compile for $machine" "remove .build/libbpf and .build/wheel-tools, and run this again"
 }
 
-# Of the checkout's files: what an older build left behind must not get into the wheel.
+# Copies only the checkout's own files: leftovers of an older build must not get into the wheel.
 make_wheel() {
     tree=$(mktemp -d)
     trap 'rm -rf "$tree"' EXIT
@@ -99,7 +99,7 @@ make_wheel() {
     PROBINGD_BUNDLED=$libbpf PROBINGD_PLATFORM=$platform \
         "$tools/bin/python" -m pip wheel -q --disable-pip-version-check --no-deps --wheel-dir "$out" "$tree"
     wheel=$(echo "$out"/probingd-*-"$platform".whl)
-    # It must run where its name says so.
+    # The wheel must run on the platform that its name promises.
     "$tools/bin/auditwheel" show "$wheel" >"$tree/audit" 2>&1 || true
     grep -q "\"$platform\"" "$tree/audit" || {
         cat "$tree/audit" >&2

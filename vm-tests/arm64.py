@@ -19,18 +19,18 @@ from kernels import ROOT, fetch_apt, run
 __all__ = ("PYTHON", "Arm64Guest", "payload_image", "root_image")
 
 SUITE, PYTHON_VERSION = "bookworm", "3.11"
-# apt adds what these depend on, but nothing because it is essential. A compiler is for what the tests compile.
+# apt adds their dependencies, but no essential packages. The tests compile programs with the compilers.
 PACKAGES = (
     *("base-files", "base-passwd", "busybox-static", "coreutils", "dash", "findutils", "grep", "hostname", "mount"),
     *("passwd", "procps", "python3", "qemu-guest-agent", "sed", "util-linux"),
     *("binutils", "clang", "gcc", "libbpf-dev", "libc6-dev", "linux-libc-dev", "python3-dev"),
 )
 PYTHON = "/payload/venv/bin/python3"
-# What the tests import beside the daemon.
+# Packages that the tests import beside the daemon.
 TEST_PACKAGES = ("hypothesis>=6.150", "pytest>=9", "pytest-timeout>=2.4")
-# Of the checkout: what the tests read.
+# Parts of the checkout that the tests read.
 TEST_FILES = ("examples", "pyproject.toml", "tests")
-# The names of wheels that pip shall take, from the newest glibc on.
+# The platforms of wheels that pip may choose, the newest glibc first.
 PLATFORMS = (*(f"manylinux_2_{minor}_aarch64" for minor in range(28, 16, -1)), "manylinux2014_aarch64")
 # `now` comes from the kernel's command line: the machine's clock has a driver that is not loaded.
 INIT = """#!/bin/sh
@@ -67,7 +67,7 @@ class Arm64Guest(Guest):
 
 
 def root_image(cache: Path) -> Path:
-    """Returns an ext4 image, which nobody may write to: guests have a layer of their own above it."""
+    """Returns an ext4 image that stays unchanged: each guest writes into a layer of its own above it."""
     image = cache / f"root-{SUITE}-arm64.ext4"
     if not image.exists():
         tree = cache / f"root-{SUITE}-arm64"
@@ -80,7 +80,7 @@ def root_image(cache: Path) -> Path:
             shutil.copy(tree / f"usr/share/base-passwd/{name}.master", tree / "etc" / name)
         # A link that the package makes when it is configured.
         (tree / "usr/bin/cc").symlink_to("gcc")
-        # The headers' package brings it; the wheel's own is to be used.
+        # The headers' package has a libbpf, but the tests must use the wheel's own.
         for library in tree.glob("usr/lib/*/libbpf.so*"):
             library.unlink()
         (tree / "sbin/init").write_text(INIT)
@@ -102,7 +102,7 @@ def payload_image(folder: Path, wheel: Path) -> Path:
         *("--only-binary", ":all:", "--implementation", "cp", "--python-version", PYTHON_VERSION, *platforms),
         *("--target", site, wheel, *TEST_PACKAGES),
     )
-    # Newer than their sources, or the tests would compile them again.
+    # They must be newer than their sources, or the tests would compile them again.
     for compiled in site.rglob("*.bpf.o"):
         compiled.touch()
     (site / "bin").rename(environment / "bin")

@@ -15,7 +15,7 @@ import pytest
 from arm64 import PYTHON, Arm64Guest, payload_image, root_image
 from kernels import ROOT, kernel
 
-# Of a guest of the usual speed.
+# Limits for a guest of the usual speed, s.
 TESTS_S, DEADLINE_S, TEST_S = 1800.0, 600.0, 1200.0
 # A probe's arguments by both ways to attach it, starts and ends of processes, samples of Python, and NCCL's calls.
 TESTS = (

@@ -36,7 +36,7 @@ JOURNAL = "journalctl --no-pager -o short-monotonic -n 400 | grep -v qemu-ga | t
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kernels", default=",".join(SUITES), help=f"some of {', '.join(SUITES)}")
     parser.addoption(
-        "--before", type=Path, help="the package to install, for the test of an upgrade the release before"
+        "--before", type=Path, help="the package to install; for the test of an upgrade, of the release before"
     )
     parser.addoption("--deb", type=Path, help="the package to upgrade to")
     parser.addoption("--cuts", type=int, default=1, help="how often the power is cut")
@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: takes minutes")
-    config.addinivalue_line("markers", "smoke: what .ci/run does on one kernel where `make test` cannot tell")
+    config.addinivalue_line("markers", "smoke: .ci/run runs it on one kernel, as `make test` cannot replace it")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -54,7 +54,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("cuts"):
-        # `make vm-test` cuts the power on one kernel only: of the others that is no lack.
+        # `make vm-test` cuts the power on one kernel only, so the other kernels do not lack this test.
         items[:] = [item for item in items if item.path.name != "test_power_cut.py"]
 
 
@@ -93,7 +93,7 @@ def _kernels(config: pytest.Config) -> list[str]:
 
 
 def _is_whole(config: pytest.Config) -> bool:
-    """Whether this run had all tests for its one kernel. Of SUITES the last one's has a cut of power."""
+    """Whether this run had all tests for its one kernel. The last kernel of SUITES needs a cut of power, too."""
     kernels, last = _kernels(config), list(SUITES)[-1]
     folders = [config.invocation_params.dir / word for word in config.args]
     cut = bool(config.getoption("cuts")) or kernels != [last]
@@ -120,7 +120,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def cache() -> Path:
-    """Where images are kept between runs."""
+    """The directory in which images are kept between runs."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "probingd/vm"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -178,7 +178,7 @@ def figures(request: pytest.FixtureRequest, guest: Guest) -> Iterator[Figures]:
 
 @pytest.fixture
 def counted(guest: Guest) -> Path:
-    """Where the verifier's counts of this kernel are kept."""
+    """The file for the verifier's counts of this kernel."""
     (BUILT / "vm-tests").mkdir(parents=True, exist_ok=True)
     return BUILT / f"vm-tests/verifier-{guest.kernel.series}.json"
 

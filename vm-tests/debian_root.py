@@ -13,7 +13,7 @@ __all__ = ("disk_of", "root_image")
 # The packages of probingd depend on its Python.
 SUITE = "bookworm"
 PACKAGES = ("dbus", "kmod", "libbpf1", "procps", "python3", "qemu-guest-agent", "systemd-sysv", "udev")
-# What a guest of some minutes does not need, and what would run at some other time in each of them.
+# Units that a guest of some minutes does not need, or that would start at another time in each guest.
 MASKED = (
     *("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer"),
     *("getty@tty1.service", "serial-getty@ttyS0.service", "systemd-udev-settle.service"),
@@ -22,9 +22,9 @@ SIZE = "4G"
 
 
 def root_image(cache: Path) -> Path:
-    """Returns an ext4 image, which nobody may write to: guests have a layer of their own above it.
+    """Returns an ext4 image that stays unchanged: each guest writes into a layer of its own above it.
 
-    A change of this file makes it anew.
+    The image is made anew when this file changes.
     """
     recipe = sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     image = cache / f"root-{recipe}.ext4"
@@ -45,7 +45,7 @@ def root_image(cache: Path) -> Path:
 
 
 def disk_of(tree: Path, image: Path, size: str) -> None:
-    """Makes an ext4 file system at ``image`` with what ``tree`` holds."""
+    """Makes an ext4 file system at ``image`` with the files of ``tree``."""
     fresh = image.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     run("mkfs.ext4", "-q", "-d", tree, fresh, size)

@@ -17,11 +17,11 @@ from kernels import Kernel, run
 
 __all__ = ("Guest", "GuestFailed")
 
-# Times by how much the host is slower than one that needs HOST_LOOP_S for the loop: the guest cannot be measured yet.
+# The limit of a boot, s, for a host that needs HOST_LOOP_S for the loop: the guest cannot be measured yet.
 BOOT_S = 240.0
 COMMAND_S = 300.0
 OFF_S = 120.0
-# A loop of Python that measures a guest, which is ten times slower than its host. Limits are those of one that needs
+# A loop of Python that measures a guest, which is ten times slower than its host. Limits are for a guest that needs
 # LOOP_S.
 LOOP = ("for i in range(1000000): s += i", "s = 0")
 LOOP_S, HOST_LOOP_S = 0.5, 0.07
@@ -42,7 +42,7 @@ class GuestFailed(AssertionError):
 class Guest:
     """A machine in ``folder``, which keeps its disk between boots. ``payload`` is mounted read-only at /payload.
 
-    ``durable``: what the guest has synced outlives a cut of power; else a flush of its disk costs nothing.
+    ``durable``: data that the guest has synced outlives a cut of power; else a flush of its disk costs nothing.
     """
 
     QEMU, CONSOLE = "qemu-system-x86_64", "ttyS0"
@@ -51,7 +51,7 @@ class Guest:
     def __init__(self, folder: Path, kernel: Kernel, root: Path, payload: Path, *, durable: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.kernel = kernel
-        # What QEMU writes, and what the guest's kernel does.
+        # The outputs of QEMU and of the guest's kernel.
         self._log = folder / "qemu.log"
         self._serial = folder / "serial.log"
         self._agent_port = folder / "agent"
@@ -61,7 +61,7 @@ class Guest:
         self._cache = "writeback" if durable else "unsafe"
         self._qemu: subprocess.Popen[bytes] | None = None
         self._agent: GuestAgent | None = None
-        # Of the first boot.
+        # The duration of the first boot.
         self.boot_s = 0.0
         self._loop_s: float | None = None
         run("qemu-img", "create", "-q", "-f", "qcow2", "-b", root.resolve(), "-F", "raw", self._disk)
@@ -98,7 +98,7 @@ class Guest:
 
     @property
     def slowness(self) -> float:
-        """By how much a limit grows on this guest; 1 for one that needs LOOP_S or less, or has not booted yet."""
+        """The factor of limits on this guest; 1 if it needs at most LOOP_S, or has not booted yet."""
         return max(1.0, (self._loop_s or 0.0) / LOOP_S)
 
     def run(self, command: str, *, seconds: float = COMMAND_S, check: bool = True) -> str:
@@ -132,7 +132,7 @@ class Guest:
         self._forget_agent()
 
     def cut_power(self) -> None:
-        """Kills QEMU; the disk keeps what the guest had written by then."""
+        """Kills QEMU; the disk keeps the data that the guest had written by then."""
         assert self._qemu is not None
         self._qemu.kill()
         self._qemu.wait()
@@ -152,7 +152,7 @@ class Guest:
         return self._serial.exists() and b" int3: 0000 [#" in self._serial.read_bytes()
 
     def console_end(self) -> str:
-        """Returns what QEMU and the guest's kernel wrote last."""
+        """Returns the last output of QEMU and of the guest's kernel."""
         logs = (path for path in (self._log, self._serial) if path.exists())
         return "".join(path.read_text(errors="replace")[-20_000:] for path in logs)
 

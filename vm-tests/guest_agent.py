@@ -47,9 +47,9 @@ class GuestAgent:
         return True
 
     def shell(self, command: str, seconds: float) -> tuple[int, str, str]:
-        """Runs ``command`` by sh as root; returns its exit status (-signal), and what it wrote to stdout and stderr."""
+        """Runs ``command`` by sh as root; returns its exit status (-signal), stdout and stderr."""
         end = time.monotonic() + seconds
-        # A command that was interrupted leaves an answer that nobody has read.
+        # An interrupted command leaves an unread answer behind.
         if not self.answers(seconds):
             raise AgentSilent("the guest agent does not answer")
         words = {"path": "/bin/sh", "arg": ["-c", command], "capture-output": True}

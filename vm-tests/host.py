@@ -24,20 +24,20 @@ _FILES = (
     "find / -xdev -not -path '/var/*/dpkg*' -not -path '/var/*/apt/*' -not -path '/var/cache/*' -not -path '/var/log/*'"
     " -not -path '/tmp/*' -not -path '/var/tmp/*'; find /sys/fs/bpf; find /run -name 'probing*'"
 )
-# Of a guest of the usual speed; Guest.slowness has the factor of another one.
+# The deadline on a guest of the usual speed; Guest.slowness is the factor for slower guests.
 _DEADLINE_S = 240.0
 T = TypeVar("T")
 
 
 class Host:
-    """Raises GuestFailed for what goes wrong in the guest."""
+    """A guest with probingd. Methods raise GuestFailed for commands that fail in the guest."""
 
     def __init__(self, guest: Guest, figures: Figures) -> None:
         self.guest = guest
         self.figures = figures
         self.files_before = self.files()
         begun = time.monotonic()
-        # apt would hash the file for a minute first; the upgrade is its own.
+        # apt would first hash the file for a minute; only the upgrade is made by apt.
         guest.run("dpkg --install /payload/old.deb")
         figures["install, s"] = round(time.monotonic() - begun, 1)
         if guest.slowness > 1:
@@ -45,7 +45,7 @@ class Host:
 
     @property
     def deadline_s(self) -> float:
-        """How long this guest may take for anything that a test waits for."""
+        """The seconds for which a test waits for any condition on this guest."""
         return _DEADLINE_S * self.guest.slowness
 
     def until(self, condition: Callable[[], T], *, what: str | Callable[[], object], poll_s: float = 1.0) -> T:
@@ -56,7 +56,7 @@ class Host:
         return set(self.guest.run(_FILES).splitlines())
 
     def _relax_units(self) -> None:
-        """Makes what systemd allows our units longer by the slowness of the guest."""
+        """Multiplies the limits of our units by the slowness of the guest."""
         units = "/usr/lib/systemd/system/probingd*.service"
         lines = self.guest.run(f"grep -HE '^(TimeoutStartSec|WatchdogSec)=[0-9]+$' {units}").splitlines()
         for unit, group in groupby((line.rpartition("/")[2].split(":") for line in lines), lambda words: words[0]):
@@ -102,7 +102,7 @@ WantedBy=multi-user.target
         return [int(number) for number in found] if len(found) == len(RANKS) else [0] * len(RANKS)
 
     def ctl(self, command: str) -> Any:
-        """Returns the JSON that `probingctl` prints. Status 3 reports what is wrong with a job: no error here."""
+        """Returns the JSON that `probingctl` prints. Exit status 3 means a finding about a job: no error here."""
         status, out, err = self.guest.result(f"probingctl -f json --timeout {self.deadline_s:.0f} {command}")
         assert status in (0, 3), f"probingctl {command} exited with {status}: {err}"
         return json.loads(out)
@@ -116,7 +116,7 @@ WantedBy=multi-user.target
         return list(self.ctl(f"query {shlex.quote(sql)}"))
 
     def wait_for_rows(self) -> list[dict[str, Any]]:
-        """Waits until the rows of the job reach what it has done by now, in each rank; returns their ``spans``."""
+        """Waits until the rows of each rank include the calls that it has made by now; returns their ``spans``."""
         wanted = self.calls()
 
         def there() -> list[dict[str, Any]]:
@@ -127,14 +127,14 @@ WantedBy=multi-user.target
         return self.until(there, what=lambda: f"calls {wanted}; there are {self.spans()}")
 
     def spans(self, where: str = "true") -> list[dict[str, Any]]:
-        """Returns for each rank the first and last sequence number of its operations, and how many rows it has."""
+        """Returns, for each rank, the first and last sequence number of its operations, and its number of rows."""
         return self.rows(
             "SELECT rank, min(seq) AS lo, max(seq) AS hi, count(*) AS n, count(DISTINCT seq) AS different"
             f" FROM comm.ops WHERE job = '{JOB}' AND op = 'all_reduce' AND {where} GROUP BY rank ORDER BY rank"
         )
 
     def check_no_gap(self) -> None:
-        """Each call of the job since the daemon saw its first one is one row."""
+        """Checks that each call of the job, since the first call that the daemon saw, is one row."""
         spans = self.wait_for_rows()
         assert [span["rank"] for span in spans] == list(RANKS)
         for span in spans:

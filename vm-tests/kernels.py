@@ -15,7 +15,7 @@ from pathlib import Path
 __all__ = ("MODULES", "SUITES", "Kernel", "fetch_apt", "initrd", "kernel", "run")
 
 ROOT = Path(__file__).resolve().parents[1]
-# By series, the suite of Debian that has it as its kernel.
+# The suite of Debian whose kernel is of a series, by series.
 SUITES = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "trixie", "7.2": "sid"}
 MODULES = (
     *("virtio_pci", "virtio_blk", "virtio_console", "virtio_rng", "ext4", "overlay"),
@@ -45,7 +45,7 @@ class Kernel:
 
 
 def kernel(series: str, cache: Path, architecture: str = "amd64") -> Kernel:
-    """Returns the kernel of ``series``, one of SUITES; it is fetched when the cache lacks it with these modules."""
+    """Returns the kernel of ``series``, one of SUITES; fetches it unless the cache has it with these modules."""
     folder = cache / f"kernel-{series}-{architecture}"
     made = folder / "made"
     found = made.read_text().split() if made.exists() else []
@@ -59,7 +59,7 @@ def kernel(series: str, cache: Path, architecture: str = "amd64") -> Kernel:
 
 
 def fetch_apt(folder: Path, suite: str, architecture: str, *words: str) -> str:
-    """Runs apt-get on ``suite`` in ``folder``, which gets what it downloads; returns what it prints."""
+    """Runs apt-get on ``suite`` in ``folder``, which gets the downloads; returns the output."""
     script = ROOT / "packaging/dev/debian.sh"
     return run(script, folder / "apt", suite, architecture, *words, cwd=folder)
 
@@ -82,7 +82,7 @@ def initrd(path: Path, tree: Path, release: str, modules: tuple[str, ...], init:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Returns what ``command`` prints. Raises RuntimeError with its last lines when it fails."""
+    """Returns the output of ``command``. Raises RuntimeError with its last lines when it fails."""
     done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{command[0]} ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
@@ -94,7 +94,7 @@ def _unpack(suite: str, architecture: str, folder: Path) -> str:
     tree.mkdir(parents=True)
     plan = fetch_apt(folder, suite, architecture, "--simulate", "install", f"linux-image-{architecture}")
     release: str
-    # Newer ones are split: image, binary and modules.
+    # Newer kernels are split into packages: image, binary and modules.
     packages = re.findall(r"^Inst (linux-\S*-\d\S*) ", plan, re.MULTILINE)
     (release,) = (name.removeprefix("linux-image-") for name in packages if name.startswith("linux-image-"))
     for package in ("busybox-static", *(name for name in packages if name.endswith(release))):
@@ -109,7 +109,7 @@ def _unpack(suite: str, architecture: str, folder: Path) -> str:
 
 
 def _needed(tree: Path, release: str, modules: tuple[str, ...]) -> list[Path]:
-    """The files of ``modules`` and of what they depend on, in the order in which they load."""
+    """Returns the files of ``modules`` and of their dependencies, in the order in which they load."""
     base = next(path for path in (tree / "usr", tree) if (path / "lib/modules").is_dir())
     run("depmod", "--basedir", base, release)
     found: dict[Path, None] = {}

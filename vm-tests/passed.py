@@ -27,7 +27,7 @@ from pathlib import Path
 __all__ = ("FOLDERS", "RECORD", "Tree", "begin", "differing", "keep", "read_tree", "take_back")
 
 ROOT = Path(__file__).resolve().parents[1]
-# What the guests test and `make test` does not: old kernels, systemd's units and the package.
+# The folders that only the guests test, and not `make test`: old kernels, systemd's units and the package.
 FOLDERS = ("daemon/bpf", "daemon/supervisor", "packaging", "vm-tests")
 RECORD = "vm-tests/passed.json"
 _NOTES = ".build/vm-tests"
@@ -60,7 +60,7 @@ def read_tree(root: Path) -> Tree:
 
 
 def differing(root: Path) -> list[str]:
-    """Returns which of FOLDERS differ from the record: all of them where there is none."""
+    """Returns the folders of FOLDERS that differ from the record: all of them if there is no record."""
     record = root / RECORD
     passed = json.loads(record.read_text())["folders"] if record.exists() else {}
     found = read_tree(root).folders
@@ -74,7 +74,7 @@ def begin(root: Path) -> None:
 
 
 def keep(root: Path, series: str, release: str, kernels: Collection[str]) -> str:
-    """Notes that a kernel has passed, and writes the record if all ``kernels`` have; returns what it did, in words."""
+    """Notes that a kernel has passed, and writes the record if all ``kernels`` have; returns the outcome as text."""
     begun = root / _BEGUN
     if not begun.exists():
         return "not recorded: `make vm-test` has not kept the hashes of the tree"

@@ -1,4 +1,4 @@
-"""What keeps the daemon from working is one line in the journal and in `systemctl status`, and nothing loops."""
+"""A fault that stops the daemon is one line in the journal and in `systemctl status`, and no unit restarts forever."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_reload_refuses_a_wrong_configuration(host: Host, broken: Broken) -> N
 
 @pytest.mark.long
 def test_a_locked_kernel(host: Host, broken: Broken) -> None:
-    """The last one, as only a reboot takes it back. A kernel from which nothing may be read is refused, in one line."""
+    """The last test, as only a reboot undoes it. A kernel that may not be read is refused, in one line."""
     with broken("echo integrity >/sys/kernel/security/lockdown", "true"):
         host.start()
         assert host.show("probingd-collector", "ActiveState") == "active"

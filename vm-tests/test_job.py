@@ -1,4 +1,4 @@
-"""What the administrator of a stock host sees of a job that ran before the daemon came, through whatever happens."""
+"""What a stock host's administrator sees of a job that ran before the daemon: at the start, kills and upgrades."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verifier_record import RECORD, grown
 DAC_READ_SEARCH, SYS_PTRACE, SYS_ADMIN, SYSLOG, PERFMON, BPF = 1 << 2, 1 << 19, 1 << 21, 1 << 34, 1 << 38, 1 << 39
 READER = SYS_PTRACE | DAC_READ_SEARCH
 COLLECTOR = READER | SYSLOG | PERFMON | BPF
-# The first kernel that has each, and what `check` says of it elsewhere.
+# The first kernel that has each feature.
 SINCE = {"uprobe_multi": (6, 6), "attach_cookie": (5, 15), "perf_link": (5, 15), "preempt": (6, 15)}
 KINDS = {"collector", "reader", "parser", "service", "sql"}
 USERS = {"collector": "probing", "reader": "probing", "service": "probing-service"}
@@ -23,7 +23,7 @@ USERS = {"collector": "probing", "reader": "probing", "service": "probing-servic
 
 @pytest.fixture(scope="session")
 def watched(host: Host) -> Iterator[Host]:
-    """The host with a job that was there first, and the daemon."""
+    """The host with a job, and with the daemon, which started after the job."""
     host.start_job()
     host.figures["start, s"] = round(host.start(), 1)
     yield host
@@ -140,6 +140,6 @@ def test_an_upgrade_keeps_collecting(watched: Host) -> None:
 
 
 def test_memory_at_rest(watched: Host) -> None:
-    """Not a check: what docs/benchmarks.md shows."""
+    """Checks nothing: measures figures for docs/benchmarks.md."""
     for unit in ("probingd.slice", "probingd-collector", "probingd-service"):
         watched.figures[f"memory of {unit}, MB"] = round(int(watched.show(unit, "MemoryCurrent")) / 1e6)

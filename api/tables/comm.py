@@ -10,8 +10,8 @@ __all__ = ("BUS_FACTOR", "COMMUNICATORS", "IDENTITY", "INFLIGHT", "MOVED_BYTES",
 _AFTER_CALL = "make_timestamp_ns(epoch_ns(ts) + {})"
 # An exact end is stored as its difference to t_call (`done_hi_ns`). An inexact end is stored as an interval: its end
 # (`done_hi`) and its width (`done_within_ns`). `done_hi` is a time, because it is the same for all operations that one
-# wait or one look of a watchdog found finished, and so compresses well. The unused columns are NULL. Old rows have two
-# differences.
+# wait, or one poll of a watchdog, found finished, and so compresses well. The unused columns are NULL. Old rows have
+# two differences (`done_lo_ns`, `done_hi_ns`).
 _HI = "coalesce(done_hi_ns, epoch_ns(done_hi) - epoch_ns(ts))"
 _BEFORE_DONE = "make_timestamp_ns(epoch_ns(done_hi) - done_within_ns)"
 _WITHIN = "coalesce(done_within_ns, done_hi_ns - done_lo_ns)"
@@ -23,10 +23,10 @@ _DURATION = (
     "CASE WHEN timing_source = 'exact' THEN done_hi_ns - start_ns_after"
     f" WHEN {_WITHIN} * 10 <= ({_MIDDLE}) THEN ({_MIDDLE}) END"
 )
-# Algorithm and bus bandwidth as nccl-tests defines them (doc/PERFORMANCE.md). ``bytes`` is what one rank contributes:
-# all of it for reduce_scatter, all_to_all and the root of scatter, so only the gathers are multiplied.
+# Algorithm and bus bandwidth as nccl-tests defines them (doc/PERFORMANCE.md). ``bytes`` are the bytes that one rank
+# contributes: all bytes for reduce_scatter, all_to_all and the root of scatter, so only the gathers are multiplied.
 MOVED_BYTES = "bytes * CASE WHEN op IN ('all_gather','gather') THEN comm_size ELSE 1 END"
-"""The bytes of an operation of comm.ops, which divided by its duration are the algorithm bandwidth."""
+"""The bytes that an operation of comm.ops moves: divided by its duration they are the algorithm bandwidth."""
 BUS_FACTOR = (
     "CASE WHEN op = 'all_reduce' THEN 2.0 * (comm_size - 1) / comm_size"
     " WHEN op IN ('all_gather','reduce_scatter','all_to_all','gather','scatter') THEN (comm_size - 1.0) / comm_size"
@@ -197,7 +197,7 @@ PROGRESS = Table(
         Column("comm_size", I32, "Number of ranks of the communicator."),
         Column("backend", NAME, "nccl or gloo."),
         Column("seq", I64, "Highest sequence number of an operation that has ended; NULL if unknown."),
-        Column("op", NAME, "Of the operations that have ended, the one that was called last."),
+        Column("op", NAME, "Operation that was called last among the operations that have ended."),
         Column("calls", I64, "Number of operations that were seen since the daemon started."),
         Column("last_call", TIME, "When the last operation that has ended was called, UTC."),
         Column("last_done", TIME, "When an operation last ended, UTC; NULL if ends cannot be seen."),

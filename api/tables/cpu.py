@@ -74,7 +74,7 @@ _UTILIZATION = (
         I64,
         "Time in the interval in which it could run but had no CPU, ns. For a trainer the sum over its"
         " threads, which may be more than wall_ns and which counts idle threads some seconds late; for"
-        " another process that of its main thread. NULL without CONFIG_SCHED_INFO.",
+        " another process the time of its main thread. NULL without CONFIG_SCHED_INFO.",
     ),
     Column("major_faults", I64, "Number of page faults in the interval that waited for a disk."),
     Column("processor", I32, "CPU on which the thread, or the main thread of the process, last ran."),
@@ -88,9 +88,13 @@ _UTILIZATION = (
     Column(
         "throttled_ns",
         I64,
-        "Time in the interval for which the CPU quota stopped the threads of these control groups, ns.",
+        "Time in the interval for which the CPU quota stopped threads of its control group or one above, ns.",
     ),
-    Column("cpu_quota", F64, "Number of CPUs that the quota of these control groups allows; NULL without a quota."),
+    Column(
+        "cpu_quota",
+        F64,
+        "Number of CPUs that the quota of its control group or one above allows; NULL if there is none.",
+    ),
 )
 
 UTILIZATION = Table(

@@ -55,7 +55,7 @@ _MEMORY_COLUMNS = (
 )
 MEMORY = Table(
     "cuda.memory",
-    "Memory that was allocated by the CUDA runtime, by stack and size: in each interval a row for each that changed.",
+    "Memory that the CUDA runtime allocated: a row for each stack and size whose numbers changed in an interval.",
     _MEMORY_COLUMNS,
     stored(_MEMORY_COLUMNS),
     sort_by=("job", "rank", "stack", "ts"),

@@ -1,4 +1,4 @@
-"""The table of findings: what the daemon found wrong with jobs."""
+"""The table of findings: faults of jobs that the daemon's rules reported."""
 
 from __future__ import annotations
 

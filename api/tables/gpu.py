@@ -14,7 +14,7 @@ _NOT_NVIDIA = "NULL: no GPU of NVIDIA reports it."
 _GPM = "NULL before Hopper, on drivers without GPM, and if the driver does not permit it."
 _NODE = Column("node", NAME, "Name of the node: configured, else its host name.")
 _BACKEND = Column("backend", NAME, "Kind of device, in Probing's words: always cuda, because other kinds are not read.")
-_DEVICE_ID = Column("device_id", I32, "Number of the GPU in NVML's order, which is that of PCI addresses, from 0.")
+_DEVICE_ID = Column("device_id", I32, "Number of the GPU in NVML's order, the order of PCI addresses, from 0.")
 _UUID = Column("uuid", NAME, "UUID of the GPU (GPU-...) or of the MIG device (MIG-...).")
 _MIG = Column("mig", I32, "Number of the MIG device within its GPU, from 0; NULL for a whole GPU.")
 
@@ -149,7 +149,7 @@ _UTILIZATION_COLUMNS = (
 )
 UTILIZATION = Table(
     "gpu.utilization",
-    "What each GPU and MIG device does, one row every gpu.interval_s. Values that a device or driver"
+    "Load and state of each GPU and MIG device, one row every gpu.interval_s. Values that a device or driver"
     " does not report are NULL.",
     _UTILIZATION_COLUMNS,
     stored(_UTILIZATION_COLUMNS),
@@ -263,7 +263,7 @@ _EVENT_COLUMNS = (
         " nvlink_errors, link_down, link_up, gpu_lost, gpu_back, driver_lost, driver_back, call_hung, unknown.",
     ),
     Column("xid", I32, "Number of the Xid, listed at docs.nvidia.com/deploy/xid-errors; NULL for other events."),
-    Column("value", I64, "Number that belongs to the event: errors since the last look, or the new state."),
+    Column("value", I64, "Number that belongs to the event: errors since the last reading, or the new state."),
     Column("detail", TEXT, "The event as text."),
     Column(
         "suppressed",
@@ -326,7 +326,9 @@ _LINK_COLUMNS = (
     ),
     Column("replays", I64, "Number of packets sent again since the driver was loaded."),
     Column("recoveries", I64, "Number of times that the link recovered from errors (nvlink)."),
-    Column("crc_errors", I64, "Number of packets with a wrong checksum (nvlink), or of bad TLPs and DLLPs (pcie)."),
+    Column(
+        "crc_errors", I64, "Number of packets with a wrong checksum (nvlink), or number of bad TLPs and DLLPs (pcie)."
+    ),
     Column("fatal_errors", I64, "Number of errors that could not be corrected (pcie)."),
 )
 LINKS = Table(

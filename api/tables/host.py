@@ -35,8 +35,8 @@ _MEMORY = (
     Column(
         "used_bytes",
         I64,
-        "Memory in use, bytes: on the node the memory that is not available, in a group all that it is"
-        " charged for, with caches.",
+        "Memory in use, bytes: on the node the memory that is not available, in a group all memory that is"
+        " charged to it, with caches.",
     ),
     Column(
         "available_bytes",
@@ -203,7 +203,7 @@ _FILE_SYSTEMS = (
     Column("rank", I32, "Rank of that process; only for a trainer."),
     Column("mount_point", TEXT, "Where the file system is mounted: on the node, or in the process's own root."),
     Column("fs_type", NAME, "Type, e.g. ext4, tmpfs, nfs4, lustre."),
-    Column("source", TEXT, "What is mounted: a device or a server."),
+    Column("source", TEXT, "Device or server that is mounted."),
     Column(
         "answers",
         BOOL,
@@ -216,11 +216,11 @@ _FILE_SYSTEMS = (
     Column(
         "used_pct",
         F64,
-        "Used part of what processes may use, %, as df shows it.",
+        "Used part of the space that processes may use, %, as df shows it.",
         sql="CASE WHEN used_bytes + available_bytes > 0 THEN 100.0 * used_bytes / (used_bytes + available_bytes) END",
     ),
-    Column("inodes", I64, "How many files the file system can hold; 0 if there is no limit."),
-    Column("inodes_used", I64, "How many files the file system holds."),
+    Column("inodes", I64, "Number of files that the file system can hold; 0 if there is no limit."),
+    Column("inodes_used", I64, "Number of files that the file system holds."),
 )
 FILE_SYSTEMS = Table(
     "host.file_systems",

@@ -15,8 +15,8 @@ INTERFACE_COUNTERS = {
     "rx_bytes": "Bytes received.",
     "rx_packets": "Packets received.",
     "rx_errors": "Packets received with an error.",
-    "rx_dropped": "Packets received and dropped: no memory, no room, or nobody who wants them.",
-    "rx_fifo_errors": "Packets lost as the card's buffer ran over.",
+    "rx_dropped": "Packets received and dropped: no memory, a full queue, or no receiver.",
+    "rx_fifo_errors": "Packets lost because the card's buffer ran over.",
     "rx_frame_errors": "Packets received with a broken frame.",
     "multicast": "Multicast packets received.",
     "tx_bytes": "Bytes sent.",
@@ -71,8 +71,8 @@ _INTERFACE_COLUMNS = (
 
 INTERFACES = Table(
     "net.interfaces",
-    "Network interfaces of the node and of the jobs' network namespaces every net.interval_s; a virtual one or one of a"
-    " job only while it has traffic. Counters are since the interface was made.",
+    "Network interfaces of the node and of the jobs' network namespaces every net.interval_s; virtual interfaces, and"
+    " interfaces of jobs, only while they have traffic. Counters count since the interface was made.",
     _INTERFACE_COLUMNS,
     stored(_INTERFACE_COLUMNS),
     sort_by=("interface", "ts"),
@@ -80,7 +80,7 @@ INTERFACES = Table(
 
 _FIGURES = (
     Column("interval_ns", I64, "Time since the previous reading, ns: the interval of all values of the row."),
-    Column("sockets", I32, "Connections."),
+    Column("sockets", I32, "Number of connections."),
     Column("connecting", I32, "Number of connections that are being made and were not answered yet."),
     Column("bytes_sent", I64, "Bytes sent in the interval, including retransmitted ones."),
     Column("bytes_received", I64, "Bytes received in the interval."),
@@ -109,7 +109,7 @@ _TCP_COLUMNS = (
     Column(
         "peer_rank",
         I32,
-        "Rank at the other end, if that is in the same run and the same network namespace; views.connections"
+        "Rank at the other end, if it is in the same run and the same network namespace; views.connections"
         " also has ranks on other nodes.",
     ),
     *_FIGURES,
@@ -170,8 +170,8 @@ PATHS = Table(
 SOCKETS = Table(
     "net.sockets",
     "TCP sockets of watched processes at the last reading (live), every net.tcp_interval_s; closed"
-    " sockets stay for ten minutes; at most 4,096 open and 4,096 closed ones. Shows which process an"
-    " address in an error message belongs to.",
+    " sockets stay for ten minutes; at most 4,096 open and 4,096 closed sockets. Shows the process to which an"
+    " address in an error message belongs.",
     (
         *IDENTITY,
         Column("rank", I32, "Rank in the job; only for a trainer."),

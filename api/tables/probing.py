@@ -62,8 +62,7 @@ _COST_COLUMNS = (
     Column(
         "process",
         NAME,
-        "Who used the resources: collector, reader, service, worker or probes (the cost of probes and"
-        " samples to jobs).",
+        "User of the resources: collector, reader, service, worker or probes (the cost of probes and samples to jobs).",
     ),
     Column("pid", I32, "Process id; NULL for probes."),
     Column("cpu_ns", I64, "CPU time since the previous row of this process, ns."),
@@ -83,7 +82,7 @@ _AUDIT_COLUMNS = (
     Column("pid", I32, "Process in which code was to be run."),
     Column("start_ns", I64, "When the process started, ns since boot."),
     Column("caller", TEXT, "Who asked: the user of the socket, or the name of the token or certificate."),
-    Column("action", NAME, "What was asked for: eval."),
+    Column("action", NAME, "Requested action: eval."),
     Column("state", NAME, "begun, and later ended, failed or refused."),
     Column("code", TEXT, "The code, its first 1,000 characters."),
     Column("result", TEXT, "Why it failed or was refused, or the exception that the code raised; else empty."),
@@ -91,7 +90,7 @@ _AUDIT_COLUMNS = (
 
 AUDIT = Table(
     "probing.audit",
-    "Code that callers had run in processes: a row when it was asked for, and one when it was over.",
+    "Code that callers had run in processes: a row when it was requested, and a row when it had ended.",
     _AUDIT_COLUMNS,
     stored(_AUDIT_COLUMNS),
 )
@@ -104,7 +103,7 @@ STORE = Table(
         Column("kind", NAME, "segments, or log for rows that are not yet in a segment."),
         Column("table_name", NAME, "Table that the segments belong to; NULL for the log."),
         Column("files", I64, "Number of segments, or of parts of the log."),
-        Column("bytes", I64, "Their bytes."),
+        Column("bytes", I64, "Size of the segments, or of the log, bytes."),
         Column("rows", I64, "Number of rows in the segments; NULL for the log."),
         Column("oldest", TIME, "Smallest ts of the rows, UTC; NULL for the log."),
     ),

@@ -70,7 +70,7 @@ ENVS = Table(
         *IDENTITY,
         Column("rank", I32, "Rank in the job; only for a trainer."),
         Column("name", TEXT, "Name of the variable."),
-        Column("value", TEXT, "Value of the variable at the last look; for a removed variable the value before."),
+        Column("value", TEXT, "Value of the variable when it was last read; for a removed variable the last value."),
     ),
 )
 
@@ -134,7 +134,9 @@ _KMSG_COLUMNS = (
         " page_allocation, kernel_bug, other. Lines that programs wrote are always other.",
     ),
     Column(
-        "device", NAME, "What the line is about: a PCI address, an interface, a disk, a server; NULL if it names none."
+        "device",
+        NAME,
+        "Device that the line names: a PCI address, an interface, a disk, a server; NULL if it has none.",
     ),
     Column(
         "code",

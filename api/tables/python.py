@@ -90,7 +90,7 @@ STACKS = Table(
     "The stacks whose ids python.samples has. A stack can have several rows, all with the same frames.",
     _STACK_COLUMNS,
     stored(_STACK_COLUMNS),
-    # In the order in which they came up neighbours have most frames in common.
+    # Stacks that were first seen one after the other share most frames.
     sort_by=("ts", "stack_id"),
 )
 
@@ -137,13 +137,13 @@ _TRACE_COLUMNS = (
     *IDENTITY,
     _RANK,
     Column("record_type", NAME, "span_start, span_end or event."),
-    Column("trace_id", I64, "Id of the outermost span around it."),
-    Column("span_id", I64, "Id of the span; of an event, of the span that it belongs to, 0 for none."),
+    Column("trace_id", I64, "Id of the outermost span around the span or event."),
+    Column("span_id", I64, "Id of the span; for an event, of the span that it belongs to, 0 if there is none."),
     Column("parent_id", I64, "Id of the span around the span; NULL for an outermost span."),
     Column("name", TEXT, "Name of the span or event, at most 63 bytes."),
     Column("phase", NAME, "forward, backward or optimizer; NULL for other spans."),
-    Column("time", I64, "When it was written, ns since 1970 by the clock of the job."),
-    Column("thread_id", I64, "Thread that wrote it, as the kernel numbers threads."),
+    Column("time", I64, "When the job wrote the record, ns since 1970 by the clock of the job."),
+    Column("thread_id", I64, "Thread that wrote the record, as the kernel numbers threads."),
     Column("location", TEXT, "Place in the code, if the job gave one."),
     Column("attributes", TEXT, "Attributes of the span as JSON, cut after 255 bytes."),
     Column("event_attributes", TEXT, "Attributes of the event as JSON, cut after 255 bytes."),
@@ -177,13 +177,13 @@ _FLIGHT_COLUMNS = (
     Column("input_dtypes", TEXT, "Types of the inputs, as JSON."),
     Column("output_sizes", TEXT, "Shapes of the outputs, as JSON."),
     Column("output_dtypes", TEXT, "Types of the outputs, as JSON."),
-    Column("time_created_ns", I64, "When it was enqueued, ns since 1970."),
+    Column("time_created_ns", I64, "When the operation was enqueued, ns since 1970."),
     Column("time_discovered_started_ns", I64, "When the operation was seen to have started; NULL if it was not."),
     Column("time_discovered_completed_ns", I64, "When the operation was seen to be completed; NULL if it was not."),
     Column("duration_ns", I64, "Duration by CUDA events, ns; NULL unless the job measures it."),
     Column("timeout_ms", I64, "Time-out of the operation, ms."),
     Column("retired", BOOL, "Whether the watchdog has finished with the operation."),
-    Column("is_p2p", BOOL, "Whether it is a point-to-point operation."),
+    Column("is_p2p", BOOL, "Whether the operation is point-to-point."),
     Column("frames", TEXT, "Python frames of the call, as JSON [{name, filename, line}, ...]."),
     Column("top_frame", TEXT, "Innermost Python frame of the call, as FILE:LINE NAME."),
 )

@@ -13,7 +13,7 @@ _COLUMNS = (
     Column(
         "step",
         I64,
-        "Number of the step. If a variable holds it, the job's own number; else the number of steps seen"
+        "Number of the step: the job's own number if a variable holds it; else the number of steps seen"
         " before, from 0, which differs from the job's own number by a constant.",
     ),
     Column("t_start", TIME, "When the step began (the same as ts), UTC.", sql="ts"),
@@ -34,7 +34,7 @@ _COLUMNS = (
     Column("ops", I32, "Number of collective operations in the step."),
     Column("source", NAME, "How steps were recognized: collective_period, optimizer_frame, variable or span."),
     Column("confidence", F64, "How certain the steps are, from 0 to 1."),
-    Column("why", TEXT, "What the period of steps was computed from."),
+    Column("why", TEXT, "Data from which the period of steps was computed."),
 )
 
 STEPS = Table(

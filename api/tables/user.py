@@ -28,7 +28,7 @@ __all__ = (
 
 SCHEMA = "user"
 USER_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
-"""What a probe, its table and its columns may be called."""
+"""The names that a probe, its table and its columns may have."""
 MAX_COLUMNS = 64
 MAX_DOC = 400
 COLUMN_TYPES: dict[str, Type] = {
@@ -81,14 +81,16 @@ _JOB_DOC = "Rows that jobs wrote to a table of their own, by probing.ExternalTab
 
 
 def job_table(name: str, columns: Mapping[str, Sequence[str]]) -> Table:
-    """Returns the table ``python.NAME``: the common columns, then ``columns``, by name the types of their values.
+    """Returns the table ``python.NAME``: the common columns, then ``columns`` (by name, the types of their values).
 
     Values of the first type are stored under the name of the column, values of each further type aside, in
     ``COLUMN__TYPE``: stored rows stay as they are. The column shows the widest type. Raises FormatError for a name or a
     type that no such table can have.
     """
     if not USER_NAME.fullmatch(name):
-        raise FormatError(f"{name[:80]!r} is no name of a table", hint="use a-z, 0-9 and _, at most 41, a letter first")
+        raise FormatError(
+            f"{name[:80]!r} is not a valid name of a table", hint="use a-z, 0-9 and _, at most 41, a letter first"
+        )
     if len(columns) > MAX_COLUMNS:
         raise FormatError(f"{JOB_SCHEMA}.{name} has more than {MAX_COLUMNS} columns")
     shown, storage = list(_JOB_COMMON), list(stored(_JOB_COMMON))
@@ -105,7 +107,7 @@ def job_table(name: str, columns: Mapping[str, Sequence[str]]) -> Table:
 
 
 def job_columns(table: Table) -> dict[str, list[str]]:
-    """Returns the columns that ``job_table`` made a table of."""
+    """Returns the columns from which ``job_table`` made ``table``."""
     kinds = {kind: name for name, kind in JOB_TYPES.items()}
     columns: dict[str, list[str]] = {}
     for place in table.storage[len(_JOB_COMMON) :]:

@@ -1,4 +1,4 @@
-"""The list of all views: those with names and columns of Probing, and our own."""
+"""The list of all views: views with names and columns of Probing, and our own views."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _CLOCK_JITTER_NS = 1_000
 
 
 def identity(alias: str) -> tuple[Column, ...]:
-    """Returns the columns that say which process a row is about and when, from the table ``alias``."""
+    """Returns the columns with the process and the time of a row, from the table ``alias``."""
     return tuple(
         Column(column.name, column.type, column.doc, sql=f"{alias}.{column.name}")
         for column in IDENTITY
@@ -49,7 +49,8 @@ def process_of(alias: str) -> str:
 
 def step_of(alias: str) -> str:
     """Returns a join with the last step that began before each row, as ``s``."""
-    # A step begins with an operation, and each drain turns the kernel's time into UTC by a pair of clocks of its own.
+    # A step begins with an operation, but their times may differ slightly: each drain converts the kernel's time to UTC
+    # by clock readings of its own.
     began = f"epoch_ns({alias}.ts) + {_CLOCK_JITTER_NS} >= epoch_ns(s.ts)"
     return f"ASOF LEFT JOIN train.steps AS s ON {_same_process(alias, 's')} AND {began}"
 

@@ -1,4 +1,4 @@
-"""Our own views about what a job does, named ``views.NAME``."""
+"""Our own views about the activity of jobs, named ``views.NAME``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, v
 __all__ = ("VIEWS",)
 
 _WHO = "node, job, run, rank, pid, start_ns"
-# The view shows only the last quarter of an hour: it aggregates, so a query's conditions do not limit what it reads.
+# The view shows only the last quarter of an hour: it aggregates, so the conditions of a query do not limit its reads.
 _SECONDS = 900
 _LONGEST = "INTERVAL 1 HOUR"
 _SPINE = f"(SELECT epoch_ns(now()) // 1000000000 - i AS second FROM generate_series(0, {_SECONDS - 1}) AS g(i)) AS q"
@@ -48,7 +48,7 @@ _EACH = (
     f" sum(cpu_ns) AS cpu_ns, any_value(func) AS func FROM ({_BY_OPERATION} UNION ALL {_BY_SAMPLE}) AS b"
     f" GROUP BY {_WHO}, second"
 )
-# Of the intervals that end in a second or after it, the first is used if it overlaps the second.
+# The first interval that ends in a second or after it is used, if it overlaps the second.
 _WAITS = (
     "SELECT node, pid, start_ns, ts, wall_ns, run_delay_ns FROM cpu.utilization"
     f" WHERE scope = 'process' AND ts > now() - {_LONGEST}"
@@ -61,8 +61,8 @@ _STEPS = f"SELECT node, pid, start_ns, ts, step FROM train.steps WHERE ts > now(
 
 RANK_SECOND = view(
     "views.rank_second",
-    "What each rank did in each second of the last 15 minutes; a row for each rank and second in which anything was"
-    " seen of it.",
+    "What each rank did in each second of the last 15 minutes; a row for each rank and second with operations or"
+    " samples of the rank.",
     (
         Column("node", NAME, "Name of the node.", sql="u.node"),
         Column("ts", TIME, "Begin of the second, UTC.", sql="u.ts"),
@@ -87,7 +87,7 @@ RANK_SECOND = view(
         Column(
             "op",
             TEXT,
-            "Operation that was called before the end of the second and had not ended before its begin; the last one.",
+            "Last operation that was called before the end of the second and had not ended before its begin.",
             sql="u.op",
         ),
         Column("top_func", TEXT, "Innermost Python function of most samples of the main thread.", sql="u.func"),

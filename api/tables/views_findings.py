@@ -25,12 +25,12 @@ _FIRST = "json_extract_string(f.culprits, '$[0].{}')"
 
 CURRENT = view(
     "diagnosis.current",
-    "What is wrong with jobs and what was, a row for each finding as it is now; node, rank and pid are of the culprit.",
+    "Present and past findings about jobs, a row for each in its newest state; node, rank and pid are of the culprit.",
     (
         Column(
             "node",
             TEXT,
-            "Node of the culprit, of the first where there are several; NULL where none is to blame.",
+            "Node of the first culprit; NULL if there is no culprit.",
             sql=f"coalesce({_FIRST.format('node')}, nullif(split_part(f.nodes, ',', 1), ''))",
         ),
         *chosen(FINDINGS, "f", "ts", *_KEY, "verdict", "severity", "state", "sentence"),
@@ -39,8 +39,7 @@ CURRENT = view(
         Column(
             "duration_ns",
             I64,
-            "How long the state of the finding has lasted, or lasted, ns: from `since`, else `opened`, to"
-            " `closed`, else now.",
+            "Duration of the finding's state, ns: from `since`, else `opened`, to `closed`, else now.",
             sql="epoch_ns(coalesce(f.closed, now())) - epoch_ns(coalesce(f.since, f.opened))",
         ),
         *chosen(FINDINGS, "f", "since", "opened", "closed", "confidence", "ranks", "nodes", "victims", "about"),

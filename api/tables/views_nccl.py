@@ -29,7 +29,7 @@ _COLL_FUNC = Column(
     sql=f"CASE o.op {' '.join(f'WHEN {op!r} THEN {name!r}' for op, name in _FUNCTIONS.items())} ELSE o.op END",
 )
 _P2P = "o.op IN ('send', 'recv')"
-_PARALLEL = unknown(I32, "what the ranks of a grid are is known to the job", "tp_rank", "pp_rank", "dp_rank")
+_PARALLEL = unknown(I32, "only the job knows the ranks of its grid", "tp_rank", "pp_rank", "dp_rank")
 _PLUGIN = "only a plugin inside NCCL sees it"
 _NOT_SEEN = "work of NCCL's proxy threads is not seen from outside; the view is empty"
 
@@ -55,7 +55,7 @@ COLL_PERF = view(
             sql="epoch_ns(o.t_launch) - epoch_ns(o.ts)",
         ),
         *chosen(comm.OPS, "o", "timing_source", algobw_gbps="algbw_gbps"),
-        *unknown(I64, "rows that are missing are in probing.losses", "pool_events_dropped"),
+        *unknown(I64, "probing.losses has the gaps", "pool_events_dropped"),
     ),
     "comm.ops AS o WHERE o.backend = 'nccl'",
 )

@@ -11,10 +11,10 @@ from probing.api.tables.views_columns import MICRO, ROLE, chosen, identity, proc
 __all__ = ("VIEWS",)
 
 _STEP = "CASE WHEN o.ts <= s.t_end THEN s.step END"
-_STEP_DOC = "Step of train.steps in which it was called; NULL where no step that has ended covers it."
+_STEP_DOC = "Step of train.steps in which the operation was called; NULL if no step that has ended covers the call."
 _STEPS = tuple(Column(name, I64, _STEP_DOC, sql=_STEP) for name in ("local_step", "global_step"))
 _STEPS_THEMSELVES = chosen(train.STEPS, "s", local_step="step", global_step="step")
-_SIZE_DOC = "Ranks of the job; NULL once the node has forgotten the process."
+_SIZE_DOC = "Number of ranks of the job; NULL once the node has forgotten the process."
 _WORLD_SIZE = Column("world_size", I32, _SIZE_DOC, sql="p.world_size")
 _MS_DOC = "As duration_ns of comm.ops, in ms: NULL where the end is not known."
 _MS = Column("duration_ms", F64, _MS_DOC, sql="o.duration_ns / 1e6")
@@ -46,7 +46,7 @@ COMM_COLLECTIVE = view(
     f"comm.ops AS o {step_of('o')} {process_of('o')} WHERE o.op NOT IN ('send', 'recv')",
 )
 
-_RANKS_OF_COMM = "a rank of the communicator; NULL but for send, recv and operations with a root."
+_RANKS_OF_COMM = "numbered in the communicator; NULL except for send, recv and operations with a root."
 NCCL_TRACE = view(
     "python.nccl_trace",
     "Operations with their ends, from comm.ops of all backends.",
@@ -56,14 +56,14 @@ NCCL_TRACE = view(
         Column(
             "src_rank",
             I32,
-            f"Whose data it is, {_RANKS_OF_COMM}",
+            f"Rank that sends the data, {_RANKS_OF_COMM}",
             sql="CASE WHEN o.op IN ('send', 'reduce', 'gather') THEN o.comm_rank WHEN o.op = 'recv' THEN o.peer"
             " WHEN o.op IN ('broadcast', 'scatter') THEN o.root END",
         ),
         Column(
             "dst_rank",
             I32,
-            f"Who gets it, {_RANKS_OF_COMM}",
+            f"Rank that receives the data, {_RANKS_OF_COMM}",
             sql="CASE WHEN o.op IN ('recv', 'broadcast', 'scatter') THEN o.comm_rank WHEN o.op = 'send' THEN o.peer"
             " WHEN o.op IN ('reduce', 'gather') THEN o.root END",
         ),
@@ -75,7 +75,7 @@ NCCL_TRACE = view(
     f"comm.ops AS o {step_of('o')}",
 )
 
-# Each row says how much memory a stack holds; their sum for a process changes with allocations and frees.
+# The memory that a process holds over time: a running sum of the changes in the rows of its stacks.
 _HELD = (
     "(SELECT node, pid, start_ns, ts, held, max(held) OVER (PARTITION BY node, pid, start_ns ORDER BY ts) AS peak"
     " FROM (SELECT node, pid, start_ns, ts, sum(change) OVER (PARTITION BY node, pid, start_ns ORDER BY ts) AS held"
@@ -85,9 +85,9 @@ _HELD = (
 )
 _SAME = "s.node = {0}.node AND s.pid = {0}.pid AND s.start_ns = {0}.start_ns"
 _HELD_BY_CUDA = (
-    "the process got from the CUDA runtime and holds at the end of the step, MB, counted since it is watched; the"
-    " allocator's caches are in it, unlike in torch's own figure. Where cuda.memory has nothing it is what the driver"
-    " says that the process has of its devices, with the CUDA context; NULL where neither says anything"
+    "that the process got from the CUDA runtime and holds at the end of the step, MB, counted since it is watched,"
+    " including the allocator's caches, unlike torch's own figure. Without rows of cuda.memory it is the device memory"
+    " that the driver counts for the process, with the CUDA context; NULL if both are missing"
 )
 # Memory that the driver reports, summed over the devices of a process. _USED: the last reading before the end of a
 # step, unless it is older than 30 s.
@@ -111,10 +111,10 @@ TORCH_TRACE = view(
         *_STEPS_THEMSELVES,
         *chosen(train.STEPS, "s", "step"),
         Column("seq", I64, "Number of the row within its step: always 0, because there is one row.", sql="0"),
-        *unknown(TEXT, "the modules of a model are known to the job alone", "module"),
+        *unknown(TEXT, "only the job knows the modules of its model", "module"),
         Column("stage", TEXT, "Always post step.", sql="'post step'"),
-        _mb("allocated", f"coalesce(m.held, {_USED})", f"What {_HELD_BY_CUDA}."),
-        _mb("max_allocated", "m.peak", "The most that allocated was since the process is watched, MB."),
+        _mb("allocated", f"coalesce(m.held, {_USED})", f"Memory {_HELD_BY_CUDA}."),
+        _mb("max_allocated", "m.peak", "Largest value of allocated since the process is watched, MB."),
         _mb("cached", f"coalesce(m.held, {_USED})", "The same as allocated: a cache counts as in use."),
         _mb("max_cached", "m.peak", "The same as max_allocated."),
         Column(
@@ -124,8 +124,8 @@ TORCH_TRACE = view(
             sql="s.duration_ns / 1e9",
         ),
         Column("duration", F64, "Time from the begin to the end of the step, s.", sql="s.duration_ns / 1e9"),
-        _mb("allocated_delta", "m.held - coalesce(b.held, 0)", "What allocated has grown by in the step, MB."),
-        _mb("max_allocated_delta", "m.peak - coalesce(b.peak, 0)", "What max_allocated has grown by in the step, MB."),
+        _mb("allocated_delta", "m.held - coalesce(b.held, 0)", "Growth of allocated in the step, MB."),
+        _mb("max_allocated_delta", "m.peak - coalesce(b.peak, 0)", "Growth of max_allocated in the step, MB."),
         *chosen(train.STEPS, "s", "rank"),
         _WORLD_SIZE,
         ROLE,
@@ -141,10 +141,10 @@ TORCH_TRACE = view(
     f" ASOF LEFT JOIN {_OF_DRIVER} AS g ON {_SAME.format('g')} AND s.t_end >= g.ts {process_of('s')}",
 )
 
-_NO_HOOK = "no hook runs inside the job, so that none is sampled or left out"
+_NO_HOOK = "no hook runs inside the job, so no step is sampled or left out"
 TORCH_STEP_TIMING = view(
     "python.torch_step_timing",
-    "How long each step took, from train.steps; Probing compares steps with and without its hooks by it.",
+    "Duration of each step, from train.steps; Probing uses it to compare steps with and without its hooks.",
     (
         *identity("s"),
         *MICRO,
@@ -181,10 +181,18 @@ TORCH_NCCL_PG_STATUS = view(
     (
         *chosen(python.FLIGHT_RECORD, "f", *_GROUP),
         Column("ts", TIME, "When the last record of the dump was read, UTC.", sql="max(f.ts)"),
-        *unknown(TEXT, "the dump says nothing of the others", "ranks"),
+        *unknown(TEXT, "the dump does not name the other ranks", "ranks"),
         _last("last_enqueued_collective", "", "Largest sequence number of a collective that was enqueued."),
-        _last("last_started_collective", " AND f.state IN ('started', 'completed')", "The same of those that started."),
-        _last("last_completed_collective", " AND f.state = 'completed'", "The same of those that were completed."),
+        _last(
+            "last_started_collective",
+            " AND f.state IN ('started', 'completed')",
+            "Largest sequence number of a collective that has started.",
+        ),
+        _last(
+            "last_completed_collective",
+            " AND f.state = 'completed'",
+            "Largest sequence number of a collective that has completed.",
+        ),
     ),
     f"python.torch_nccl_flight_record AS f GROUP BY f.start_ns, {', '.join(f'f.{name}' for name in _GROUP)}",
 )

@@ -51,11 +51,11 @@ _RUN = Column("run", NAME, "The run of the job.", sql="o.run")
 
 OP_LAG = view(
     "views.op_lag",
-    "Which rank called last, and how long the first one waited for it: a row for each operation of several ranks of the"
-    " last hour whose duration is known. Ask with --all-nodes: without the rows of all its ranks nobody is named.",
+    "The rank that called last, and how long the first rank waited for it: a row for each operation of several ranks in"
+    " the last hour whose duration is known. Ask with --all-nodes: if the row of a rank is missing, no rank is named.",
     (
         Column("node", TEXT, "Node of the rank that called last.", sql=_if_whole("last_node")),
-        Column("ts", TIME, "When the first rank called it, UTC, by the clock of its node.", sql="o.began"),
+        Column("ts", TIME, "When the first rank called the operation, UTC, by the clock of its node.", sql="o.began"),
         _JOB,
         _RUN,
         Column("comm", NAME, "The communicator.", sql="o.comm"),
@@ -114,7 +114,8 @@ _NODES = (
 SLOW_NODES = view(
     "views.slow_nodes",
     "How long each job waited for ranks of each node in operations of the last 24 hours; a row for each job and node"
-    " that was last in any. Ask with --all-nodes: without the rows of all ranks an operation does not count.",
+    " whose rank was last in any operation. Ask with --all-nodes: without the rows of all ranks an operation does not"
+    " count.",
     (
         Column("node", NAME, "Node whose ranks called last.", sql="o.node"),
         _JOB,
@@ -128,7 +129,7 @@ SLOW_NODES = view(
         Column(
             "lag_ns",
             F64,
-            "How much later than the first rank the node's rank called in these operations, on average, ns.",
+            "Mean time by which the node's rank called later than the first rank in these operations, ns.",
             sql="o.lag_ns",
         ),
         Column("wait_ns", I64, "Sum of the times that all ranks waited for the node, ns.", sql="o.wait_ns"),

@@ -44,7 +44,7 @@ __all__ = (
     "activity_of",
 )
 
-# What a process does with a file, as a verb, by system call.
+# The verb for the use of a file, by system call.
 _VERBS = MappingProxyType(
     {
         **dict.fromkeys(("read", "pread64", "readv", "preadv", "preadv2", "getdents64", "getdents"), "reads"),
@@ -77,7 +77,7 @@ _MOVED_BYTES = 64 << 10
 
 
 def _find_checkpoint(scene: Scene) -> Seen | None:
-    """Returns whether the process writes or reads a checkpoint, and for which file it waits."""
+    """Returns the process's write or read of a checkpoint, with the file for which it waits."""
     frame = _checkpoint_frame(scene)
     if frame is None:
         return None
@@ -90,7 +90,7 @@ def _find_checkpoint(scene: Scene) -> Seen | None:
 
 
 def _find_disk_io(scene: Scene) -> Seen | None:
-    """Returns what the main thread does with a file, or that it is in uninterruptible I/O."""
+    """Returns the main thread's operation on a file, or its wait in uninterruptible I/O."""
     io = _io(scene)
     if io:
         return Seen("disk_io", f"{io}{scene.where}", frame=scene.user, evidence=(scene.kernel,))
@@ -114,7 +114,7 @@ def _checkpoint_frame(scene: Scene) -> Frame | None:
     for frame in scene.python:
         if frame.file.endswith(_FILES) or any(part in frame.file for part in _PACKAGES):
             return frame
-        # A function counts by its name only if the process also does I/O.
+        # The name of a function is evidence only if the process also does I/O.
         if _NAME.search(frame.func.lower()) and (_io(scene) or scene.letter == "D" or _moves_data(scene)):
             return frame
     return None
@@ -135,7 +135,7 @@ _SYSTEM = re.compile(r"/(?:libc[.-]|libpthread|ld-|(?:lib)?python3)[^/]*$|^\[")
 _LINE = 600
 # A thread that uses a smaller share of a CPU than this only polls.
 _POLLS = 0.02
-# Samples from the first seconds of a daemon do not show what happened before, ns.
+# A thread that was at its line in the daemon's first seconds may have been there before, ns.
 _FIRST_SAMPLES_NS = 3_000_000_000
 
 
@@ -159,7 +159,7 @@ class Activity:
 
 
 def activity_of(rank: Rank, facts: Facts) -> Activity:
-    """Returns what ``rank`` is doing at the moment of ``facts``."""
+    """Returns the activity of ``rank`` at the moment of ``facts``."""
     scene = Scene.of_rank(rank, facts)
     seen = _look(scene)
     evidence = (*seen.evidence, full_shm(scene), _tracer(scene, seen.kind))
@@ -190,7 +190,7 @@ def _progressing(scene: Scene) -> bool | None:
         return False
     if _changed(scene):
         return True
-    # The stack of a polling loop moves, too; and two readings may show a working loop at the same line.
+    # The stack of a polling loop moves, too, and a working loop may be at the same line in two readings.
     if main is not None and main.moving:
         return True if scene.condition.cpu_ns is None or uses_cpu(scene, _POLLS) else None
     stands = main is not None and main.moving is False and main.since_ns is not None
@@ -198,7 +198,7 @@ def _progressing(scene: Scene) -> bool | None:
 
 
 def _changed(scene: Scene) -> bool:
-    """Returns whether samples of the last W seconds showed the main thread elsewhere."""
+    """Returns whether samples show that the main thread came to its line within the last ``stall_s`` seconds."""
     since = scene.main.since_ns if scene.main else None
     began = scene.watching_since_ns
     if since is None or began is None or since - began < _FIRST_SAMPLES_NS:
@@ -251,4 +251,4 @@ _TOPICS: tuple[Callable[[Scene], Seen | None], ...] = (
     find_open,
     find_computing,
 )
-"""In this order: causes come before what they cause. A stopped rank is stopped, whatever it did before."""
+"""The first match counts, so causes come before their effects: a stopped rank is stopped, whatever it did before."""

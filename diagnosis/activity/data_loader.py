@@ -28,7 +28,9 @@ _Look = Callable[[Scene], Seen]
 
 
 def find_data_loader(scene: Scene, look: _Look) -> Seen | None:
-    """Returns what the data loader of the process waits for. ``look`` returns what a worker is doing."""
+    """Returns the activity of the process's data loader if the main thread is in it. ``look`` returns the activity of a
+    worker.
+    """
     at = innermost(scene.python, _LOADER)
     if at is None or scene.rank is None:
         return None
@@ -50,7 +52,7 @@ def find_worker(scene: Scene, look: _Look) -> Seen | None:
 
 
 def _in_process(scene: Scene, look: _Look) -> Seen:
-    """Returns what the main thread does if it has no workers, and so reads the data itself."""
+    """Returns the activity of a main thread that reads the data itself, without workers."""
     assert scene.main is not None
     at = innermost(scene.main.frames, _LOADER)
     main = replace(scene.main, frames=scene.main.frames[:at])

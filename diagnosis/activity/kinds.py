@@ -48,7 +48,7 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
         ),
         "cuda_context_lock": Kind(
             "It waits for a CUDA context into which a thread loads code",
-            "Native frames that load a module, and of a call that needs the context.",
+            "Native frames of the load of a module, and of a call that needs the context.",
             (
                 "Set CUDA_MODULE_LOADING=EAGER, or launch each kernel once before the first collective.",
                 "Look for a rank whose kernel waits for this one: `probingctl stacks --job J --native`.",
@@ -74,7 +74,7 @@ ACTIVITIES: Mapping[str, Kind] = MappingProxyType(
             "Frames of the data loader or of a queue between processes, and the end, state or stack of a worker.",
             (
                 "Look at the stacks of its workers: `probingctl stacks --job J --native`.",
-                "If one died, look for why: `probingctl events --job J`, and the kernel's log for OOM kills.",
+                "If a worker died, find the reason: `probingctl events --job J`, and OOM kills in the kernel's log.",
             ),
         ),
         "checkpoint": Kind(

@@ -35,10 +35,10 @@ _LOCKS = (
 )
 _JOINS = "waits for another thread to end"
 _LOCKS_OF_PYTHON = ("PyThread_acquire_lock", "acquire_timed", "_PyMutex_Lock", "PyMutex_Lock")
-_OWN = "no other thread runs Python code: its own thread has taken it, or one that has ended or left Python"
+_OWN = "no other thread runs Python code: the same thread holds the lock, or a thread that has ended or left Python"
 # Functions of CPython 3.8 to 3.14, Modules/signalmodule.c, that call the handlers of signals.
 _SIGNALS = ("PyErr_CheckSignals", "_PyErr_CheckSignals", "handle_signals")
-# What functions of Python's library wait for, by the end of their file and their name.
+# Waits in Python's library: end of the file's path, names of functions, text.
 _PYTHON = (
     ("/threading.py", ("join", "_wait_for_tstate_lock", "_join", "_shutdown"), _JOINS),
     ("/queue.py", ("get", "put", "join"), "waits in a queue"),
@@ -86,7 +86,9 @@ def find_gil(scene: Scene) -> Seen | None:
 
 
 def find_lock(scene: Scene) -> Seen | None:
-    """Returns what the main thread waits for, and which thread holds it or may hold it."""
+    """Returns the lock, queue or thread for which the main thread waits, and the thread that holds it or may hold
+    it.
+    """
     if any(_FILE_LOCK.search(frame.file) and _POLLS.search(frame.func) for frame in _library(scene)):
         does = f"polls a file lock that another process holds{scene.where}"
         return Seen("lock", does, frame=scene.user, progressing=False, evidence=(scene.kernel,))
@@ -100,8 +102,8 @@ def find_lock(scene: Scene) -> Seen | None:
         return Seen("lock", f"{what}{scene.where}{which}", frame=scene.user, evidence=(*running, scene.kernel))
     if interrupted := _interrupted(scene):
         does = f"{what}{scene.where}, in a signal handler that interrupted {frame_text(interrupted)}"
-        own = "what it interrupted, in its own thread, may hold it, and does not go on before the handler ends"
-        return Seen("lock", does, frame=scene.user, progressing=False, evidence=(own, scene.kernel))
+        holder = "the interrupted code may hold it, and goes on only when the handler ends: both run in one thread"
+        return Seen("lock", does, frame=scene.user, progressing=False, evidence=(holder, scene.kernel))
     owners = list(_owners(scene))
     return Seen("lock", f"{what}{scene.where}", frame=scene.user, evidence=(*owners, scene.kernel))
 
@@ -120,7 +122,7 @@ def _what(scene: Scene) -> str:
         return "waits for a lock"
     if c.syscall not in _FUTEX or scene.letter != "S" or any(not _OF_PYTHON.match(_module(f)) for f in scene.native):
         return ""
-    # A thread that waits for the GIL wakes every 5 ms (Python/ceval_gil.c).
+    # A thread that slept does not wait for the GIL, for which it would wake every 5 ms (Python/ceval_gil.c).
     return "waits for a lock or condition" if scene.slept and scene.python[0] is scene.user else ""
 
 

@@ -21,13 +21,15 @@ __all__ = (
     "uses_cpu",
 )
 
-# Shares of the time between the readings from which a process counts as throttled, as starved, and as busy.
+# The least shares of the time between two readings for a process that counts as throttled, as starved, and as busy.
 _THROTTLED, _STARVED, _BUSY = 0.2, 0.4, 0.2
-# The time in one function, and its shares on a CPU and ready to run, from which a thread works there.
+# A thread works in a function if it is there for this time, with at least these shares of the time between two readings
+# on a CPU, and on a CPU, ready to run or throttled.
 _STAYS_NS, _USED, _AWAKE = 30_000_000_000, 0.05, 0.8
 # Functions of CPython 3.8 to 3.14: Modules/gcmodule.c, Python/gc.c. A stripped CPython does not name them.
 _COLLECTS = ("gc_collect_main", "gc_collect_generations", "gc_collect_region", "deduce_unreachable", "PyGC_Collect")
-# The files of Python's module re, from 3.11 on and before; the C frames of a running thread are not read.
+# The files of Python's module re, since 3.11 and before. They show a match, because the C frames of a running thread
+# are not read.
 REGEX_FILES = ("/re/__init__.py", "/re.py")
 _MATCHES = frozenset(("match", "fullmatch", "search", "sub", "subn", "split", "findall"))
 _PATTERN = 120
@@ -57,7 +59,7 @@ def find_compiling(scene: Scene) -> Seen | None:
     if frame is None and (child is None or not waits):
         return None
     evidence = f"its child {clean(child[0])} (pid {child[1]}) is in state {child[2]}" if child else ""
-    # A compiler ends by itself, even one in a grandchild or of another rank.
+    # A compilation ends by itself unless the child is stopped; a grandchild or another rank may run it, too.
     runs = child is None or child[2] not in ("T", "t")
     where = scene.where if scene.user is not None and not is_library(scene.user) else ""
     return Seen("compiling", f"compiles{where}", frame=scene.user, progressing=runs, evidence=(evidence,))
@@ -90,7 +92,7 @@ def find_matching(scene: Scene) -> Seen | None:
 def find_hindered(scene: Scene) -> Seen | None:
     """Returns whether the process is throttled, swaps, or waits for a CPU.
 
-    A process that used the CPU in a single function for 30 s runs there; that it shares the CPU is only evidence.
+    A process that used the CPU in a single function for 30 s counts as running; its lack of CPU is then only evidence.
     """
     if (swaps := _swapping(scene)) is not None:
         return swaps
@@ -121,7 +123,7 @@ def find_computing(scene: Scene) -> Seen | None:
 
 
 def uses_cpu(scene: Scene, share: float = _BUSY) -> bool:
-    """Returns whether the main thread used a CPU for this share of the time between the readings."""
+    """Returns whether the main thread used a CPU for at least ``share`` of the time between the readings."""
     return _share(scene, scene.condition.cpu_ns) >= share
 
 

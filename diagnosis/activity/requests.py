@@ -13,7 +13,7 @@ __all__ = ("IDLE", "RPC", "find_requests", "find_rpc")
 IDLE = "idle"
 RPC = "rpc"
 _API = "torch/distributed/rpc/api.py"
-# For functions of torch.distributed.rpc: what they wait for. Futures of torch wait in C++, called from the user's line.
+# The waits in functions of torch.distributed.rpc. Futures of torch wait in C++, called from the user's line.
 _RPC_WAITS = {
     "rpc_sync": "waits for the answer of an RPC",
     **dict.fromkeys(("_wait_all_workers", "shutdown"), "serves RPCs until all ranks have ended theirs"),
@@ -95,5 +95,5 @@ def _reads_zmq(thread: Thread | None) -> bool:
 
 
 def _address(target: str | None) -> str:
-    """Returns the part after the brackets of a target such as "socket:[4711] tcp 127.0.0.1:8000"."""
+    """Returns the address of a target, such as "tcp 127.0.0.1:8000" of "socket:[4711] tcp 127.0.0.1:8000"."""
     return clean((target or "").partition(" ")[2] or "a socket")

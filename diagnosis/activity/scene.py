@@ -1,6 +1,4 @@
-"""A process as the functions that recognize activities see it: main thread, Python and native frames, and
-kernel state.
-"""
+"""The facts about one process that show its activity: main thread, Python and native frames, kernel state."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from probing.diagnosis.words import clean, frame_text
 __all__ = ("Scene", "Seen", "innermost", "is_library", "letter", "python_frames", "user_frame")
 
 _PATH = 200
-# The kernel's letters by our words for the states of threads.
+# The kernel's letter for each state of a thread in the facts.
 _LETTERS = {"running": "R", "sleeping": "S", "blocked": "D", "stopped": "T", "zombie": "Z"}
 _FORKED = "/multiprocessing/process.py"
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|/pytorch/torch/|^<frozen |^<eval_with_key>")
@@ -24,7 +22,7 @@ _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|/pyto
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a process does. ``does``: a predicate such as "sleeps in step, train.py:40". ``who``: its subject.
+    """The activity of a process. ``does``: a predicate such as "sleeps in step, train.py:40". ``who``: its subject.
 
     ``settled``: ``progressing`` is final, even if None.
     """
@@ -108,7 +106,7 @@ class Scene:
 
     @property
     def since_ns(self) -> int | None:
-        """The time since which the main thread is at its line; it may be there for longer."""
+        """The earliest time at which the main thread is known to have been at its line, ns."""
         known = [self.condition.asleep_since_ns, self.main.since_ns if self.main else None]
         return min((t for t in known if t is not None), default=None)
 
@@ -133,7 +131,7 @@ class Scene:
 
     @property
     def kernel(self) -> str:
-        """What the kernel shows of the main thread, as text; empty if unknown."""
+        """The kernel's state of the main thread, as text; empty if unknown."""
         c = self.condition
         about = [f"in {clean(c.syscall)}"] if c.syscall else []
         about += [f"on {self.target}"] if c.target else []

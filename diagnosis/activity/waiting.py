@@ -42,7 +42,7 @@ def find_ended(scene: Scene) -> Seen | None:
 
 
 def find_stopped(scene: Scene) -> Seen | None:
-    """Returns what stopped the process: a debugger, its cgroup or a signal."""
+    """Returns the stop of the process, by a debugger, its cgroup or a signal."""
     condition = scene.condition
     tracer = clean(condition.tracer or "a debugger")
     if scene.letter == "t":
@@ -93,7 +93,7 @@ def find_collective(scene: Scene) -> Seen | None:
 
 
 def find_open(scene: Scene) -> Seen | None:
-    """Returns the operation in flight, if only this shows that the rank waits."""
+    """Returns the operation in flight of a rank whose wait nothing else shows."""
     wait = _wait(scene)
     return _seen(scene, wait) if wait is not None else None
 
@@ -111,7 +111,7 @@ def _seen(scene: Scene, wait: Wait) -> Seen:
 
 _KIND = "cuda_context_lock"
 _FRAMES = 32
-# Loading a module waits for the kernels of the context; with lazy loading the first launch loads it.
+# The load of a module waits for the kernels of the context; with lazy loading the first launch of a kernel loads it.
 _LOADS = re.compile(
     r"cuLibrary(?:LoadData|LoadFromFile|GetKernel)\w*|cuModule(?:Load|GetFunction)\w*|cudaLibraryLoad\w*"
 )
@@ -123,7 +123,7 @@ _WAITS = re.compile(
 def find_context_lock(scene: Scene) -> Seen | None:
     """Returns whether the main thread waits in CUDA while a thread loads a module, or loads one itself.
 
-    A kernel that waits for a peer does not end. So neither the load that waits for the kernel ends, nor any call that
+    A kernel that waits for a peer does not end. So the load that waits for the kernel hangs, and with it each call that
     needs the context.
     """
     main = scene.main
@@ -173,7 +173,7 @@ def find_stdin(scene: Scene) -> Seen | None:
 
 
 def find_pipe(scene: Scene) -> Seen | None:
-    """Returns for which pipe or FIFO the process waits."""
+    """Returns the wait of the process for a pipe or FIFO."""
     c = scene.condition
     if c.target_kind not in ("pipe", "fifo") or c.target is None:
         return None
@@ -191,7 +191,7 @@ def find_pipe(scene: Scene) -> Seen | None:
 
 
 def find_network(scene: Scene) -> Seen | None:
-    """Returns for which socket the process waits, with the other end."""
+    """Returns the wait of the process for a socket, with its other end."""
     c = scene.condition
     if c.target_kind != "socket" or c.target is None or c.syscall is None:
         return None
@@ -207,7 +207,7 @@ def find_network(scene: Scene) -> Seen | None:
 
 
 def find_child(scene: Scene) -> Seen | None:
-    """Returns for which child the process waits."""
+    """Returns the wait of the process for a child."""
     if scene.condition.target_kind != "child" or scene.condition.target is None:
         return None
     child = "any of its children" if scene.target == "any child" else f"its child {scene.target}"

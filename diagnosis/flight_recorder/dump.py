@@ -1,4 +1,4 @@
-"""Reads dumps of PyTorch's flight recorder: what each rank has called, and what has not completed.
+"""Reads dumps of PyTorch's flight recorder: the calls of each rank, and which of them have not completed.
 
 The keys come from torch/csrc/distributed/c10d/FlightRecorder.hpp, format versions 1.0 to 2.10 (torch 2.3 to 2.13). A
 dump is a pickle, or JSON if the job asked its WorkerServer for it.
@@ -32,22 +32,23 @@ __all__ = (
 DEFAULT = "default_pg"
 """``Group.desc`` of the group that has all ranks."""
 MAX_FILE = 64 << 20
-"""Bytes of a dump; a larger one is not read."""
+"""The most bytes of a dump; a larger dump is not read."""
 MAX_RECORDS = 20_000
-"""Ten times the default size of torch's buffer; a larger dump gives its newest records."""
+"""Ten times the default size of torch's buffer; of a larger dump only the newest records are read."""
 MAX_GROUPS = 4_096
 MAX_MEMBERS = 16_384
 _MAX_TEXT = 256
 _PICKLE = 0x80
 _NUMBER = re.compile(r"\d{1,9}")
-# Texts such as "nccl:send 0->3" and "nccl:recv 0<-3", which have ranks of the group.
+# Texts such as "nccl:send 0->3" and "nccl:recv 0<-3", whose numbers are ranks within the group.
 _P2P = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})$")
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group, equal on all its ranks. ``ranks``: ranks of the job, in the order of the group; empty if the
-    dump does not list them, as for gloo."""
+    """A process group, with equal values on all its ranks. ``ranks``: ranks of the job, in the order of the group;
+    empty if the dump does not list them, as for gloo.
+    """
 
     name: str
     ranks: tuple[int, ...]
@@ -60,7 +61,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An operation of a dump, in its order. ``peer``: the other rank of the job, for a send or receive."""
+    """An operation of a dump. ``peer``: for a send or receive, the other rank, by its number in the job."""
 
     group: Group
     seq: int
@@ -73,8 +74,8 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class RankDump:
     """The dump of a rank. ``called``: the highest sequence number in the records of each group. ``status``: the highest
-    sequence numbers by the number of the group in this process; ``numbers``: the groups of these numbers, if a record
-    shows them.
+    sequence number of each group, by the group's number in this process; ``numbers``: the group of each such number, if
+    a record shows it.
 
     ``world``: the ranks of the default group; empty if the dump does not list them.
     """
@@ -192,7 +193,7 @@ def _integer(value: Any) -> int | None:
 
 # Ranks that wait for each other call within this time, ns; the longest usual time-out is half an hour.
 _APART_NS = 3_600 * 10**9
-# These operations end on no rank before all ranks have called them; in others a root may send and go on.
+# These operations end only after all ranks have called them; in other operations a root may send and go on.
 _TOGETHER = frozenset(("all_reduce", "allreduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
 
 
@@ -207,7 +208,7 @@ def contradictions(dumps: Sequence[RankDump]) -> tuple[str, ...]:
 def _worlds(dumps: Sequence[RankDump]) -> Iterator[str]:
     worlds = {dump.world for dump in dumps if dump.world}
     if len(worlds) > 1:
-        yield f"the dumps are of {len(worlds)} jobs, with other ranks: ask for each alone"
+        yield f"the dumps are of {len(worlds)} jobs, with different ranks: diagnose each job alone"
 
 
 def _other_groups(dumps: Sequence[RankDump]) -> Iterator[str]:

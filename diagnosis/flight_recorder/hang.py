@@ -1,10 +1,10 @@
 """Names the ranks that hold a job up, using only the dumps of PyTorch's flight recorder.
 
-A rank waits in the first operation that has not completed on it, since its GPU executes operations in their order.
-There it waits for the members of the group that have not come to that operation: they have not called it, or an earlier
-operation has not completed on them. A rank holds others up if they wait for it and it waits for no rank. If it has
-called nothing more, its program is elsewhere. If its operation has completed on all others, its own GPU or driver is
-stuck.
+A rank waits in the first operation that has not completed on it, since its GPU executes operations in order. There it
+waits for the members of the group that have not reached that operation: they have not called it, or an earlier
+operation has not completed on them. A rank holds others up if they wait for it and it waits for no rank. If all its
+operations have completed, its program is outside of collectives. If its first pending operation has completed on
+another rank, its own GPU or driver is stuck.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SOURCE = "flight_recorder"
 
 
 def diagnose_dumps(job: str, dumps: Sequence[RankDump], missing: Sequence[Missing] = ()) -> Diagnosis:
-    """Returns what the dumps of the ranks of one job show. ``missing``: files that could not be read."""
+    """Returns the diagnosis of one job from the dumps of its ranks. ``missing``: files that could not be read."""
     unreadable = frozenset(gap.rank for gap in missing if gap.rank is not None) - {dump.rank for dump in dumps}
     whole = _whole(dumps, unreadable)
     gaps = list(missing)
@@ -57,10 +57,10 @@ def diagnose_dumps(job: str, dumps: Sequence[RankDump], missing: Sequence[Missin
 
 
 def _whole(dumps: Sequence[RankDump], unreadable: frozenset[int]) -> list[RankDump]:
-    """Returns ``dumps``, each completed by what the other dumps show.
+    """Returns ``dumps``, with gaps filled from the other dumps.
 
-    If no dump lists the ranks of a group, they are the ranks that called it, for the default group all ranks. If a rank
-    recorded nothing of a group, a number in its status stands for the group that has this description on other ranks.
+    A group without a list of ranks gets the ranks that called it, and the default group gets all ranks. A number in a
+    rank's status without a record of its group stands for the group that has this number's description on other ranks.
     """
     called: dict[str, set[int]] = {}
     descriptions: dict[str, str] = {}
@@ -119,7 +119,9 @@ class _Scene:
 
     @cached_property
     def graph(self) -> WaitGraph:
-        """Which rank waits for which, each in its first operation that a member lacks, else in its first operation."""
+        """The wait-for graph. A rank waits in its first operation that a member has not reached; if members have
+        reached all of them, in its first operation.
+        """
         waiters: dict[tuple[Group, int, str, frozenset[int]], list[int]] = {}
         waits: dict[int, Wait] = {}
         for rank in sorted(self.pending):
@@ -149,7 +151,9 @@ class _Scene:
         return next(iter(self.pending[rank]), None), frozenset()
 
     def _front(self, rank: int) -> list[Record]:
-        """Returns the first operation that has not completed; sends and receives of one batch begin together."""
+        """Returns the first operation that has not completed. It may begin a batch of sends and receives, which run
+        together and are all returned.
+        """
         pending = self.pending[rank]
         if not pending or pending[0].peer is None:
             return list(pending[:1])
@@ -164,7 +168,7 @@ class _Scene:
         return frozenset(() if met else (record.peer,))
 
     def _lacking(self, record: Record) -> frozenset[int]:
-        """Returns the members that have not come to a collective. The result is cached, as it is the same for all ranks
+        """Returns the members that have not reached a collective. The result is cached, as it is the same for all ranks
         that wait in it.
         """
         key = record.group, record.seq
@@ -213,7 +217,7 @@ def _findings(scene: _Scene) -> Iterable[Finding]:
 
 
 def _may_hold_up(scene: _Scene) -> Finding:
-    """Returns the finding that ranks for which others wait may have joined: their dumps could not be read."""
+    """Returns the finding about awaited ranks that may have joined, since their dumps could not be read."""
     victims = scene.graph.victims(scene.ends)
     waits = [_wait_text(scene, one) for one in scene.graph.awaiting(scene.ends)[:_MOST_NAMED]]
     whose = "its dump" if len(scene.ends) == 1 else "their dumps"
@@ -242,7 +246,7 @@ def _held_up(scene: _Scene, ends: Sequence[int]) -> Finding:
         "",
         tuple(_wait_text(scene, one) for one in pending[:_MOST_NAMED]),
         (f"no dump of {ranks_of(absent)}",) if absent else (),
-        ("A dump in which the named ranks have called and completed what the others wait in.",),
+        ("A dump in which the named ranks have called and completed the operations in which the others wait.",),
         (
             "Look at the stack of the named ranks, if they live, and at the end of their logs.",
             "On GPUs look at the kernel's log of their nodes for XIDs.",
@@ -257,7 +261,7 @@ def _why(scene: _Scene, rank: int) -> str:
         return "it wrote no dump"
     record = scene.completed_elsewhere(rank)
     if record is not None:
-        return f"{_text(record)} has completed on other ranks and not on it: its GPU or driver does not get on"
+        return f"{_text(record)} has completed on other ranks and not on it: its GPU or driver is stuck"
     if scene.pending[rank]:
         return f"it is in {_text(scene.pending[rank][0])}"
     return "all that it called has completed: it is outside of collectives"

@@ -14,7 +14,7 @@ from probing.api.errors import CorruptTarget, UnsupportedTarget
 
 __all__ = ("load_plain",)
 
-# A dump of 20,000 records has 3 million.
+# A dump of 20,000 records has 3 million opcodes.
 MAX_OPCODES = 6_000_000
 MAX_MARKS = 64
 # The most bytes of an integer; the counts in a dump take 8.
@@ -48,7 +48,7 @@ class _Machine:
         data, opcodes = self._data, _OPCODES
         for _ in range(MAX_OPCODES):
             if self._at >= len(data):
-                raise CorruptTarget("the pickle ends before its end")
+                raise CorruptTarget("the pickle ends without its STOP opcode")
             code = data[self._at]
             self._at += 1
             if code == _STOP:
@@ -64,7 +64,7 @@ class _Machine:
     def take(self, size: int) -> bytes:
         part = self._data[self._at : self._at + size]
         if len(part) != size:
-            raise CorruptTarget("the pickle ends before its end")
+            raise CorruptTarget("the pickle ends within a value")
         self._at += size
         return part
 
@@ -78,7 +78,7 @@ class _Machine:
 
     def pop(self) -> Any:
         if len(self._stack) <= (self._marks[-1] if self._marks else 0):
-            raise CorruptTarget("the pickle uses a value that is not there")
+            raise CorruptTarget("the pickle uses a value from an empty stack")
         return self._stack.pop()
 
     def top(self, kind: type) -> Any:
@@ -93,7 +93,7 @@ class _Machine:
 
     def since_mark(self) -> list[Any]:
         if not self._marks:
-            raise CorruptTarget("the pickle has no mark where it needs one")
+            raise CorruptTarget("the pickle uses a mark that it never set")
         start = self._marks.pop()
         values = self._stack[start:]
         del self._stack[start:]
@@ -139,7 +139,7 @@ class _Machine:
 
     def put(self, index: int) -> None:
         if not self._stack:
-            raise CorruptTarget("the pickle stores a value that is not there")
+            raise CorruptTarget("the pickle stores a value from an empty stack")
         self._memo[index] = self._stack[-1]
 
     def get(self, index: int) -> None:

@@ -1,1 +1,1 @@
-"""What must be right before a job starts: facts of nodes, and the checks, one in each file. No input or output."""
+"""The checks of nodes before a job starts, one in each file, and the facts that they need. No input or output."""

@@ -54,7 +54,7 @@ def parse(text: str) -> Plan:
             continue
         found = _NAME.fullmatch(bare)
         if found is None:
-            raise UsageError(f"line {number} of --env-file is wrong: {bare[:80]}", hint="NAME=VALUE, or [NODE]")
+            raise UsageError(f"line {number} of --env-file is wrong: {bare[:80]}", hint="write NAME=VALUE or [NODE]")
         (sections[-1][1] if sections else common)[found[1]] = _value(found[2], number)
     if len(sections) > MAX_RANKS:
         raise UsageError(f"--env-file has more than {MAX_RANKS} ranks")

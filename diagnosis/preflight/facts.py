@@ -1,6 +1,4 @@
-"""What one node reports about itself before a job, and what several nodes report together. None: the node
-cannot tell.
-"""
+"""The facts that nodes report of themselves before a job, and the input of the checks. None: the node cannot tell."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A network interface of the node. ``state`` as the kernel's operstate."""
+    """A network interface of the node. ``state``: the kernel's operstate."""
 
     name: str
     state: str | None = None
@@ -168,8 +166,8 @@ class Case:
     """The input of the checks.
 
     ``silent``: why nodes sent no facts, by name or address. ``addresses``: HOST:PORT at which other nodes reach a node,
-    by name. ``offsets``: clock of a node minus the asker's clock in ns, and the error of this. ``variables``: the
-    variables of all ranks in --env-file. ``planned``: whether the ranks come from --env-file, too, and not from a
+    by name. ``offsets``: a node's clock minus the asker's clock in ns, and the error of this difference. ``variables``:
+    the variables of all ranks in --env-file. ``planned``: whether the ranks come from --env-file, too, and not from a
     running job. ``python``: the interpreter whose versions are compared; ``iface``: an interface that every node must
     have.
     """

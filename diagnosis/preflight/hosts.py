@@ -21,7 +21,7 @@ def check_gpus(case: Case) -> Iterator[Result]:
         if node not in with_gpus:
             why = node.problem("gpus") or "the node has none, or they are not read"
             if with_gpus and not node.problem("gpus"):
-                yield Result(GPUS, FAIL, f"{node.node} has no GPU, others have", (node.node,), "is its driver loaded?")
+                yield Result(GPUS, FAIL, f"{node.node} has no GPU, others have", (node.node,), "load its driver")
             else:
                 yield skipped(GPUS, f"no GPUs of {node.node} are known: {why}", [node.node])
             continue
@@ -30,10 +30,10 @@ def check_gpus(case: Case) -> Iterator[Result]:
         if not found and case.variable(node, "CUDA_VISIBLE_DEVICES"):
             good.append(node.node)
     if good:
-        yield Result(GPUS, PASS, f"CUDA_VISIBLE_DEVICES names GPUs that are there on {names(good)}")
+        yield Result(GPUS, PASS, f"CUDA_VISIBLE_DEVICES names existing GPUs on {names(good)}")
     if with_gpus:
         counts = {node.node: str(len(_whole(node))) for node in with_gpus}
-        yield from compared(GPUS, "the number of GPUs,", counts, state=WARN, hint="is a GPU lost?")
+        yield from compared(GPUS, "the number of GPUs,", counts, state=WARN, hint="look for a lost GPU")
         models = {n.node: ", ".join(sorted({d.name or "unknown" for d in _whole(n)})) for n in with_gpus}
         yield from compared(GPUS, "the model,", models, state=WARN, hint="the slowest model sets the pace of all")
 
@@ -54,7 +54,7 @@ def _visible(case: Case, node: NodeFacts) -> Iterator[Result]:
         hint = "CUDA sees none of the GPUs from the first unknown one on"
         yield Result(GPUS, FAIL, f"{text} names {', '.join(unknown)}, which is no GPU there", (node.node,), hint)
     elif len(set(parts)) < len(parts):
-        yield Result(GPUS, FAIL, f"{text} names a GPU twice", (node.node,), "CUDA sees none then")
+        yield Result(GPUS, FAIL, f"{text} names a GPU twice", (node.node,), "name each GPU once: CUDA sees none")
     elif (needed := len({r.local_rank for r in node.ranks if r.local_rank is not None})) > len(parts) > 1:
         yield Result(GPUS, FAIL, f"{text} has fewer GPUs than the {needed} ranks there", (node.node,))
 
@@ -68,16 +68,14 @@ def _is(part: str, device: Device) -> bool:
 
 DISK = "disk"
 LEAST_SHARE, LOW_SHARE = 0.02, 0.1
-# With more free bytes than this, a small share of a huge disk is no problem.
+# A small free share of a huge disk is no problem if more bytes than this are free.
 PLENTY_BYTES = 200 << 30
-# File systems that are not checked: those in memory, overlays, and read-only images, which are always full.
+# Types of file systems that are not checked: in memory, overlays, and read-only images, which are always full.
 _IGNORED = ("squashfs", "iso9660", "erofs", "overlay", "tmpfs", "devtmpfs", "ramfs")
 
 
 def check_disks(case: Case) -> Iterator[Result]:
-    """Fails below LEAST_SHARE, and warns below LOW_SHARE, of free space; fails for a file system that does not
-    answer.
-    """
+    """Fails for a file system that does not answer or has less free space than LEAST_SHARE; warns below LOW_SHARE."""
     good = []
     for node in case.nodes:
         if not node.file_systems:
@@ -94,7 +92,7 @@ def check_disks(case: Case) -> Iterator[Result]:
 
 def _disk_results(node: str, fs: FileSystem) -> Iterator[Result]:
     if fs.answers is False:
-        yield Result(DISK, FAIL, f"{fs.mount_point} of {node} does not answer", (node,), "whoever reads it will hang")
+        yield Result(DISK, FAIL, f"{fs.mount_point} of {node} does not answer", (node,), "look at its server or disk")
         return
     if fs.read_only or fs.fs_type in _IGNORED or not fs.size_bytes or fs.available_bytes is None:
         return

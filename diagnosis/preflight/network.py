@@ -24,12 +24,12 @@ __all__ = (
 )
 
 BANDWIDTH = "bandwidth"
-# The least bandwidth as a share of the median; other work of the hosts takes the rest.
+# The least bandwidth of a pair, as a share of the median; other work of the hosts may take the rest.
 LEAST_SHARE = 0.5
 
 
 def check_bandwidth(case: Case) -> Iterator[Result]:
-    """Warns for pairs far below the median."""
+    """Warns for pairs of nodes whose bandwidth is far below the median."""
     if not case.bandwidth:
         return
     by_address = {address: name for name, address in case.addresses.items()}
@@ -56,8 +56,8 @@ LOW_NS, MOST_NS = 50e6, 1e9
 
 
 def check_clocks(case: Case) -> Iterator[Result]:
-    """Warns above LOW_NS, and fails above MOST_NS, of difference from the median clock, beyond the error of the
-    measurement.
+    """Warns for a clock that differs from the median by more than LOW_NS beyond the error of the measurement; fails
+    above MOST_NS.
     """
     known = {node.node: case.offsets[node.node] for node in case.nodes if node.node in case.offsets}
     if len(known) < 2:
@@ -83,7 +83,7 @@ INFINIBAND = "infiniband"
 
 
 def check_infiniband(case: Case) -> Iterator[Result]:
-    """Fails for ports that NCCL_IB_HCA names and that are down, and for rates below that of most ports."""
+    """Fails for ports of NCCL_IB_HCA that are down, or whose rate is below the rate of most ports."""
     with_ports = [node for node in case.nodes if node.ports]
     if not with_ports:
         if case.nodes:
@@ -100,7 +100,7 @@ def check_infiniband(case: Case) -> Iterator[Result]:
     active = {node: str(sum(port.state == "ACTIVE" for port in ports)) for node, ports in used.items()}
     if len(set(active.values())) > 1:
         yield from compared(
-            INFINIBAND, "the number of active ports,", active, hint="is a cable out, or a device missing?"
+            INFINIBAND, "the number of active ports,", active, hint="look for a cable that is out, or a missing device"
         )
     elif not found:
         at = f" at {usual:g} Gb/s" if usual else ""
@@ -110,7 +110,7 @@ def check_infiniband(case: Case) -> Iterator[Result]:
 def _of(node: str, port: Port, usual: float | None) -> Iterator[Result]:
     where = f"{port.hca} port {port.port} of {node}"
     if port.state != "ACTIVE":
-        # A port without a cable may be intended; a port that trains or has errors is not.
+        # A port without a cable may be intended; a port that trains its link or has errors is a fault.
         state = WARN if port.phys_state in ("Disabled", "Polling") else FAIL
         text = f"{where} is {port.state or 'in an unknown state'} ({port.phys_state or 'unknown'})"
         yield Result(INFINIBAND, state, text, (node,), "look at cable, transceiver and subnet manager")
@@ -137,7 +137,7 @@ def _named_port(case: Case, node: NodeFacts, port: Port) -> bool:
 
 
 INTERFACE = "interface"
-# NCCL itself chooses no loopback and no docker interface; the operstate of tunnels is unknown.
+# The states of an interface that is up; tunnels are "unknown". NCCL itself chooses no loopback or docker interface.
 _UP = ("up", "unknown", None)
 
 
@@ -155,7 +155,7 @@ def check_interfaces(case: Case) -> Iterator[Result]:
             have = names(interface.name for interface in node.interfaces) or "none"
             if not fitting:
                 text = f"{node.node} has no interface {_named_interface(wanted)} ({what}); it has {have}"
-                yield Result(INTERFACE, FAIL, text, (node.node,), "name one that every node has, or its prefix")
+                yield Result(INTERFACE, FAIL, text, (node.node,), "name an interface that every node has, or a prefix")
             elif not any(interface.state in _UP for interface in fitting):
                 text = f"{names(i.name for i in fitting)} of {node.node} is {fitting[0].state} ({what})"
                 yield Result(INTERFACE, FAIL if len(fitting) == 1 else WARN, text, (node.node,), "bring the link up")
@@ -199,7 +199,7 @@ MASTER = "master"
 
 
 def check_master(case: Case) -> Iterator[Result]:
-    """Fails if the name does not resolve, resolves to the node itself on several nodes, or if the port is taken."""
+    """Fails if MASTER_ADDR does not resolve, or is the node itself on several nodes, or if MASTER_PORT is taken."""
     address = next((value for node in case.nodes if (value := case.variable(node, "MASTER_ADDR"))), "")
     port = next((value for node in case.nodes if (value := case.variable(node, "MASTER_PORT"))), "29500")
     if not address:
@@ -227,7 +227,7 @@ def check_master(case: Case) -> Iterator[Result]:
         )
         found += 1
     elif known and not owners and not case.silent:
-        yield Result(MASTER, WARN, f"MASTER_ADDR {address} is no address of these nodes", (), "is it the right host?")
+        yield Result(MASTER, WARN, f"MASTER_ADDR {address} is no address of these nodes", (), "check the host name")
         found += 1
     for node, master in known:
         if master.port == "taken":
@@ -240,9 +240,7 @@ def check_master(case: Case) -> Iterator[Result]:
 
 
 def _apart(owners: list[NodeFacts]) -> bool:
-    """Returns whether the owners are several machines: two daemons may share a machine, whose boot ids are
-    then equal.
-    """
+    """Returns whether the owners are several machines. Two daemons may share a machine; their boot ids are equal."""
     return len({node.boot_id or node.node for node in owners}) > 1
 
 
@@ -252,7 +250,7 @@ NODES = "nodes"
 def check_nodes(case: Case) -> Iterator[Result]:
     """Fails for nodes that do not answer, and for names that occur twice."""
     for node, why in sorted(case.silent.items()):
-        yield Result(NODES, FAIL, f"{node} does not answer: {why}", (node,), "is probingd running there?")
+        yield Result(NODES, FAIL, f"{node} does not answer: {why}", (node,), "check that probingd runs there")
     counted = Counter(node.node for node in case.nodes)
     if twice := [name for name, count in counted.items() if count > 1]:
         hint = "give each daemon a node_name of its own"
@@ -293,7 +291,7 @@ def check_round_trips(case: Case) -> Iterator[Result]:
     far = [(source, target, ns) for source, target, ns in known if ns > FACTOR * middle and ns - middle > LEAST_NS]
     for source, target, ns in far:
         text = f"{source} to {target} takes {age(ns)}, the median is {age(middle)}"
-        yield Result(ROUND_TRIPS, WARN, text, (source, target), "is the way between them congested, or longer?")
+        yield Result(ROUND_TRIPS, WARN, text, (source, target), "look for congestion or a longer path between the two")
     if not lost and not far:
         ends = {name for source, target, _ in known for name in (source, target)}
         text = f"{len(known)} pairs of {names(ends)}: median {age(middle)}"

@@ -92,7 +92,7 @@ def _differences(ranks: dict[str, dict[str, str]]) -> Iterator[Result]:
         text = "; ".join(f"{'not set' if value is None else value} on {_named(own)}" for value, own in order)
         local = name in _LOCAL or name.endswith(_LOCAL_ENDS)
         nodes = tuple(sorted({who.rpartition(" on ")[2] for _, own in order[1:] for who in own}))
-        hint = "it may differ where devices have other names" if local else "give all ranks the same value"
+        hint = "check that each node needs its own value" if local else "give all ranks the same value"
         yield Result(VARIABLES, WARN if local else FAIL, f"{name} differs: {text}", nodes, hint)
 
 

@@ -17,8 +17,9 @@ _K = TypeVar("_K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a check. ``text``: a sentence that says what is wrong or right, for ``skipped`` why; ``hint``: what
-    to do. ``nodes``: the nodes concerned; empty: all."""
+    """The result of a check. ``text``: a sentence that says what is wrong or right, or for ``skipped`` why the check
+    could not be made. ``hint``: what to do. ``nodes``: the nodes concerned; empty: all.
+    """
 
     check: str
     state: str
@@ -51,7 +52,7 @@ def compared(
     hint: str = "",
     show: Callable[[str], str] = str,
 ) -> Iterator[Result]:
-    """Yields the result that all nodes have the same value, or which nodes have another value than most.
+    """Yields the result that all nodes have the same value, or that some nodes have another value than most.
 
     ``values``: the values by node. ``state``: the state of the result if there is a difference.
     """

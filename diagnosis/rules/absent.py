@@ -27,8 +27,8 @@ UNREACHABLE = Verdict(
     "rank_unreachable",
     "hang",
     "A rank is on a node that does not answer, and the others wait for it",
-    "Ranks wait in an operation that all ranks that were seen have joined. The other members of the communicator are on"
-    " nodes that did not answer.",
+    "Ranks wait in an operation, and all ranks that were seen have joined it. The other members of the communicator are"
+    " on nodes that did not answer.",
     "The operation, and the nodes that did not answer.",
     "0.7; less where operations were lost.",
     "An answer of the node with the rank in that operation.",
@@ -39,7 +39,7 @@ VERDICTS = (DEAD, UNREACHABLE)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Yields a finding for each hold-up by ranks that are gone, and for each by unreachable ranks."""
+    """Yields a finding for each hold-up by ranks that are gone, and for each hold-up by unreachable ranks."""
     explained = case.explained
     for hold_up in hold_ups(case):
         gone = [rank for rank in hold_up.ranks if ended(case, rank) and rank not in explained]

@@ -20,8 +20,8 @@ COMMUNICATOR_ERROR = Verdict(
     "hang",
     "A communicator has an error, or ranks aborted it",
     "NCCL reports an asynchronous error of a communicator, could not create it, or ranks aborted it with operations in"
-    " flight. The first rank with an error of its own is named. Errors that only say that another rank is gone name"
-    " nobody. After an abort, the rank that had not joined the operation in flight is named.",
+    " flight. The first rank with an error of its own is named; an error that only says that another rank is gone does"
+    " not count. After an abort, the rank that had not joined the operation in flight is named.",
     "The error, when each rank first had it, the operations that failed, and the report of NCCL's RAS.",
     "0.85 for the only rank with an error of its own, 0.75 for the first of several, 0.5 if no rank can be named.",
     "An earlier error in the log of another rank: a watchdog polls errors ten times a second, and clocks differ.",
@@ -42,8 +42,8 @@ _MOST = 8
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """An error or abort of a communicator on a rank. ``t_ns``: its time on the common clock. ``made``: when the
-    communicator was created.
+    """An error or abort of a communicator on a rank. ``t_ns``: its time on the common clock. ``made``: whether the
+    communicator could be created.
     """
 
     rank: int
@@ -73,7 +73,7 @@ def _reports(case: Case) -> dict[str, list[_Report]]:
         for one in sorted(rank.witnesses, key=lambda w: w.source != "probe"):
             aborted = bool(one.aborted) or one.state == "aborted"
             if one.async_error or aborted:
-                # RAS reports that there is an error, but not since when.
+                # RAS reports an error, but not its time.
                 seen = one.ts_ns if one.source == "probe" else None
                 t_ns = case.time(rank.rank, seen) if seen is not None else None
                 error = clean(one.async_error) if one.async_error else None
@@ -112,7 +112,7 @@ def _finding(case: Case, comm: str, reports: Sequence[_Report]) -> Iterator[Find
 
 @dataclass(frozen=True, slots=True)
 class _Blame:
-    """The ranks to blame. ``says``: what they did; without ranks, what is unknown."""
+    """The ranks to blame. ``says``: a clause about them; without ranks, the question that stays open."""
 
     ranks: tuple[Rank, ...]
     confidence: float
@@ -172,7 +172,7 @@ def _never_called(case: Case, number: int, comm: str, seq: int) -> bool:
     if rank is None or rank.lost:
         return False
     last = [p.seq for p in rank.progress if p.comm == comm]
-    # If a rank has no operations on it, the daemon may have started too late.
+    # If a rank has no operations on the communicator, the daemon may have started too late.
     return all(one is not None and one < seq for one in last) and (bool(last) or rank.seen_from_ns is None)
 
 
@@ -182,7 +182,7 @@ def _members(case: Case, comm: str, reports: Sequence[_Report]) -> list[int]:
 
 
 def _goes_on(case: Case, number: int, since_ns: int) -> bool:
-    """Returns whether a rank has completed an operation on a new communicator since then."""
+    """Returns whether a rank has completed an operation after ``since_ns``."""
     rank = case.ranks.get(number)
     if rank is None:
         return False

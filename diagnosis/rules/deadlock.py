@@ -23,7 +23,7 @@ DEADLOCK = Verdict(
     "The wait-for graph (a rank, the operation that it waits in, the ranks that have not joined it) has a cycle. A rank"
     " that waits for the lock of a file leads to the rank that holds it. If most ranks of the cycle wait in one"
     " operation or for one lock, the others are named; else all of them.",
-    "The cycle: who waits in which operation for whom, and for which lock.",
+    "The cycle: which rank waits for which rank, in which operation or for which lock.",
     "0.95; less where operations were lost or only stacks show the operations.",
     "An operation of the cycle that all of its ranks have called.",
     (

@@ -1,4 +1,4 @@
-"""A rank died: which died first, of what, and which ranks died because of it or wait for it."""
+"""A rank died: names the first rank that died, the cause, and the ranks that died because of it or wait for it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ RANK_DIED = Verdict(
     "death",
     "A rank died",
     "The first rank that ended by a signal or with a code other than 0, of its own cause: no launcher ended it, it did"
-    " not wait for others, and its error is not that a peer is gone. Where those errors name a socket of a rank that"
-    " lives on, that rank closed its connections first. Or a rank exited with code 0 while others wait for it in an"
-    " operation that it never called. If all ranks of a run have ended and its launcher lives, the run is being"
+    " not wait for others, and its error is not that a peer is gone. If errors about a lost peer name a socket of a"
+    " rank that lives on, that rank closed its connections first. Or a rank exited with code 0 while others wait for it"
+    " in an operation that it never called. If all ranks of a run have ended and its launcher lives, the run is being"
     " restarted: that is no finding.",
-    "Exits with signal, code and OOM kills; operations in flight at the end; logged errors; whose sockets, open or"
-    " closed, the addresses in errors are; lost data-loader workers.",
+    "Exits with signal, code and OOM kills; operations in flight at the end; logged errors; the ranks whose sockets,"
+    " open or closed, errors name; lost data-loader workers.",
     "0.95 if the first exit is clear; 0.4 to 0.8 if others ended at the same time, or no error of its own is known;"
     " 0.75 to 0.85 if errors name the socket of a rank that lives on.",
     "Another rank ended earlier, or the error of this one says that a peer is gone.",
@@ -144,8 +144,8 @@ def _exit_line(one: Death, first: Death) -> str:
 
 
 def _absent(case: Case, died: Sequence[Death]) -> tuple[list[Rank], tuple[Named, ...]]:
-    """Returns the ranks for which others waited when these died of a lost peer, and the errors that name sockets of
-    those ranks.
+    """Returns the ranks for which other ranks waited until they died of a lost peer, and the errors that name the
+    sockets of the awaited ranks.
 
     Such a rank was alive and had not called the operation in which the others waited, or it closed its connections
     while it was alive.

@@ -21,7 +21,7 @@ FABRIC_FAULT = Verdict(
     " rank is to blame: a link has two ends. The fault is on the side of the switches if links say that their other end"
     " went down, or if the counters of the GPUs' own links are read and show no error.",
     "The XIDs with unit, link and reason, in the order of time with the clocks of nodes corrected; counters of links.",
-    "0.9 if the side of the fault is known, else 0.75; 0.1 less if clocks are too far apart to tell the first one.",
+    "0.9 if the side of the fault is known, else 0.75; 0.1 less if clocks are too inexact to tell the first error.",
     "An error of one of the GPUs before the first that is named, or the same errors after the switch was replaced.",
     (
         "Look at the switches of the fabric and their logs first: `nvidia-smi -q`, fabric manager, NVOS.",

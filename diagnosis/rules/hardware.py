@@ -18,8 +18,8 @@ GPU_FAULT = Verdict(
     "gpu_fault",
     "hardware",
     "A GPU of the job is lost or reports errors",
-    "The driver lists a GPU as lost, reports an XID or a memory error of it, wants it to be reset, or has fewer lanes"
-    " of PCIe for it than there could be. XIDs are classed as DCGM classes them. Errors of programs count only if they"
+    "The driver lists a GPU as lost, reports an XID or a memory error of it, wants it to be reset, or uses fewer PCIe"
+    " lanes for it than the GPU and its slot have. XIDs have the classes of DCGM. Errors of programs count only if they"
     " came since the job began.",
     "The state of the GPU, its events of the last hour, and the ranks that use it.",
     "0.95 for a GPU that fails, 0.8 for one that warns.",
@@ -56,7 +56,7 @@ PACKET_LOSS = Verdict(
     "hardware",
     "Connections of a rank lose packets",
     "More than one segment in a hundred was sent again in the last two minutes, three times as many as on the other"
-    " ranks of the node; or a connection has sent one three times without an answer.",
+    " ranks of the node; or a connection has sent one segment again three times without an answer.",
     "Segments sent and sent again by rank and peer host.",
     "0.8.",
     _REFUTED,

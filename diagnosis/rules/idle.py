@@ -33,7 +33,7 @@ VERDICTS = (IDLE,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Yields a note for each hold-up by ranks that wait for requests, or one note if all ranks do."""
+    """Yields a note for each hold-up by ranks that wait for requests, or one note if all ranks wait for requests."""
     if not case.may_hang or case.found_error:
         return
     if case.waits:

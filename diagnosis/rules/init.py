@@ -22,9 +22,9 @@ INIT_STUCK = Verdict(
     "hang",
     "Ranks are stuck in the creation of a communicator",
     "Ranks wait in init_process_group, new_group, a store or ncclCommInit. The ranks that are elsewhere are named."
-    " Ranks without a process that was seen are reported, too.",
-    "Which ranks wait there, which do not, and what the latter do.",
-    "0.8; 0.5 if all known ranks wait, so that it is not known for which rank.",
+    " Ranks of which no process was seen are reported, too.",
+    "The ranks that wait there, and the activity of the other ranks.",
+    "0.8; 0.5 if all known ranks wait, so that the awaited rank is unknown.",
     "The named rank's call of the same function, or a rank that was not seen.",
     (
         "Check that as many processes run as WORLD_SIZE says, with one MASTER_ADDR and MASTER_PORT.",

@@ -39,11 +39,11 @@ class _ChangePoint:
 
 
 def change_point(values: Sequence[float], *, after: int = MIN_AFTER, ratio: float = RATIO) -> _ChangePoint | None:
-    """Returns the point from which on ``values`` are longer by ``ratio`` than before; at least the last ``after``
-    values must be.
+    """Returns the point from which on ``values`` are at least ``ratio`` times as large as before, with at least
+    ``after`` values after it.
 
-    None if there is no such point, or if a tenth of the earlier values are as long, or a tenth of the later values as
-    short.
+    None if there is no such point, or if more than a tenth of the earlier values are large, or of the later values
+    small.
     """
     series = np.asarray(values[-_MOST_VALUES:], np.float64)
     if len(series) < MIN_BEFORE + after:
@@ -79,11 +79,11 @@ JOB_SLOWDOWN = Verdict(
     "job_slowdown",
     "slow",
     "All ranks are slower than the job was",
-    "Steps take at least 1.3 times as long as before: ten steps or more, for 30 s or more, up to the newest one; and"
-    " nine in ten of the earlier ones were shorter. No finding in an evaluation or checkpoint, or if one rank is slow.",
-    "Durations of the job's steps in the last hour; what the stacks of all ranks show more of than before.",
+    "Steps take at least 1.3 times as long as before, for at least ten steps and 30 s, up to the newest step; and nine"
+    " in ten earlier steps were shorter. No finding in an evaluation or checkpoint, or if one rank is slow.",
+    "Durations of the job's steps in the last hour; code that takes more time in the stacks of all ranks than before.",
     "0.8; 0.7 if stacks show no difference; 0.6 without stacks.",
-    "The next steps are as short as before, or the job went on to longer ones by itself: another sequence length, say.",
+    "The next steps are as short as before, or the program made them longer, for example by another sequence length.",
     ("Look at what all ranks share: storage, network, power and clocks of the nodes.",),
     situations=("job_slowdown",),
 )
@@ -169,5 +169,5 @@ def _evidence(
             shares = f"{share_text(now)} of the time, before {share_text(before)}"
             yield f"the ranks wait for each other or for the network {shares}"
         elif case.facts.step_history[-1][0] - since <= 2 * _PERSISTS_NS:
-            # Later the past samples are from slow steps, too, so the cause cannot be seen.
+            # After this time the past samples are from slow steps, too, so they do not show the cause.
             yield "the stacks of all ranks are as before"

@@ -1,4 +1,4 @@
-"""The memory of a rank grows towards its limit, or is much larger than that of the other ranks."""
+"""The memory of a rank grows towards its limit, or is much larger than the memory of the other ranks."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ MEMORY_GROWTH = Verdict(
     "memory",
     "The memory of a rank grows towards its limit",
     "The resident or device memory of a rank has grown steadily over 20 readings or more, by at least 64 MiB and a"
-    " tenth, and lately no slower. At that rate it reaches the limit of its cgroup, node or device within an hour, and"
-    " within ten times the time over which it was recorded.",
+    " tenth, and in the second half of the readings at least half as fast as in all of them. At that rate it reaches"
+    " the limit of its cgroup, node or device within an hour, and within ten times the time that was recorded.",
     "Readings of the rank's memory, and the limits.",
     "0.8; 0.6 for the limit of the node, which other processes share.",
     "The memory stops growing: a cache that is full, or an evaluation that ends.",
@@ -140,7 +140,7 @@ MEMORY_IMBALANCE = Verdict(
     "memory",
     "A rank has much more memory than the others",
     "The resident or device memory of a rank is at least 1.5 times the median of the others and 256 MiB more, and is"
-    " stable: its last five readings differ by 5 % at most. Fewer than half of the ranks have so much.",
+    " stable: its last five readings differ by 5 % at most. Fewer than half of the ranks have as much.",
     "The last readings of the ranks' memory.",
     "0.8.",
     "The rank is meant to have more: it holds the data, or another part of the model.",
@@ -160,7 +160,7 @@ _MOST = 8
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Yields findings for each kind of memory: ranks whose memory grows, and ranks with more than the others."""
+    """Yields findings for each kind of memory: ranks whose memory grows, and ranks with more memory than the others."""
     living = [rank for rank in case.facts.ranks if rank.exit is None]
     for name in _KINDS:
         known = [(rank, series) for rank in living for series in rank.series if series.name == name]
@@ -199,7 +199,7 @@ def _growth(name: str, ending: Sequence[_Growth]) -> Finding:
 
 
 def _unlimited(name: str, growing: Sequence[_Growth]) -> Finding:
-    """Returns a note: the limits of the cgroups have not been read yet."""
+    """Returns a note about ranks whose memory grows, while the limits of their cgroups are unknown."""
     verb = "uses" if len(growing) == 1 else "use"
     return Finding(
         MEMORY_GROWTH,

@@ -16,8 +16,8 @@ __all__ = ("VERDICTS", "about_of", "find")
 _RULE = "Ranks of one communicator {differ} at the same sequence number, and they wait there or failed there."
 _EVIDENCE = "The calls of all ranks at that number, and the stack of a rank that differs."
 _CONFIDENCE = (
-    "0.95; less if ranks were not seen. The minority of the ranks is named. Of two equal parts, the one that departs"
-    " from the sequence that the job repeats is named; without such a sequence, none is."
+    "0.95; less if ranks were not seen. The minority of the ranks is named. If both parts are equal, the part that"
+    " departs from the job's repeated sequence of calls is named; without such a sequence, no rank is named."
 )
 _TWO_MEANINGS = "The names of the calls of all ranks at that number, which are equal on a communicator that works."
 

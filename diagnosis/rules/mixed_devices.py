@@ -16,7 +16,7 @@ MIXED_DEVICES = Verdict(
     "hardware",
     "The GPUs of the job differ",
     "Ranks use GPUs of different models, or of sizes of memory that differ by more than a tenth. A step takes as long"
-    " as it takes on the slowest.",
+    " as on the slowest GPU.",
     "Model and memory of the GPU of each rank.",
     "0.9.",
     "The work of each rank suits its GPU.",

@@ -17,9 +17,9 @@ NO_COMPLETION = Verdict(
     "no_completion",
     "hang",
     "All ranks have joined an operation that does not complete",
-    "All members of a communicator have called the same operation with the same arguments, and it completes on none or"
-    " not on all of them.",
-    "The ranks that wait, those on which it has completed, the states of the operation, and errors of the library.",
+    "All members of a communicator have called the same operation with the same arguments, and it completes on no rank,"
+    " or only on some ranks.",
+    "The ranks that wait, the ranks on which it has completed, the states of the operation, and errors of the library.",
     "0.8; less if operations were lost or only stacks show the operation.",
     "A rank that has not joined, or whose arguments differ.",
     (
@@ -33,7 +33,7 @@ VERDICTS = (NO_COMPLETION,)
 
 
 def find(case: Case) -> Iterator[Finding]:
-    """Yields a finding for each operation that all members have joined and in which some wait."""
+    """Yields a finding for each operation that all members have joined and in which some members wait."""
     explained = case.explained
     differing = {(one.comm, one.number) for one in case.disagreements}
     places: dict[tuple[str | None, int | None, bool], list[int]] = {}

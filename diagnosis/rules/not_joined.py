@@ -1,6 +1,4 @@
-"""Ranks hold others up: the others wait in an operation that these ranks have not joined, while these wait for
-no rank.
-"""
+"""Ranks hold others up: they have not joined an operation in which others wait, and wait for no rank themselves."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ NOT_JOINED = Verdict(
     "not_joined",
     "hang",
     "A rank has not joined an operation that the others wait in",
-    "Ranks that have not called the operation in which other members of the communicator wait, and that wait for no"
-    " other rank themselves (the sinks of the wait-for graph), nor for the lock of a file that a rank holds. A rank"
+    "Ranks have not called the operation in which other members of the communicator wait, and wait for no other rank"
+    " themselves (the sinks of the wait-for graph), nor for the lock of a file that a rank holds. A rank"
     " that is stopped within the operation counts as not joined. A rank that makes progress elsewhere is named only"
     " after 6 W and 60 s.",
     "The operation, the ranks that wait in it and since when; the last operation of the named rank, its activity and"
@@ -61,7 +59,7 @@ def find(case: Case) -> Iterator[Finding]:
 
 
 def _advances(case: Case, rank: int) -> bool:
-    # Returns whether it was seen to begin or end operations or steps meanwhile.
+    # Returns whether the rank was seen to begin or end an operation or step within the time of a stall.
     seen = last_seen_ns(case.ranks[rank])
     return seen is not None and case.now(rank) - seen < case.gate_ns and not halted(case.ranks[rank])
 

@@ -18,9 +18,9 @@ BAD_VALUES = Verdict(
     "bad_values",
     "numbers",
     "A loss is NaN, infinite, or jumps",
-    "The last reading of a watched variable is NaN or infinite, and it was finite before or is a loss. Or the last"
-    " three readings of a loss are ten times its median, and ten median deviations above it. Only ranks that had it two"
-    " seconds before the others are named: gradients carry it to all ranks.",
+    "The last reading of a watched variable is NaN or infinite, and the variable was finite before or is a loss. Or the"
+    " last three readings of a loss are ten times its median, and ten median deviations above it. Only ranks that had"
+    " the bad value two seconds before the others are named: gradients carry it to all ranks.",
     "Readings of watched variables (`variables.watch`), by rank.",
     "0.9; 0.6 for a jump.",
     "The next readings are finite, and as before.",
@@ -66,7 +66,9 @@ def _bad(case: Case, name: str, known: Sequence[tuple[Rank, Series]]) -> Finding
 
 
 def _not_finite(series: Series) -> int | None:
-    """Returns since when all values are NaN or infinite, UTC ns; None if they are not, or always were."""
+    """Returns the time since which all values are NaN or infinite, UTC ns; None if the last value is finite, or if no
+    value was finite and the variable is no loss.
+    """
     if isfinite(series.values[-1]):
         return None
     first = len(series.values)
@@ -77,7 +79,7 @@ def _not_finite(series: Series) -> int | None:
 
 
 def _jump(series: Series) -> int | None:
-    """Returns since when a loss is far above its earlier values, UTC ns; None if it is not."""
+    """Returns the time since which a loss is far above its earlier values, UTC ns; None if it is not."""
     before, last = series.values[:-_LAST], series.values[-_LAST:]
     if "loss" not in _last_part(series.name) or len(before) < _HISTORY or not all(map(isfinite, series.values)):
         return None

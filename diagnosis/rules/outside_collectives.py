@@ -30,13 +30,13 @@ OUTSIDE = Verdict(
     "stuck_outside",
     "hang",
     "Ranks are stuck outside of collectives",
-    "No rank of the job waits in an operation, none has begun or ended one for W, and none makes progress; for twice W"
-    " where operations are in flight that no stack shows a wait for, and then the ranks that have not called these are"
-    " named. Where ranks wait for a request or the answer to one, the others are named. Otherwise ranks are grouped by"
-    " stack: the minority is named, or all ranks if there is none. If all ranks have run within W, as in an evaluation,"
-    " it is a note until they have made no progress for 6 W and 60 s, or for ten minutes if all of them use 5 % of a"
-    " CPU.",
-    "What each group of ranks does, and since when.",
+    "No rank of the job waits in an operation, no rank has begun or ended an operation for W, and no rank makes"
+    " progress. If operations are in flight for which no stack shows a wait, the time is twice W, and the ranks that"
+    " have not called these operations are named. If ranks wait for a request or for its answer, the other ranks are"
+    " named. Otherwise ranks are grouped by stack: the minority is named, or without a minority all ranks. If all ranks"
+    " have run within W, as in an evaluation, it is a note until they have made no progress for 6 W and 60 s, or for"
+    " ten minutes if all of them use 5 % of a CPU.",
+    "The activity of each group of ranks, and since when.",
     "0.8 if the activity of the named ranks is known, else 0.5.",
     "A rank that makes progress: its stack changes, it writes, or it uses CPU in changing frames.",
     ("Look at what the named ranks do: `probingctl stacks --job J PID --native` has their whole stacks.",),
@@ -116,7 +116,7 @@ def _may_be_a_pause(case: Case, ranks: Sequence[int], stalled: int) -> bool:
 
 
 def _works(own: Rank) -> bool:
-    # A loop that only polls uses less than this.
+    # A loop that only polls uses a smaller share of a CPU.
     c = own.condition
     return c is not None and bool(c.interval_ns) and (c.cpu_ns or 0) >= _WORKS * (c.interval_ns or 0)
 

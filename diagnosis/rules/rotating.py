@@ -21,7 +21,7 @@ from probing.diagnosis.verdict import ERROR, NOTE, Finding, Verdict
 __all__ = ("VERDICTS", "find")
 
 _MIN_SHARE = 0.2
-# If one rank is last in more than this share of the collectives, the rule slow_rank is, or nearly is, in charge.
+# A rank that is last in a larger share of the collectives is, or nearly is, a case for the rule slow_rank.
 _MOST_OFTEN = 0.6
 _LEAST_OFTEN = 0.05
 _BURST, _BURST_SHARE = 5, 0.3
@@ -50,7 +50,7 @@ class _Rotation:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Burst:
     """A time in which one rank was late: ``rank`` was the last in ``count`` successive collectives with a late rank,
-    and in none of the ``after`` since.
+    and in none of the ``after`` collectives since.
 
     ``lasted_ns``: the time from the first to the last of them. ``ended_ns``: the call of the last, on the common clock.
     ``share``: the lost share of the time.
@@ -66,7 +66,9 @@ class _Burst:
 
 
 def _rotation_of(a: Arrivals) -> _Rotation | None:
-    """Returns the rotation of lateness among the ranks of a communicator; None if none costs a fifth of the time."""
+    """Returns the rotation of lateness among the ranks of a communicator; None if it costs less than a fifth of the
+    time.
+    """
     late, lags = _lasts(a)
     known = [(rank, lag) for rank, lag in zip(late, lags, strict=True) if rank is not None]
     if len(a.seqs) < MIN_OPERATIONS or len(known) < MIN_OPERATIONS or a.covered_ns <= 0:
@@ -85,7 +87,7 @@ def _rotation_of(a: Arrivals) -> _Rotation | None:
 
 
 def _burst_of(a: Arrivals) -> _Burst | None:
-    """Returns a past time in which one rank was always late; None if none cost a third of that time."""
+    """Returns a past time in which one rank was always late; None if no such time cost 30 % of the compared time."""
     late, lags = _lasts(a)
     if len(a.seqs) < MIN_OPERATIONS or a.covered_ns <= 0:
         return None
@@ -122,10 +124,10 @@ ROTATING = Verdict(
     "rotating_straggler",
     "slow",
     "Each step another rank is the last",
-    "Over at least 20 collectives with a late rank the last one changes: three ranks or more (of two, both) take turns,"
-    " and none is it in 60 % of them. Together they cost a fifth of the job's time. It is a note: the ranks have"
-    " different amounts of work in each step, and no machine is slow.",
-    "Which rank calls last, how late, and how often it is another one; waits for a CPU.",
+    "Over at least 20 collectives with a late rank the last rank changes: three ranks or more (of two, both) take"
+    " turns, and no rank is last in 60 % of them. Their lags cost a fifth of the job's time. It is a note: the ranks"
+    " have different amounts of work in each step, and no machine is slow.",
+    "Which rank calls last, how late, and how often the last rank changes; waits for a CPU.",
     "0.8; 0.6 if the ranks wait for a CPU a tenth of the time or more, which looks the same.",
     "One rank that is the last in most of the next steps.",
     (
@@ -138,8 +140,8 @@ PASSED = Verdict(
     "passed_straggler",
     "slow",
     "A rank was slow for a while",
-    "Of the collectives with a late rank the same one was the last in five in a row or more, by which a third of the"
-    " time of the compared ones was lost, and in none of the eight or more since. It is a note.",
+    "One rank was the last in at least five collectives with a late rank in a row, which cost 30 % of the compared"
+    " time, and in none of the eight or more collectives since. It is a note.",
     "The calls of collectives with the clocks of nodes corrected.",
     "0.8.",
     "The rank is late again.",

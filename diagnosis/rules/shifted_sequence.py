@@ -21,10 +21,10 @@ SHIFTED = Verdict(
     "shifted_sequence",
     "hang",
     "A rank skipped collectives",
-    "The calls of ranks differ at a sequence number of a communicator, and from there on the calls of the minority are"
-    " those that the others make later: by what they called, or by the sequence that the job repeats.",
+    "The calls of ranks differ at a sequence number of a communicator, and from there on the minority makes the calls"
+    " that the others make later: by their recorded calls, or by the job's repeated sequence of calls.",
     "The first number that differs, how many calls were skipped, and what the rank called instead.",
-    "0.9; less if operations were lost; 0.7 if the sequence that the job repeats decides which part is wrong.",
+    "0.9; less if operations were lost; 0.7 if the repeated sequence decides which part is wrong.",
     "The skipped call on the named rank, between the two calls that the evidence names.",
     (
         "Look for `except` and `continue` in the step on the named rank: it caught an exception and went on.",

@@ -1,1 +1,1 @@
-"""What is wrong with the hardware and the system of a node, whether it affects a job or not."""
+"""Symptoms: faults of the hardware and the system of a node, whether they affect a job or not."""

@@ -137,6 +137,6 @@ _MOST = 64
 
 
 def symptoms_of(node: NodeFacts) -> list[Symptom]:
-    """Returns the symptoms of a node, at most 64; those of failing parts come first."""
+    """Returns the symptoms of a node, at most 64; symptoms of failing parts come first."""
     found = [symptom for find in _SYMPTOMS for symptom in find(node)]
     return sorted(found, key=lambda symptom: not symptom.fails)[:_MOST]

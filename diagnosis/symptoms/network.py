@@ -28,7 +28,7 @@ _FAULTS = {
     "packet_seq_err": "packets that the peer missed",
     "port_xmit_discards": "packets discarded instead of sent",
 }
-# The share of packets sent again from which a connection is slow, and the least number of segments.
+# The least share of segments sent again for packet loss, and the least number of segments for a share.
 _RESENT = 0.01
 _LEAST_SEGMENTS = 100
 _LEAST_RESENT = 5

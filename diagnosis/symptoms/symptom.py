@@ -37,4 +37,4 @@ class Symptom:
 
 
 FindSymptoms = Callable[[NodeFacts], Iterator[Symptom]]
-"""Returns what is wrong with one kind of part of a node."""
+"""Yields the symptoms of one kind of part of a node."""

@@ -1,4 +1,4 @@
-"""Answers of nodes, single and together, and the nodes that did not answer. This module imports no engine, as that
+"""Answers of one node and of many, and the nodes that did not answer. This module does not import DuckDB, because that
 takes long.
 """
 
@@ -62,7 +62,7 @@ class Failed(NamedTuple):
 
 
 class AnsweredReport(TypedDict):
-    """A node that answered. The offset of its clock from ours is set if it was measured."""
+    """A node that answered. ``clock_offset_ns``: its clock minus ours; missing if it was not measured."""
 
     address: str
     node: str
@@ -85,7 +85,7 @@ class DetourReport(TypedDict):
 
 
 class OutcomeReport(TypedDict):
-    """Which addresses were asked, which of them answered, and why the others failed. ``detours``: see Gathered."""
+    """The addresses that were asked, the nodes that answered, the errors of the others. ``detours``: see Gathered."""
 
     asked: list[str]
     answered: list[AnsweredReport]
@@ -100,7 +100,7 @@ class Gathered(Generic[T]):
     asked: tuple[str, ...]
     answered: list[Answered[T]] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
-    # Nodes that did not pass on the answers of other nodes, which were then asked directly.
+    # Nodes that did not pass on the answers of other nodes; the other nodes were then asked directly.
     detours: list[Failed] = field(default_factory=list)
     _names: dict[str, str] = field(default_factory=dict, repr=False)
 
@@ -115,7 +115,7 @@ class Gathered(Generic[T]):
             self.answered.append(Answered(address, node, value))
 
     def require(self, *, strict: bool) -> None:
-        """Raises the nodes' error if none answered; under ``strict`` raises PartialAnswer if one failed."""
+        """Raises the nodes' error if no node answered; under ``strict`` raises PartialAnswer if a node failed."""
         if not self.failed:
             return
         if not self.answered:
@@ -143,7 +143,7 @@ class Gathered(Generic[T]):
 
 
 def twice(node: str, other: str) -> PeerError:
-    """Returns the error of a second address that answers under the name of ``other``."""
+    """Returns the error for a second address that answers as ``node``. ``other``: the first address."""
     return PeerError(f"it answers as {node}, as {other} does", hint="give every daemon its own --node-name")
 
 
@@ -155,7 +155,7 @@ def _answered_report(answered: Answered[Any]) -> AnsweredReport:
 
 
 def _common(failed: list[Failed]) -> ProbingError:
-    """Returns one error for all nodes: their common error if there is one, else a list of reasons."""
+    """Returns one error for all nodes: their common error, or an error that lists their reasons."""
     first = failed[0].error
     if all((f.error.kind, f.error.message) == (first.kind, first.message) for f in failed):
         return first
@@ -200,8 +200,8 @@ class Answer:
 
 
 class Rows:
-    """A stream of rows: ``schema`` is there at once; batches can be read once; then ``warnings`` are complete. Close it
-    to end the query.
+    """A stream of rows. ``schema`` is known at once. Batches can be read once; after the last batch ``warnings`` are
+    complete. ``close`` ends the query.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ def _batches(rows: Rows, max_bytes: int) -> Generator[pa.RecordBatch, None, None
                 if file.tell() > max_bytes:
                     raise QueryMemory(
                         f"the answer is larger than the {size(max_bytes)} that --strict holds back",
-                        hint="narrow the time range, or leave --strict away: rows are then written as they come",
+                        hint="narrow the time range, or leave --strict out: then rows are written as they arrive",
                     )
         file.seek(0)
         yield from pa.ipc.open_stream(file)

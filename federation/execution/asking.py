@@ -1,5 +1,4 @@
-"""Calls many nodes in one event loop, and decides which node is called when: with places, deadlines, retries and
-hedges.
+"""Calls many nodes in one event loop: limits the calls in flight, and decides on deadlines, retries and hedges.
 
 A hedge is a second call to a node that takes longer than nearly all others; the first answer counts. Calling twice is
 safe, as a question changes nothing on a node.
@@ -21,18 +20,18 @@ from probing.federation.execution.answer import Failed, Gathered
 __all__ = ("ONCE", "Ask", "Policy", "ask_many", "late")
 
 T = TypeVar("T")
-# A function that asks an address; it is given the seconds left and the number of earlier calls.
+# A function that calls a node. Its arguments: the address, the seconds left, and the number of earlier calls.
 Ask = Callable[[str, float, int], Awaitable[tuple[str, T]]]
 _GLANCE_S = 0.02
 
 
 class Policy(NamedTuple):
-    """How many nodes are asked at once, and when a node is asked again.
+    """How many nodes are called at once, and when a node is called again.
 
-    At most ``at_once`` calls may be younger than ``patience_s``. An older call gives its place to another, until
-    ``most`` calls are in flight; so nodes that do not answer delay no others. A broken call is repeated up to
-    ``retries`` times. Once ``hedge_after`` nodes have answered, calls that take longer than nearly all others are
-    hedged, for at most the share ``hedges`` of all nodes; 0: no hedges.
+    At most ``at_once`` calls younger than ``patience_s`` are in flight, and at most ``most`` calls in all; so nodes
+    that do not answer delay no others. A broken call is repeated up to ``retries`` times. Once ``hedge_after`` nodes
+    have answered, calls that take longer than nearly all others are hedged, for at most the share ``hedges`` of all
+    nodes; 0: no hedges.
     """
 
     at_once: int = 96
@@ -45,7 +44,7 @@ class Policy(NamedTuple):
     grace_s: float = 0.5
 
 
-# The policy for questions that change something on a node.
+# The policy for calls that must not be repeated: they change a node, or their rows have been passed on.
 ONCE = Policy(retries=0, hedges=0)
 
 
@@ -58,10 +57,10 @@ async def ask_many(
     alive: Callable[[str], bool] = lambda _: True,
     answered: Callable[[str, bool], None] = lambda *_: None,
 ) -> Gathered[T]:
-    """Calls ``ask`` for every address. Returns the answers, and why other nodes failed, in the order of addresses.
+    """Calls ``ask`` for every address. Returns the answers, and the errors of the other nodes, in order of addresses.
 
-    ``ask`` raises ProbingError, with the code BROKEN where another call may succeed; another exception ends the
-    question. Only a node that is ``alive`` is hedged. ``answered(address, well)`` is called when a node is done.
+    ``ask`` raises ProbingError, with the code BROKEN where another call may succeed; any other exception ends all
+    calls. Only a node that is ``alive`` is hedged. ``answered(address, success)`` is called when a node is done.
     """
     return await _Round(tuple(dict.fromkeys(addresses)), ask, timeout, policy, alive, answered).run()
 
@@ -151,7 +150,7 @@ class _Round(Generic[T]):
                     raise
             attempt += 1
             await asyncio.sleep(self._policy.pause_s)
-        raise PeerError("it was not asked in time", hint="raise --timeout, or ask fewer nodes", code=LATE)
+        raise PeerError("it was not called before the deadline", hint="raise --timeout, or ask fewer nodes", code=LATE)
 
     async def _hedged(self, address: str, left: float, attempt: int) -> tuple[str, T]:
         call: _Call[T] = _Call(address, self._loop.time(), self._loop.create_future())
@@ -175,7 +174,7 @@ class _Round(Generic[T]):
         task.add_done_callback(partial(self._ended, call))
 
     def _ended(self, call: _Call[T], task: asyncio.Future[tuple[str, T]]) -> None:
-        """Handles the end of a call: the first answer counts; if one call breaks, the other counts."""
+        """Handles the end of a call: the first answer counts; a broken call is ignored while another is in flight."""
         error = None if task.cancelled() else task.exception()
         others = any(not other.done() for other in call.tasks)
         broken = task.cancelled() or (isinstance(error, ProbingError) and error.code == BROKEN)
@@ -190,9 +189,7 @@ class _Round(Generic[T]):
             call.outcome.set_result(task.result())
 
     async def _hedge(self) -> None:
-        """Starts second calls. One look serves all nodes, as a timer for each would wake thousands of tasks all the
-        time.
-        """
+        """Starts second calls. One timer serves all nodes: a timer for each node would wake thousands of tasks."""
         while self._hedges > 0:
             await asyncio.sleep(_GLANCE_S)
             limit, now = self._limit(), self._loop.time()
@@ -216,7 +213,7 @@ class _Round(Generic[T]):
 
 
 def late(address: str, seconds: float, what: str = "answer") -> PeerError:
-    """Returns the error of a node that did not answer in time; ``what``: what was late."""
+    """Returns the error of a node that did not answer in time. ``what``: the late part, such as "answer"."""
     reason = f"no {what} within {round(seconds, 1):g} s"
     return PeerError(f"{address} does not answer: {reason}", hint="raise --timeout", code=LATE, reason=reason)
 

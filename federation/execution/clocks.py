@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 __all__ = ("Clocks", "Offset", "measured", "spread_ns")
 
-# How much two clocks may drift apart meanwhile: 50 ppm, more than the crystals of servers do.
+# The drift of two clocks since a measurement: 50 ppm, more than the crystals of servers have.
 _DRIFT = 50e-6
 _MOST_NODES = 100_000
 
@@ -39,7 +39,7 @@ class Offset(NamedTuple):
 
 
 def measured(sent_ns: int, received_ns: int, node_ns: int) -> Offset | None:
-    """Returns the offset that one answer shows: times of question and answer on our clock, and the node's time in
+    """Returns the offset from one answer. ``sent_ns``, ``received_ns``: on our clock; ``node_ns``: the node's time in
     between.
 
     None if the node did not send its time.
@@ -55,7 +55,7 @@ def _between(low_ns: int, high_ns: int) -> Offset:
 
 
 def spread_ns(offsets: Iterable[Offset | None]) -> int | None:
-    """Returns the most by which two of the clocks may differ; None if one is unknown."""
+    """Returns the largest possible difference between two of the clocks; None if the offset of a clock is unknown."""
     known = list(offsets)
     found = [offset for offset in known if offset is not None]
     if not found or len(found) < len(known):

@@ -40,8 +40,8 @@ def run_all(
 
     ``max_bytes`` limits all answers together (Arrow, in memory); beyond it QueryMemory is raised. A node that fails one
     part fails as a whole. If a node's engine has another version than the states need, all nodes get the classic plans.
-    Raises PartialAnswer under ``strict`` if not every node answered, and the nodes' own error if none did. ``watch`` is
-    told who answered even if one of these is raised.
+    Raises PartialAnswer under ``strict`` if not every node answered, and the nodes' own error if no node answered.
+    ``watch`` gets the outcome even if one of these errors is raised.
     """
     began = time.monotonic()
     budget = _Budget(max_bytes)
@@ -136,14 +136,14 @@ def _load(db: duckdb.DuckDBPyConnection, plan: Plan, nodes: Sequence[Sequence[pa
 
 
 def create_part(db: duckdb.DuckDBPyConnection, part: Part) -> pa.Schema:
-    """Creates the part's table. Returns its Arrow schema, whose columns are called by number."""
+    """Creates the part's table. Returns its Arrow schema, with the columns named c0, c1 and so on."""
     create_table(db, part.table, part.columns)
     schema: pa.Schema = db.sql(f"SELECT * FROM {sql_table(part.table)}").to_arrow_table().schema
     return pa.schema([pa.field(f"c{i}", field.type) for i, field in enumerate(schema)])
 
 
 def _fitted(answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema]) -> list[pa.Table] | PeerError:
-    """Returns the node's tables in the types of their parts, or why they cannot be cast."""
+    """Returns the node's tables in the types of their parts, or the error if they cannot be cast."""
     fitted = []
     for reply, schema in zip(answered.value, schemas, strict=True):
         table = reply.table

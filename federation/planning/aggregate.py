@@ -66,7 +66,7 @@ class _Names:
         Unsplittable.
         """
         if depth > _MAX_ALIAS_DEPTH:
-            raise Unsplittable("names that stand for each other")
+            raise Unsplittable("aliases that refer to each other")
         if isinstance(node, exp.Column):
             return self._column(node, depth, having)
         for child in list(node.iter_expressions()):
@@ -84,7 +84,7 @@ class _Names:
                 raise Unsplittable(f"{name} can mean two things")
             return exp.column(name, quoted=True)
         if meant is None:
-            raise Unsplittable(f"{name} is not known")
+            raise Unsplittable(f"{name} is neither a column nor an alias")
         return exp.paren(self.resolve(meant.copy(), depth + 1), copy=False)
 
 
@@ -154,7 +154,7 @@ def _order(select: exp.Select, names: _Names, groups: _Groups, shown: list[str])
         own = isinstance(inner, exp.Column) and len(inner.parts) == 1 and shown.count(inner.name.lower()) == 1
         if not number and not own:
             if select.args.get("distinct"):
-                raise Unsplittable("DISTINCT with an order by something else")
+                raise Unsplittable("DISTINCT with ORDER BY of another expression")
             inner = groups.lift(_bare(names.resolve(inner.copy())))
         key = ordered.copy()
         key.set("this", inner.copy())

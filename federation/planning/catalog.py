@@ -112,7 +112,7 @@ class Catalog:
 
     @contextmanager
     def beside(self, selects: Mapping[str, str]) -> Iterator[None]:
-        """Creates an empty table under its name for each of ``selects``, and drops them at the end of the context."""
+        """Creates an empty table for each of ``selects``, under its name; drops them at the end of the context."""
         made: list[str] = []
         try:
             for name, sql in selects.items():

@@ -20,8 +20,8 @@ __all__ = ("Recipe", "recipe")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recipe. ``sends``: aggregate expressions for the nodes. ``combine``: SQL over their columns, as a format
-    string.
+    """The recipe for an aggregate. ``sends``: expressions for the nodes. ``combine``: SQL over their columns, as a
+    format string.
 
     ``means``: pairs (count, mean) of sent columns, whose overall means ``combine`` reads as ``{mean0}``...
     """
@@ -32,7 +32,7 @@ class Recipe:
 
 
 _COUNTS = "coalesce(sum({0}), 0)"
-# By Chan, Golub and LeVeque: squares within the parts, plus squares of their means: no cancellation.
+# The sum of squares by Chan, Golub and LeVeque, without cancellation: within the parts, plus between the parts' means.
 _SQUARES = "(sum({0} * {2}) + sum({0} * ({1} - {mean0}) * ({1} - {mean0})))"
 _VARIANCES: dict[type[exp.Expr], tuple[str, bool]] = {
     exp.VariancePop: ("{}", True),
@@ -51,7 +51,7 @@ _SAME: dict[type[exp.Expr], str] = {
     exp.BitwiseOrAgg: "bit_or",
     exp.BitwiseXorAgg: "bit_xor",
 }
-# The columns that a node sends for pairs: their number, means, covariance, sums of squares, minima and maxima.
+# The columns that a node sends for pairs: number, means, covariance, sums of squares; corr adds minima and maxima.
 _PAIRS = ("regr_count", "regr_avgy", "regr_avgx", "covar_pop", "regr_syy", "regr_sxx")
 _PRODUCTS = "(sum({0} * {3}) + sum({0} * ({1} - {mean0}) * ({2} - {mean1})))"
 _SQUARES_Y = "(sum({4}) + sum({0} * ({1} - {mean0}) * ({1} - {mean0})))"
@@ -162,9 +162,9 @@ def _approx_quantile(call: exp.Expr, condition: exp.Expr | None) -> Recipe:
     x, share = _argument(call, "quantile"), call.args["quantile"]
     numbers, kind = (share.expressions, "FLOAT[]") if isinstance(share, exp.Array) else ([share], "FLOAT")
     if not numbers or not all(isinstance(number, exp.Literal) and not number.is_string for number in numbers):
-        raise Unsplittable("a quantile that is no number")
+        raise Unsplittable("a quantile that is not a number")
     of_type = f"['DOUBLE', '{kind}'], [NULL, {to_sql(share)}]"
-    # A sum, not a cast: DuckDB cannot add to a time, so rows with times are shipped; it could cast a time.
+    # A sum instead of a cast: DuckDB could cast a time, but cannot add to it, so rows with times are shipped.
     return _of_state("approx_quantile", (f"({x}) + 0::DOUBLE", to_sql(share)), condition, of_type)
 
 

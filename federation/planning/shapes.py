@@ -61,9 +61,9 @@ class Draft:
 def plain_select(root: exp.Query) -> exp.Select:
     """Returns ``root``. Raises Unsplittable unless it is a SELECT from one table without subqueries or rare clauses."""
     if not isinstance(root, exp.Select):
-        raise Unsplittable("it is no single SELECT")
+        raise Unsplittable("it is not a single SELECT")
     if any(value for name, value in root.args.items() if name not in _KNOWN):
-        raise Unsplittable("it has clauses that are not split")
+        raise Unsplittable("it has clauses that cannot be split")
     source = root.args["from_"].this if root.args.get("from_") else None
     if not isinstance(source, exp.Table) or not isinstance(source.this, exp.Identifier):
         raise Unsplittable("it reads no stored table")
@@ -74,7 +74,7 @@ def plain_select(root: exp.Query) -> exp.Select:
         raise Unsplittable("its table's columns are renamed")
     nested = (exp.Subquery, exp.Window, exp.Rand, exp.Placeholder, exp.Parameter, exp.Lateral, exp.Unnest)
     if root.find(*nested) or sum(1 for _ in root.find_all(exp.Query)) > 1:
-        raise Unsplittable("it nests or looks at other rows")
+        raise Unsplittable("it has a subquery, or an expression that reads other rows")
     distinct = root.args.get("distinct")
     if distinct is not None and distinct.args.get("on"):
         raise Unsplittable("DISTINCT ON")
@@ -82,7 +82,7 @@ def plain_select(root: exp.Query) -> exp.Select:
 
 
 def limit_rows(select: exp.Select) -> int | None:
-    """Returns how many first rows of each node can matter; None: all rows."""
+    """Returns the number of first rows of each node that can matter; None: all rows."""
     limit, offset = select.args.get("limit"), select.args.get("offset")
     if limit is None:
         return None
@@ -93,9 +93,9 @@ def limit_rows(select: exp.Select) -> int | None:
 def _literal(clause: exp.Expr) -> int:
     value = clause.args.get("expression")
     if not isinstance(clause, (exp.Limit, exp.Offset)) or clause.args.get("limit_options"):
-        raise Unsplittable("a limit that is no plain count")
+        raise Unsplittable("a limit that is not a plain number")
     if not isinstance(value, exp.Literal) or value.is_string or not value.name.isdigit():
-        raise Unsplittable("a limit that is no plain count")
+        raise Unsplittable("a limit that is not a plain number")
     return int(value.name)
 
 
@@ -151,7 +151,7 @@ def require_row_function(node: exp.Expr) -> None:
         raise Unsplittable("it aggregates")
     if isinstance(node, exp.Anonymous) and _functions().get(_name(node)) != "scalar":
         # A macro can contain an aggregate (geometric_mean does).
-        raise Unsplittable(f"{node.name} may look at many rows")
+        raise Unsplittable(f"{node.name} may read many rows")
 
 
 def require_row_functions(root: exp.Expr) -> None:

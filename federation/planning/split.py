@@ -2,6 +2,10 @@
 
 A plan gives the rows of the same SELECT over the union of all nodes' tables, except for what SQL itself leaves open
 (ties under LIMIT, the order in which floats are added). There are three ways; the first way that is sound is used:
+
+* rows: nodes run the SELECT, and the client concatenates, sorts and limits their rows;
+* aggregate: nodes compute partial aggregates, which the client combines;
+* ship: nodes send the rows and columns of each table that may matter, and the client runs the SELECT.
 """
 
 from __future__ import annotations
@@ -167,7 +171,7 @@ def _rows(_catalog: Catalog, root: exp.Query, columns: Columns) -> Draft:
     keys, hidden = hidden_order(select, columns)
     distinct = select.args.get("distinct")
     if distinct is not None and hidden:
-        raise Unsplittable("DISTINCT with an order by something else")
+        raise Unsplittable("DISTINCT with ORDER BY of another expression")
     for i, key in enumerate(hidden):
         select.append("expressions", exp.alias_(key.copy(), f"__o{i}", copy=False))
     names = [*shown, *(f"o{i}" for i in range(len(hidden)))]
@@ -186,7 +190,7 @@ def _rows(_catalog: Catalog, root: exp.Query, columns: Columns) -> Draft:
 
 
 def _ship_parts(root: exp.Query, catalog: Catalog) -> tuple[Part, ...]:
-    """Returns a part for each stored table of ``root``, which has the name of the table."""
+    """Returns a part for each stored table of ``root``, under the name of the table."""
     places: dict[str, list[exp.Table]] = {}
     narrowed = root.copy()
     narrow_all(narrowed, lambda name: [column for column, _ in catalog.columns.get(name, ())])

@@ -22,7 +22,7 @@ def parse(sql: str) -> exp.Query:
     try:
         found = statements(sql)
     except sqlglot.errors.SqlglotError as e:
-        raise evaluates_code(sql) or QueryRejected(f"this is not SQL that can be read: {first_line(e)}") from None
+        raise evaluates_code(sql) or QueryRejected(f"the SQL cannot be parsed: {first_line(e)}") from None
     except RecursionError:
         raise QueryRejected("the query is nested too deeply", hint="use WITH for its parts") from None
     if len(found) != 1 or not isinstance(found[0], exp.Query):

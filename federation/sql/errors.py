@@ -1,4 +1,4 @@
-"""Translates DuckDB's errors into those of probing.api.errors."""
+"""Translates DuckDB's errors into errors of probing.api.errors."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ def certain_of(table: exp.Table | exp.Subquery, known: Collection[str]) -> list[
 def select_of(table: exp.Table | exp.Subquery) -> tuple[exp.Select | None, bool]:
     """Returns the SELECT whose WHERE filters every row of ``table``, and whether the table is its only source.
 
-    An outer join adds rows of NULLs for the other side, so a filter may only go to the side that is kept whole. Which
-    row of its right side an ASOF join uses depends on all of them.
+    An outer join adds rows of NULLs for the other side, so a filter may only go to the side that is kept whole. An ASOF
+    join chooses among all rows of its right side, so a filter may not go there.
     """
     parent = table.parent
     select = parent.parent if isinstance(parent, (exp.From, exp.Join)) else None

@@ -28,7 +28,7 @@ _SEVERAL = (exp.Star, exp.Columns, exp.Explode, exp.Unnest)
 
 
 def with_headings(root: _Tree, sql: str) -> _Tree:
-    """Returns ``root``, the tree of ``sql``, in which each expression of the first SELECT without an alias gets one.
+    """Returns ``root``, the tree of ``sql``, with aliases for the expressions of the first SELECT that have no alias.
 
     An item whose text in ``sql`` is not certain gets no alias.
     """

@@ -9,9 +9,9 @@ from probing.api.errors import QueryRejected
 __all__ = ("GLOBAL", "LOCAL", "USER_VIEWS", "names_user_views", "wants_all_nodes")
 
 LOCAL = "probe"
-"""The catalog of what a node has: probe.SCHEMA.TABLE is SCHEMA.TABLE."""
+"""The catalog of a node's tables: probe.SCHEMA.TABLE is SCHEMA.TABLE."""
 GLOBAL = "global"
-"""The catalog of what all nodes have."""
+"""The catalog of the tables of all nodes."""
 USER_VIEWS = "view"
 """The schema of views that users write."""
 _GLOBAL_WORD = re.compile(rf'\b{GLOBAL}"?\s*\.', re.IGNORECASE)

@@ -35,7 +35,7 @@ def narrow_all(root: exp.Query, columns: NamesOf) -> None:
 def plain_columns(select: exp.Select, columns: NamesOf) -> dict[str, exp.Column]:
     """Returns the columns of ``select`` that are unchanged columns of its first source, by lower-case name.
 
-    If ``select`` groups rows, only the keys of GROUP BY and PARTITION BY, which are equal in all rows of a group.
+    If ``select`` groups rows, these are only keys of GROUP BY and PARTITION BY, which are equal in all rows of a group.
     """
     source = select.args["from_"].this if select.args.get("from_") else None
     if not isinstance(source, (exp.Table, exp.Subquery)) or select_of(source)[0] is None:
@@ -58,7 +58,7 @@ def plain_columns(select: exp.Select, columns: NamesOf) -> dict[str, exp.Column]
 
 
 def _common_keys(select: exp.Select) -> set[str] | None:
-    """Returns the keys common to all groups and windows of ``select``, as texts; None if it has neither."""
+    """Returns the keys common to all groups and windows of ``select``, as texts; None without groups and windows."""
     if any(select.args.get(key) for key in REDUCING if key not in ("group", "having", "qualify")):
         return set()
     found: list[set[str]] = []

@@ -42,7 +42,7 @@ def parameter(text: str) -> tuple[str, Any]:
     """
     match = _GIVEN.fullmatch(text)
     if match is None:
-        raise UsageError(f"--param {text}: it is not name=value", hint=_HINT)
+        raise UsageError(f"--param {text} is not name=value", hint=_HINT)
     name, kind, value = match.groups()
     return name, Typed(value, kind) if kind else _guess(value)
 
@@ -83,21 +83,23 @@ def _parse(sql: str) -> exp.Expr:
     except (SqlglotError, RecursionError) as e:
         from probing.federation.sql.dialect import first_line
 
-        raise QueryRejected(f"this is not SQL that can be read: {first_line(e)}") from None
+        raise QueryRejected(f"the SQL cannot be parsed: {first_line(e)}") from None
     if len(found) != 1:
         raise QueryRejected("a query must be one SELECT")
     return found[0]
 
 
 def _replace(root: exp.Expr, given: Mapping[str, Any]) -> set[str]:
-    """Replaces the parameters. Returns the names of those that were used."""
+    """Replaces the parameters. Returns their names."""
     from sqlglot import exp
 
     used: set[str] = set()
     for node in list(root.find_all(exp.Placeholder, exp.Parameter)):
         name = str(getattr(node.this, "name", node.this) or "").lower()
         if not re.fullmatch(_NAME, name):
-            raise UsageError("parameters have names", hint="write $name in the SQL and give --param name=value")
+            raise UsageError(
+                "a parameter of the query has no name", hint="write $name in the SQL and give --param name=value"
+            )
         if name not in given:
             raise UsageError(f"there is no value for ${name}", hint=f"give --param {name}=VALUE")
         if isinstance(node.parent, (exp.Column, exp.Table, exp.Dot)) or node.arg_key == "alias":

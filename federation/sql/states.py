@@ -1,4 +1,4 @@
-"""States of aggregates that DuckDB exports: how the asker requests one, and how a node writes the request.
+"""States of aggregates that DuckDB exports: how the asker requests a state, and how a node writes the request.
 
 ``export_state('ENGINE', CALL)`` requests the state of an aggregate call. It is our own function, which the gate checks;
 DuckDB's form is ``CALL EXPORT_STATE``, which sqlglot would read as an alias. The form of a state depends on the version

@@ -33,10 +33,10 @@ __all__ = (
 
 MAX_USER_VIEWS = 64
 NamesOf = Callable[[str], Collection[str]]
-"""The names of the columns of a table or view; none for one that is not known."""
+"""A function that returns the names of the columns of a table or view; empty for an unknown name."""
 REDUCING = ("group", "having", "qualify", "distinct", "limit", "offset", "sample", "laterals", "pivots")
-"""Clauses of a SELECT under which a row of its source need not be one of its own."""
-# Table functions, whose columns have these names.
+"""Clauses of a SELECT with which a row of its source need not become a row of its result."""
+# Table functions; their columns have the same names.
 _SERIES = ("generate_series", "range", "unnest")
 _SAME_PROCESS = ("node", "pid", "start_ns")
 
@@ -160,7 +160,7 @@ def _tagged(name: str, names: Collection[str], local: bool) -> View:
 
 
 def require_columns(root: exp.Query, columns: NamesOf) -> None:
-    """Raises QueryRejected for a column that certainly none of the tables has. ``columns``: the names by table or view.
+    """Raises QueryRejected for a column that certainly does not exist. ``columns``: the names by table or view.
 
     If something else in the query could have the name, the database decides.
     """

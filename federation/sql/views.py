@@ -89,7 +89,7 @@ class _Expansion:
                 column.set("db", None)
 
     def _set_apart(self, table: exp.Table, view: View, apart: dict[str, View]) -> None:
-        # A schema with a prefix, as DuckDB already has schemas such as information_schema.
+        # The schema gets a prefix, as DuckDB already has schemas such as information_schema.
         catalog = GLOBAL if table.catalog.lower() == GLOBAL else LOCAL
         schema = f"{catalog} {table.db.lower()}"
         apart[f"{schema}.{table.name.lower()}"] = view
@@ -100,7 +100,7 @@ class _Expansion:
         self._places += 1
         if depth >= MAX_DEPTH or self._places > MAX_PLACES:
             raise QueryRejected(
-                f"the views that the query names are more than {MAX_DEPTH} deep or {MAX_PLACES}", hint="name fewer"
+                f"the query names more than {MAX_PLACES} views, or views more than {MAX_DEPTH} deep", hint="name fewer"
             )
         if view.problem:
             raise QueryRejected(f"{view.name} cannot be used: {view.problem}", hint="see the problems in probing.views")

@@ -17,7 +17,7 @@ storage=${XDG_CACHE_HOME:-$HOME/.cache}/probingd/containers
 base=localhost/probingd-base:$suite
 image=localhost/probingd:$version
 
-# Images of its own, beside those of the user. chroot: the build needs no control groups and no network of its own.
+# Keeps the images apart from the user's images. chroot: the build needs no control groups and no network of its own.
 buildah() { command buildah --root "$storage/root" --runroot "$storage/run" "$@"; }
 
 context() {
@@ -46,7 +46,7 @@ archive() {
     buildah build --quiet --isolation chroot --pull-never --build-arg "BASE=$base" --tag "$image" \
         --label org.opencontainers.image.title=probingd --label "org.opencontainers.image.version=$version" \
         --label org.opencontainers.image.licenses=Apache-2.0 "$out/context" >/dev/null
-    # Those that had the tag before.
+    # Removes the images that had the tag before.
     buildah rmi --prune >/dev/null
     archive=$out/probingd-$version.oci.tar
     rm -f "$archive"

@@ -3,8 +3,8 @@
 set -eu
 export DEBIAN_FRONTEND=noninteractive
 
-# Fixed, so that a state directory and a Secret of the node fit every image. Neither Debian nor systemd gives these
-# numbers to others: they lie between their ranges.
+# The ids are fixed, so that a state directory and a Secret of the node fit every image. Neither Debian nor systemd
+# gives these ids to other users: they lie between their ranges.
 groupadd --gid 60770 probing
 useradd --system -K SYS_UID_MAX=60999 --uid 60770 --gid 60770 --no-create-home --shell /usr/sbin/nologin probing
 groupadd --gid 60771 probing-service

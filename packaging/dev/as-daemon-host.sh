@@ -1,7 +1,8 @@
 #!/bin/sh
-# Runs a command as root so that the daemon's users can read the checkout: directly where they can already; else in a
-# mount namespace of its own, in which an empty directory, with only the checkout and the interpreters that tests look
-# for in the home directory, hides each directory that excludes them. Nothing outside changes.
+# Runs a command as root so that the daemon's users can read the checkout. If they can read it already, the command runs
+# directly. Else it runs in a mount namespace of its own, where an empty directory hides the first directory that they
+# may not enter; only the checkout, and interpreters for tests in the home directory, are mounted into it. Nothing
+# outside changes.
 set -eu
 umask 022
 root=$(cd "$(dirname "$0")/../.." && pwd -P)
@@ -17,7 +18,7 @@ reaches() {
 
 if [ "${1:-}" = --hide ]; then
     shift
-    # The first closed directory on the way: all below it but the checkout vanishes behind an empty one.
+    # The first closed directory on the way to the checkout, which the empty directory hides.
     closed=$1
     shift
     hold=$(mktemp -d /run/probingd-checkout-XXXXXX)

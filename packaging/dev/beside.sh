@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs two commands, `beside.sh FIRST SECOND`: the second one in the CPU time that the first one leaves. What the second
-# one prints comes at the end. Fails if either fails.
+# Runs two commands, `beside.sh FIRST SECOND`: the second command in the CPU time that the first one leaves. The output
+# of the second command comes at the end. Fails if either command fails.
 set -eu
 output=$(mktemp)
 # The kernel shares the CPU time between sessions first: a session of its own has a weight of its own.

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs Debian's Chromium, and node with npm: what the tests of the page open it with, and build it with. Quick the second time.
+# Installs Debian's Chromium, in which tests open the page, and node with npm, which build it. Quick the second time.
 set -eu
 
 missing=""

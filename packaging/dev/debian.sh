@@ -2,7 +2,7 @@
 # Runs apt-get on a suite and an architecture that need not be the host's: debian.sh FOLDER SUITE ARCHITECTURE ARGUMENT...
 #
 # FOLDER gets the lists and packages; nothing of the host changes, and no package counts as installed. The mirror is the
-# one that this host has its own Debian from; apt verifies what it serves.
+# mirror of this host's own Debian; apt verifies its files.
 set -eu
 
 folder=$1 suite=$2 architecture=$3

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Installs the frameworks that tests/frameworks watches into .build/frameworks, and vLLM, which pins what it needs, into
-# .build/vllm: virtual environments of their own. Quick the second time.
+# Installs the frameworks that tests/frameworks watches into .build/frameworks, and vLLM, which pins its dependencies,
+# into .build/vllm: virtual environments of their own. Quick the second time.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

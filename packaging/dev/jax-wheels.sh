@@ -1,5 +1,5 @@
 #!/bin/bash
-# The library with the collectives of published jaxlib wheels, into .build/wheels/jaxlib-VERSION/.
+# Fetches the library with the collectives from published jaxlib wheels, into .build/wheels/jaxlib-VERSION/.
 #
 #   jax-wheels.sh               the versions below, some 80 MB of downloads each
 #   jax-wheels.sh VERSION...    these versions

@@ -1,9 +1,9 @@
 #!/bin/bash
-# Real NCCL and CUDA runtime libraries from their published wheels, into .build/wheels/NAME-VERSION/{lib,include}.
+# Fetches NCCL and CUDA runtime libraries from their published wheels, into .build/wheels/NAME-VERSION/{lib,include}.
 #
-#   nccl-wheels.sh          what tests/wheels needs: seven versions of NCCL, some 2 GB of downloads
+#   nccl-wheels.sh          the versions for tests/wheels: seven of NCCL, some 2 GB of downloads
 #   nccl-wheels.sh all      every released version from 2.18, some 6 GB, to make the table of layouts
-#   nccl-wheels.sh prune    remove what only the table needs
+#   nccl-wheels.sh prune    remove the versions that only the table needs
 #
 # Complete wheels are not fetched again; partial ones are.
 set -euo pipefail
@@ -15,7 +15,7 @@ OTHERS=(2.18.1 2.19.3 2.20.5 2.22.3 2.23.4 2.25.1 2.25.1.post1 2.26.2 2.26.2.pos
 WHEELS=.build/wheels
 PYTHON=.venv/bin/python
 
-# fetch NAME VERSION FOLDER FILE...: these files of the wheel, which lie in nvidia/FOLDER there
+# fetch NAME VERSION FOLDER FILE...: these files in nvidia/FOLDER of the wheel
 fetch() {
 	local name=$1 version=$2 folder=$3 target=$WHEELS/$1-$2 work
 	shift 3

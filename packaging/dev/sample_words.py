@@ -1,7 +1,7 @@
 """Prints 150 texts of the project at random: ``sample_words.py [SEED]``; the same for one seed and one tree.
 
-Somebody who did not write them reads each once, and counts the texts that need a second reading: at most 18. Of
-docstrings there are 60, of comments 42, of messages and hints 28, of help and descriptions of options and columns 20.
+A reader who did not write them reads each once, and counts the texts that need a second reading: at most 18 may. There
+are 60 docstrings, 42 comments, 28 messages and hints, and 20 help texts and descriptions of options and columns.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../.."
 root=$PWD/.build/sid
 programs=$PWD/.build/sid-bin
 stamp=$root/etc/probingd-pythons
-# What must be there, and what is wanted besides while unstable has it.
+# The packages that must exist, and packages that are installed, too, if unstable has them.
 required="python3.14"
 wanted="python3.13 python3.15"
 
@@ -46,7 +46,7 @@ for tool in debootstrap chroot; do
     fi
 done
 
-# The mirror that this host has its own Debian from; not that of its security updates.
+# The mirror of this host's own Debian; not the mirror of its security updates.
 mirror=$(apt-get indextargets --format '$(ORIGIN)|$(LABEL)|$(REPO_URI)' | sed -n 's/^Debian|Debian|//p' | head -n 1)
 if [ -z "$mirror" ]; then
     echo "sid-python: apt has no sources of Debian here; run apt-get update, or name a mirror in them" >&2

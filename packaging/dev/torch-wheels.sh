@@ -1,5 +1,5 @@
 #!/bin/bash
-# The files of published torch wheels that tests/wheels needs, into .build/wheels/torch-VERSION/{lib/libtorch_cpu.so,include}.
+# Fetches lib/libtorch_cpu.so and include from published torch wheels into .build/wheels/torch-VERSION, for tests/wheels.
 #
 #   torch-wheels.sh               the versions below, some 600 MB of downloads each
 #   torch-wheels.sh VERSION...    these versions

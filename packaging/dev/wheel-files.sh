@@ -1,6 +1,6 @@
 #!/bin/bash
-# Files of a published wheel, into .build/wheels/TARGET-VERSION: those of its FOLDER that FILE... name, where a name that
-# ends in / is a whole folder. Complete wheels are not fetched again; partial ones are.
+# Fetches files of a published wheel into .build/wheels/TARGET-VERSION: FILE... of its FOLDER. A name that ends in / is
+# a whole folder. Complete wheels are not fetched again; partial wheels are.
 #
 #   wheel-files.sh NAME VERSION TARGET FOLDER FILE...
 set -euo pipefail
@@ -15,7 +15,7 @@ mkdir -p "$WHEELS"
 work=$(mktemp -d "$WHEELS/fetching-$name.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 echo "fetching $name $version" >&2
-# A constraint of this machine is for what is installed, and this wheel is not.
+# Constraints of this machine are for installed packages; this wheel is not installed.
 PIP_CONSTRAINT=/dev/null $PYTHON -m pip download -q --disable-pip-version-check --no-cache-dir --no-deps --only-binary :all: \
 	-d "$work/wheel" "$name==$version"
 $PYTHON - "$work" "$folder" "$@" <<-'PYTHON'

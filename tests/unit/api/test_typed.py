@@ -70,7 +70,7 @@ def test_the_fields_of_a_request_are_the_arguments_of_its_answer() -> None:
 
     call = with_fields(answer)
     assert call({"op": "stacks", "pids": [1, 2], "native": True}) == ((1, 2), "", True)
-    with pytest.raises(UsageError, match=r"a request makes no sense: pids\[1\]: no integer"):
+    with pytest.raises(UsageError, match=r"the request is malformed: pids\[1\]: no integer"):
         call({"pids": [1, "2"]})
     with pytest.raises(UsageError, match="without pids"):
         call({"job": "j"})

@@ -607,7 +607,7 @@ def test_a_thread_that_sleeps_in_between_does_not_run_in_its_frame() -> None:
 
 def test_a_lock_that_no_other_thread_can_hold() -> None:
     waits = user(native("PyThread_acquire_lock_timed"))
-    own = "no other thread runs Python code: its own thread has taken it, or one that has ended or left Python"
+    own = "no other thread runs Python code: the same thread holds the lock, or a thread that has ended or left Python"
     assert own in doing(waits, thread(native("epoll_wait"), main=False), syscall="futex").evidence
     other = thread("upload data.py:3", main=False)
     assert "which thread holds it cannot be read" in doing(waits, other, syscall="futex").evidence

@@ -58,7 +58,7 @@ def died(**end: Any) -> Facts:
         (died(code=1, logs=("ValueError: no label",)), "do_not_restart", "the rank failed by itself"),
         (died(code=0), "do_not_restart", "the rank had less to do than the others"),
         (facts(waits(0), waits(1), waits(2, "broadcast")), "do_not_restart", "find the line first"),
-        (facts(waits(0), waits(1), waits(2)), "restart", "leave nodes out by halves"),
+        (facts(waits(0), waits(1), waits(2)), "restart", "leave out half of the nodes"),
     ],
     ids=[
         "asleep",

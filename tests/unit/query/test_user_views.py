@@ -62,7 +62,7 @@ def test_views_are_read_with_their_docs(directory: Path) -> None:
         ("empty", "", "a query must be one SELECT"),
         ("two", "SELECT 1; SELECT 2", "a query must be one SELECT"),
         ("writes", "COPY (SELECT 1) TO 'x'", "a query must be one SELECT"),
-        ("syntax", "SELECT FROM WHERE", "this is not SQL"),
+        ("syntax", "SELECT FROM WHERE", "the SQL cannot be parsed"),
         ("files", "SELECT * FROM read_text('/etc/passwd')", "the function read_text is not allowed"),
         ("table", "SELECT * FROM comm.opps", "there is no table comm.opps"),
         ("bare", "SELECT * FROM ops", "there is no table ops"),

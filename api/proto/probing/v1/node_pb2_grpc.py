@@ -110,22 +110,23 @@ class NodeServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Query(self, request, context):
-        """One SELECT over this node's tables. The answer is an Arrow IPC stream cut into chunks, then one QueryEnd.
-        Or several SELECTs over one snapshot: for each in turn an Arrow IPC stream and a StatementEnd, then one QueryEnd.
+        """Runs one SELECT over this node's tables. The answer is an Arrow IPC stream cut into chunks, then one QueryEnd.
+        Or runs several SELECTs over one snapshot: for each an Arrow IPC stream and a StatementEnd, then one QueryEnd.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def QueryMany(self, request, context):
-        """The same Query to up to 128 peers of this node, with the caller's token; their answers as they come. Scope: read.
+        """Sends one Query to up to 128 peers of this node, with the caller's token, and passes on their answers.
+        Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stacks(self, request, context):
-        """Stacks of every thread of the chosen processes, read from outside.
+        """Reads the stacks of all threads of the chosen processes from outside.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,14 +139,14 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Peers(self, request, context):
-        """The nodes known to this one, itself included.
+        """Lists the nodes that this node knows, including itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Vars(self, request, context):
-        """Values of variables of the chosen processes, read from outside.
+        """Reads values of variables of the chosen processes from outside.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,35 +168,36 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Config(self, request, context):
-        """Shows the settings, or changes one at run time. A change needs the scope probe for what is collected, else admin.
+        """Shows the settings, or changes one at run time. Scope of a change: probe if it is about collected data, else admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Facts(self, request, context):
-        """What this node knows of jobs, for a diagnosis: first a reply without facts, then one for each run of a job.
+        """Sends this node's facts about jobs, for a diagnosis: first a reply without facts, then a reply for each run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Record(self, request, context):
-        """Findings of the node that coordinates the diagnosis of a job, for the other nodes of the job. Scope: peer.
+        """Receives findings from the node that coordinates the diagnosis of a job, on another node of the job. Scope: peer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Preflight(self, request, context):
-        """What this node is, before a job. Scope: read; probe to reach addresses that are not its peers, admin to run python.
+        """Sends this node's facts for the checks before a job. Scope: read; probe to reach addresses that are not its peers,
+        admin to run python.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Sink(self, request_iterator, context):
-        """Takes bytes and throws them away, for a peer that measures bandwidth: where cluster.bandwidth_test_bytes is set.
+        """Receives and discards bytes, for a peer that measures bandwidth; only if cluster.bandwidth_test_bytes is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
