@@ -63,6 +63,7 @@ COMMANDS = {
     "timeline": Entry("timeline", "A range of a job as a trace, for Perfetto, Chrome or HTA."),
     "flamegraph": Entry("flamegraph", "The same as profile -F svg."),
     "config": Entry("config", "Settings of the daemon: show them, or change one."),
+    "annotate": Entry("annotate", "Set labels of ranks, such as the phase that they are in."),
     "eval": Entry("evaluate", "Run Python in processes of a job, where it is allowed."),
     "repl": Entry("unsupported", "A Python prompt in a job.", hidden=True, function="prompt"),
     "launch": Entry("unsupported", "Start a job.", hidden=True, function="launch"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -131,6 +131,20 @@ class Cluster(Queries):
             [evaluated_of(reply.node, result) for reply in replies for result in reply.results],
             [failure_of(reply.node, failed) for reply in replies for failed in reply.failures],
         )
+
+    def annotate(
+        self, labels: Mapping[str, str], pids: Sequence[int] = (), job: str = "", *, rank: int | None = None
+    ) -> list[tuple[str, int]]:
+        """Sets labels of ranks; an empty value removes a label. Returns each node with ranks, and their number.
+
+        Raises NotFound if no node has such a rank.
+        """
+
+        def ask(name: str) -> list[pb.AnnotateReply]:
+            request = pb.AnnotateRequest(labels=labels, pids=pids, job=name, rank=rank)
+            return self.some(lambda node, left: node.annotate(request, left))
+
+        return [(reply.node, reply.ranks) for reply in self._of_job(job, ask)]
 
     def facts(self, job: str = "", *, run: str = "", hardware: bool = False) -> list[tuple[str, list[bytes]]]:
         """Returns, for each node that answers, its name and the facts of each run of ``job`` (empty: of all jobs) as

@@ -109,7 +109,7 @@ def _error(peer: pb.Peer) -> PeerError:
 
 T = TypeVar("T")
 _CLOSE_S = 0.5
-_R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply, pb.EvalReply, pb.FactsReply)
+_R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply, pb.EvalReply, pb.AnnotateReply, pb.FactsReply)
 
 
 class Nodes:

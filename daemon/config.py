@@ -32,6 +32,7 @@ __all__ = (
     "HostConfig",
     "InjectConfig",
     "JobRowsConfig",
+    "LabelsConfig",
     "LogsConfig",
     "NcclConfig",
     "NetConfig",
@@ -62,7 +63,7 @@ MAX_LABELS = 16
 # The least days and bytes for which rows are kept: a lower limit would delete rows at once.
 LEAST_DAYS, LEAST_TABLE_BYTES = 0.05, 1 << 20
 # The scope probe may change sections on what is collected; what is kept or notified needs the scope admin.
-_COLLECTED = frozenset(("cuda", "gpu", "host", "job_rows", "logs", "nccl", "net", "sampling", "variables"))
+_COLLECTED = frozenset(("cuda", "gpu", "host", "job_rows", "labels", "logs", "nccl", "net", "sampling", "variables"))
 # The most entries of a list that has no bound of its own.
 MAX_ENTRIES = 1 << 16
 # The most variables read from a process at once (values.names.MAX_NAMES).
@@ -265,11 +266,24 @@ class JobRowsConfig(NamedTuple):
     enabled: Annotated[bool, Option("read what jobs report of themselves by `import probing`")] = True
 
 
+class LabelsConfig(NamedTuple):
+    enabled: Annotated[bool, Option("read the labels that jobs give their ranks, and accept them as datagrams")] = True
+
+
 class DiagnoseConfig(NamedTuple):
     enabled: Annotated[
         bool, Option("look all the time for what is wrong with jobs, and store it in diagnosis.findings")
     ] = True
     stall_s: Annotated[float, Option("seconds without progress after which a job counts as stalled", 0.5, 3600)] = 10.0
+    compile_s: Annotated[
+        float, Option("seconds that the label phase=compile may last before the job can count as stalled", 0, 3600)
+    ] = 1800.0
+    eval_s: Annotated[
+        float, Option("seconds that the label phase=eval may last before the job can count as stalled", 0, 3600)
+    ] = 1800.0
+    checkpoint_s: Annotated[
+        float, Option("seconds that the label phase=checkpoint may last before the job can count as stalled", 0, 3600)
+    ] = 900.0
     review_s: Annotated[
         float, Option("seconds to the first review of a job that advances; later reviews are rarer", 1, 86400)
     ] = 60.0
@@ -282,6 +296,11 @@ class DiagnoseConfig(NamedTuple):
     hook_timeout_s: Annotated[
         float, Option("seconds after which the command is killed or the post given up", 0.1, 600)
     ] = 10.0
+
+    @property
+    def phase_limits(self) -> dict[str, float]:
+        """Returns how long each phase may last that has a limit of its own, s, by the value of the label ``phase``."""
+        return {"compile": self.compile_s, "eval": self.eval_s, "checkpoint": self.checkpoint_s}
 
 
 class InjectConfig(NamedTuple):
@@ -333,6 +352,7 @@ class Config(NamedTuple):
     nccl: NcclConfig = NcclConfig()
     logs: LogsConfig = LogsConfig()
     job_rows: JobRowsConfig = JobRowsConfig()
+    labels: LabelsConfig = LabelsConfig()
     diagnose: DiagnoseConfig = DiagnoseConfig()
     inject: InjectConfig = InjectConfig()
 

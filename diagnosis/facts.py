@@ -25,6 +25,7 @@ __all__ = (
     "Missing",
     "NodeFacts",
     "Operation",
+    "Phase",
     "Process",
     "Progress",
     "Rank",
@@ -400,12 +401,26 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Phase:
+    """The label ``phase`` of a rank, of which the job's user or an administrator says what the rank does.
+
+    ``since_ns``: when it was set; ``limit_s``: the seconds that this phase may last before the job can count as
+    stalled, 0 for a phase without a limit of its own.
+    """
+
+    name: str
+    rank: int
+    since_ns: int
+    limit_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """The facts of one run of a job. ``stall_s``: W, the time without progress after which a job counts as stalled.
 
     ``usual_gap_ns``: the longest usual time between two operations of a rank; None if unknown. ``step_history``: end
     and duration, on the slowest rank, of each past step of the job. ``owner``: the uid of the job's user on the node;
-    None if a peer's version does not send it.
+    None if a peer's version does not send it. ``phase``: of the ranks with a phase, the one that may last longest.
     """
 
     job: str
@@ -421,4 +436,5 @@ class Facts:
     usual_gap_ns: int | None = None
     step_history: tuple[tuple[int, int], ...] = ()
     owner: int | None = None
+    phase: Phase | None = None
     version: int = VERSION

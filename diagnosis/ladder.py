@@ -29,13 +29,21 @@ from probing.diagnosis.rules import (
     not_joined,
     numbers,
     outside_collectives,
+    phase,
     point_to_point,
     rotating,
     shifted_sequence,
     slow_rank,
     undecided,
 )
-from probing.diagnosis.supplements import advised, with_commands, with_known_bugs, with_symptoms, with_time_out
+from probing.diagnosis.supplements import (
+    advised,
+    with_commands,
+    with_known_bugs,
+    with_phase,
+    with_symptoms,
+    with_time_out,
+)
 from probing.diagnosis.verdict import ERROR, NOTE, WARNING, Finding, Verdict
 
 __all__ = ("RULES", "Diagnosis", "Rule", "begun_ns", "diagnose", "diagnose_runs")
@@ -72,6 +80,7 @@ RULES: tuple[Rule, ...] = (
     no_completion,
     init,
     outside_collectives,
+    phase,
     undecided,
     lingering,
     slow_rank,
@@ -102,10 +111,11 @@ class Diagnosis:
 
 
 def _completed(case: Case, finding: Finding) -> Finding:
-    """Returns ``finding`` with drifts, reports of witnesses, hardware, known bugs, its time-out, advice and commands
-    added.
+    """Returns ``finding`` with drifts, reports of witnesses, hardware, known bugs, the phase of the job, its time-out,
+    advice and commands added.
     """
-    for add in (with_drift, corroborated, with_symptoms, with_known_bugs, with_time_out, advised, with_commands):
+    supplements = (with_drift, corroborated, with_symptoms, with_known_bugs, with_phase, with_time_out, advised)
+    for add in (*supplements, with_commands):
         finding = add(case, finding)
     return finding
 

@@ -72,6 +72,11 @@ def merge(found: Sequence[Facts], silent: Mapping[str, str] | None = None) -> Fa
         missing=tuple(dict.fromkeys([*missing, *unanswered, *notes, *more])),
         usual_gap_ns=_highest(facts.usual_gap_ns for facts in found),
         owner=_highest(facts.owner for facts in found),
+        phase=max(
+            (facts.phase for facts in found if facts.phase is not None),
+            key=lambda phase: phase.since_ns + phase.limit_s * 1e9,
+            default=None,
+        ),
         # All nodes record the same steps; the longest history has the most of them.
         step_history=max((facts.step_history for facts in found), key=len),
     )

@@ -25,7 +25,16 @@ from probing.diagnosis.verdict import ERROR, NOTE, Advice, Culprit, Ending, Find
 from probing.diagnosis.waits import main_thread
 from probing.diagnosis.words import clean, exit_text
 
-__all__ = ("ACTIONS", "advised", "filled_in", "with_commands", "with_known_bugs", "with_symptoms", "with_time_out")
+__all__ = (
+    "ACTIONS",
+    "advised",
+    "filled_in",
+    "with_commands",
+    "with_known_bugs",
+    "with_phase",
+    "with_symptoms",
+    "with_time_out",
+)
 
 _MOST = 4
 # These verdicts blame no rank, so the hardware of the waiting ranks is examined.
@@ -114,6 +123,17 @@ def _shown(thread: Thread, function: re.Pattern[str]) -> str:
     """Returns the name of the function on the stack of ``thread``; empty if the stack does not have it."""
     native = (frame.func for frame in thread.frames[:_FRAMES] if frame.native)
     return next((match[0] for name in native if (match := function.match(name))), "")
+
+
+def with_phase(case: Case, finding: Finding) -> Finding:
+    """Returns a hang with the label ``phase`` of a rank as evidence; other findings unchanged."""
+    phase = case.facts.phase
+    if phase is None or finding.verdict.group != "hang" or finding.severity == NOTE:
+        return finding
+    limit = f", its limit is {time_text(phase.limit_s * 1e9)}" if phase.limit_s else ", which has no limit of its own"
+    lasts = time_text(case.facts.taken_ns - phase.since_ns)
+    line = f"rank {phase.rank} has the label phase={clean(phase.name)} for {lasts}{limit}"
+    return replace(finding, evidence=(*finding.evidence, line))
 
 
 _DEFAULTS_NS = {"nccl": 600 * 10**9, "gloo": 1800 * 10**9}

@@ -14,6 +14,7 @@ from probing.diagnosis.stack_calls import StackCall, native_wait, python_wait
 __all__ = (
     "FILE_LOCK",
     "INIT",
+    "MAX_PHASE_S",
     "STUCK_PATIENCE",
     "Wait",
     "gate_ns",
@@ -24,6 +25,7 @@ __all__ = (
     "open_operations",
     "outside",
     "patience_ns",
+    "phase_limit_ns",
     "quiet_ns",
     "wait_in",
     "wait_of",
@@ -199,14 +201,26 @@ def _contradicts(rank: Rank, main: Thread, oldest: Operation) -> bool:
     return outside(rank, main) or (oldest.async_op is False and "torch/" not in main.frames[0].file)
 
 
+MAX_PHASE_S = 3600.0
+"""The longest limit of a phase, s: a peer may send any."""
 STUCK_PATIENCE = 2
 """How many times ``gate_ns`` a job must stand still until waits of unknown kind count, too."""
 _S = 10**9
 
 
 def gate_ns(facts: Facts) -> int:
-    """Returns the time after which a wait is a stall, ns: ``stall_s``, or twice the longest usual gap of the job."""
-    return max(round(facts.stall_s * _S), 2 * (facts.usual_gap_ns or 0))
+    """Returns the time after which a wait is a stall, ns: the longest of ``stall_s``, twice the longest usual gap of the
+    job, and the limit of the phase that a rank is in.
+    """
+    return max(round(facts.stall_s * _S), 2 * (facts.usual_gap_ns or 0), phase_limit_ns(facts))
+
+
+def phase_limit_ns(facts: Facts) -> int:
+    """Returns the limit of the phase that a rank is in, ns; 0 without a phase, and once the limit has passed."""
+    if facts.phase is None:
+        return 0
+    limit = round(min(facts.phase.limit_s, MAX_PHASE_S) * _S)
+    return limit if facts.taken_ns - facts.phase.since_ns < limit else 0
 
 
 def patience_ns(facts: Facts) -> int:

@@ -83,6 +83,7 @@ ELSEWHERE: dict[str, tuple[Elsewhere, ...]] = {
         ),
     ),
     "probing.audit": (Elsewhere("tests/integration/inject/test_inject_requests.py", "inject.enabled"),),
+    "train.labels": (Elsewhere("tests/unit/labels/test_labels.py", "a job with labels"),),
     "python.trace_event": (Elsewhere("tests/unit/job_rows/test_job_rows_source.py", "a job that imports probing"),),
     "python.training_metrics": (
         Elsewhere("tests/unit/job_rows/test_job_rows_source.py", "a job that imports probing", ("name", "value")),

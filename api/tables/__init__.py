@@ -15,6 +15,7 @@ TABLES: dict[str, Table] = {
         comm.PROGRESS,
         comm.COMMUNICATORS,
         comm.RAS,
+        train.LABELS,
         train.STEPS,
         cpu.UTILIZATION,
         cpu.TASKS,

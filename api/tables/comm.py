@@ -208,6 +208,8 @@ PROGRESS = Table(
             " recent ones, since one long pause is not usual. The first 8 calls do not count, since pauses are"
             " normal at the start; NULL until the ninth call.",
         ),
+        Column("phase", TEXT, "Value of the label phase of the rank; NULL without one."),
+        Column("phase_since", TIME, "When the label phase was set to this value, UTC."),
         Column("attached", TIME, "Operations before this time were not seen, UTC; NULL if all were seen."),
         Column(
             "ended",

@@ -1,11 +1,11 @@
-"""Tables of training steps, which are computed from the operations and optimizers of the ranks."""
+"""Tables of training steps, which are computed from the operations and optimizers of the ranks, and of labels."""
 
 from __future__ import annotations
 
 from probing.api.tables.comm import IDENTITY
 from probing.api.tables.schema import F64, I32, I64, NAME, TEXT, TIME, Column, Table, stored
 
-__all__ = ("STEPS",)
+__all__ = ("LABELS", "STEPS")
 
 _COLUMNS = (
     *IDENTITY,
@@ -42,5 +42,27 @@ STEPS = Table(
     "Training steps of each rank, one row for each step that has ended. No rows if no period is found.",
     _COLUMNS,
     stored(_COLUMNS),
+    sort_by=("job", "rank", "ts"),
+)
+
+_LABEL_COLUMNS = (
+    *IDENTITY,
+    Column("rank", I32, "Rank in the job."),
+    Column("key", NAME, "Name of the label, such as phase."),
+    Column("value", TEXT, "Value of the label from now on; NULL: the label was removed."),
+    Column(
+        "source",
+        NAME,
+        "Where the label comes from: opentelemetry (the process context in the memory of the rank), datagram (the"
+        " socket for labels) or annotate (probingctl).",
+    ),
+    Column("uid", I64, "Uid of the process that sent the datagram; NULL for the other sources."),
+)
+
+LABELS = Table(
+    "train.labels",
+    "Labels of ranks, which jobs and administrators set: a row for each change.",
+    _LABEL_COLUMNS,
+    stored(_LABEL_COLUMNS),
     sort_by=("job", "rank", "ts"),
 )

@@ -11,8 +11,13 @@ from probing.client.collectives.standing import Run, idle, standings
 from probing.client.diagnosis.endings import how
 from probing.client.render.rows import Record, Row
 
-__all__ = ("RANK_FIELDS", "Seen", "process_of", "rank_rows", "sinking")
+__all__ = ("PHASES", "RANK_FIELDS", "Seen", "process_of", "rank_rows", "sinking")
 
+PHASES = """
+SELECT node, job, run, pid, arg_max(coalesce(value, ''), ts) AS phase FROM train.labels
+WHERE key = 'phase' AND ts > now() - INTERVAL 1 DAY AND {where} GROUP BY node, job, run, pid
+"""
+"""The label ``phase`` of each process, '' where it was removed; ``{where}`` is left."""
 RANK_FIELDS = (
     "node",
     "job",
@@ -33,6 +38,7 @@ RANK_FIELDS = (
     "seq",
     "age_ns",
     "python",
+    "phase",
     "waits_in",
     "began_unseen",
     "unseen_until",
@@ -55,7 +61,8 @@ class Seen:
 
     The other fields are keyed by process: ``calls`` has collectives_per_s and last_age_ns, ``steps`` has step,
     steps_per_s and step_age_ns, ``inflight`` the oldest operation in flight, ``lags`` the worst lag, ns, ``python`` the
-    innermost frame as text. A process whose last call is older than ``recent_ns`` may be silent.
+    innermost frame as text, ``phases`` the label ``phase``. A process whose last call is older than ``recent_ns`` may
+    be silent.
     """
 
     live: Sequence[Row]
@@ -66,6 +73,7 @@ class Seen:
     inflight: Mapping[Process, Row] = field(default_factory=dict)
     lags: Mapping[Process, int] = field(default_factory=dict)
     python: Mapping[Process, str] = field(default_factory=dict)
+    phases: Mapping[Process, str] = field(default_factory=dict)
     recent_ns: float = math.inf
 
 
@@ -104,6 +112,7 @@ def _rank(row: Row, seen: Seen, quiet: Mapping[Process, Row]) -> Row:
         "lag_ns": seen.lags.get(key),
         **{name: now[name] if now else None for name in ("comm", "op", "seq", "age_ns")},
         "python": seen.python.get(key),
+        "phase": seen.phases.get(key),
         **{name: wait[name] if wait else None for name in _SILENCE},
         **dict.fromkeys(_ENDS),
     }

@@ -91,7 +91,16 @@ def news(run: Run, live: Sequence[Row], frame: Frame) -> list[str]:
     explained = {row["rank"] for row in standing["silent"]}
     verdicts = verdict_lines(standing["findings"])
     waits = _waits(frame.pending.get(run, ()), live, explained)
-    return [*verdicts, *([pace] if pace else []), *waits, *standing_lines(standing)]
+    return [*verdicts, *([pace] if pace else []), *_phases(live), *waits, *standing_lines(standing)]
+
+
+def _phases(live: Sequence[Row]) -> list[str]:
+    """Returns a line for each value of the label ``phase``."""
+    ranks: dict[str, list[int | None]] = {}
+    for row in live:
+        if row.get("phase"):
+            ranks.setdefault(row["phase"], []).append(row["rank"])
+    return [f"phase {phase}: {ranks_of(numbers)}" for phase, numbers in sorted(ranks.items())]
 
 
 def _pace(live: Sequence[Row]) -> str:

@@ -14,7 +14,7 @@ import typer
 from probing.api.errors import LATE, ProbingError, UsageError
 from probing.api.text import escape, sql_text
 from probing.client.collectives.in_flight import CALLED, INFLIGHT, in_flight
-from probing.client.collectives.ranks import Seen, process_of, rank_rows
+from probing.client.collectives.ranks import PHASES, Seen, process_of, rank_rows
 from probing.client.collectives.silence import Process, innermost, silent
 from probing.client.collectives.sql import RANKS
 from probing.client.collectives.standing import state_rows, state_statements
@@ -172,10 +172,20 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
         {process_of(row): row for row in sorted(inflight, key=lambda r: r["age_ns"] or 0)},
         lags,
         python,
+        _phases(cluster, where) if live else {},
     )
     ranks, runs = rank_rows(seen, partial(silent, cluster))
     pending = in_flight(live, inflight, called)
     return Frame(ranks, runs, pending, pause_lines(cluster), tuple(dict.fromkeys([*_lost(cluster), *missing])))
+
+
+def _phases(cluster: Cluster, where: str) -> dict[Process, str]:
+    """Returns the label ``phase`` of each process; a node of an older version has no labels."""
+    try:
+        rows = rows_of(cluster.query(PHASES.format(where=where)))
+    except ProbingError:
+        return {}
+    return {process_of(row): row["phase"] for row in rows if row["phase"]}
 
 
 def _lost(cluster: Cluster) -> list[str]:

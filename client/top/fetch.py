@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from probing.api.errors import ProbingError, QueryRejected
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.collectives.ranks import PHASES
 from probing.client.collectives.silence import Process, innermost
 from probing.client.diagnosis.endings import ended_sql
 from probing.client.diagnosis.findings import OPEN_COLUMNS, ROW_AGE, newest_sql
@@ -115,6 +116,7 @@ def questions(where: str, *, calm: bool = False) -> dict[str, _Question]:
         "progress": _Question(_PROGRESS.format(**given)),
         "inflight": _Question(_INFLIGHT.format(**given)),
         "steps": _Question(_STEPS.format(**given), every=often),
+        "phases": _Question(PHASES.format(**given), "train.labels", often),
         "findings": _Question(findings, every=1 if calm else _SELDOM),
         "ended": _Question(ended_sql(where, Interval(Bound(_ENDED_S))), every=_SELDOM),
         "tables": _Question(_TABLES, every=_RARELY),

@@ -237,6 +237,9 @@ class Node:
     async def evaluate(self, request: pb.EvalRequest, seconds: float) -> pb.EvalReply:
         return await self._ask(pb.EvalReply, "Eval", request, seconds)
 
+    async def annotate(self, request: pb.AnnotateRequest, seconds: float) -> pb.AnnotateReply:
+        return await self._ask(pb.AnnotateReply, "Annotate", request, seconds)
+
     async def preflight(self, request: pb.PreflightRequest, seconds: float) -> pb.PreflightReply:
         return await self._ask(pb.PreflightReply, "Preflight", request, seconds)
 

@@ -36,6 +36,7 @@ from probing.daemon.collector.ticker import Ticker
 from probing.daemon.collector.upgrade import take_over_layouts
 from probing.daemon.config import Config
 from probing.daemon.context import Context, SourceType
+from probing.daemon.labels.source import Labels
 from probing.daemon.nccl_uprobes.operations.source import FIRST_OBJECT, CollectivesSource
 from probing.daemon.processes.conditions.answers import ConditionAnswers
 from probing.daemon.processes.discovery import RESTORED, Discovery
@@ -334,7 +335,8 @@ class Collector:
             ConditionAnswers(self._readers, answers.chosen).conditions,
         )
         users = frozenset({user_number(self._config.users.service)})
-        handlers = {**requests.handlers(), **self._code_handlers(answers)}
+        labels = {"label": self._context.find(Labels).answer}
+        handlers = {**requests.handlers(), **labels, **self._code_handlers(answers)}
         control = ControlServer(Path(self._config.control_socket), handlers, users)
         control.on_disconnect = requests.release_all
         control.start()

@@ -38,6 +38,7 @@ SETTINGS = {
     "cuda.launches": False,
     "logs.enabled": True,
     "job_rows.enabled": True,
+    "labels.enabled": True,
     "store.max_bytes": False,
     "store.keep_free_bytes": False,
     "store.max_age_days": False,

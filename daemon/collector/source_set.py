@@ -23,6 +23,7 @@ from probing.daemon.host.kernel_log.source import KernelLogSource
 from probing.daemon.host.memory import ProcessMemorySource
 from probing.daemon.host.node.source import NodeSource, SpaceSource
 from probing.daemon.job_rows.source import JobRows
+from probing.daemon.labels.source import Labels
 from probing.daemon.logs.source import LogSource
 from probing.daemon.nccl_uprobes.flight_recorder.watch import FlightRecorderWatch
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
@@ -149,6 +150,7 @@ class SourceSet:
 
 SOURCES: tuple[SourceType, ...] = (
     CollectivesSource,
+    Labels,
     JobProgress,
     CudaSource,
     NvmlSource,

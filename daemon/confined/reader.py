@@ -23,6 +23,7 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any proc
 * ``network``: header ``dev``, ``inode`` of the network namespace; its descriptor.
 * ``memory`` (``ranges`` [[address, length], ...]): header ``lengths`` (-1: not readable), payload, the bytes.
 * ``memory_files`` (``link``, ``known`` inodes): header ``inodes`` of other memory files with that link; descriptors.
+* ``process_context`` (``address``, ``published_ns``): header, ``labels.process_context.answer_context``.
 * ``stacks``: ``python_stack.stacks.dump``. ``native``: ``python_stack.native.registers``.
 * ``blocked``, ``codes``, ``threads``: ``off_cpu.stacks``, ``codes`` and ``thread_states`` of ``python_stack.sampling``.
 * ``vars``: ``python_stack.values.read``.
@@ -49,6 +50,7 @@ from probing.daemon.host.cpu.reading import answer_usage
 from probing.daemon.host.node.reading import answer_node
 from probing.daemon.host.node.space import answer_space
 from probing.daemon.ipc import Channel, Header, Message
+from probing.daemon.labels.process_context import answer_context
 from probing.daemon.net.interfaces.reading import handlers as link_handlers
 from probing.daemon.net.rdma.reading import handlers as rdma_handlers
 from probing.daemon.net.tcp.reading import handlers as socket_handlers
@@ -216,6 +218,7 @@ _OF_A_TARGET: dict[str, Callable[[Target, Header], Message]] = {
     "maps": _maps,
     "memory": _memory,
     "memory_files": _memory_files,
+    "process_context": lambda target, request: Message(answer_context(target, request)),
     "network": _network,
     "open": _open,
     "threads": _by_request(answer_threads),

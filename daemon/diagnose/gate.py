@@ -14,6 +14,7 @@ from probing.daemon.arrow_to_numpy import integers
 __all__ = ("JobNow", "jobs_of")
 
 _Ints = npt.NDArray[np.int64]
+_Phases = dict[int, dict[tuple[str, int], None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class JobNow:
     the longest usual time between two calls of a rank. ``living`` and ``ended`` count ranks; ``failed``: ranks that
     ended by a signal or with an exit code other than 0. ``late``: the first operations of a rank were not recorded.
     ``world_size``: 0 if unknown. ``calls``: recorded operations; while the number grows, the job advances, also when
-    the clock is set. ``owner``: the uid of its user.
+    the clock is set. ``owner``: the uid of its user. ``phases``: the labels ``phase`` of its ranks, each with the time
+    since which a rank has it.
     """
 
     job: str
@@ -39,6 +41,7 @@ class JobNow:
     world_size: int
     calls: int
     owner: int | None = None
+    phases: tuple[tuple[str, int], ...] = ()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -97,6 +100,7 @@ def _jobs(batch: pa.RecordBatch) -> list[JobNow]:
     # A collector of the previous version sends no ``owner``.
     known = "owner" in batch.schema.names
     owners = dict(zip(which.tolist(), batch.column("owner").to_pylist() if known else (), strict=False))
+    phases = _phases(which, batch, over)
     return [
         JobNow(
             str(job),
@@ -111,9 +115,22 @@ def _jobs(batch: pa.RecordBatch) -> list[JobNow]:
             max(sizes[at], 0),
             calls[at],
             owners.get(at),
+            tuple(phases.get(at, ())),
         )
         for (job, run), at in index.items()
     ]
+
+
+def _phases(which: npt.NDArray[np.intp], batch: pa.RecordBatch, over: npt.NDArray[np.bool_]) -> _Phases:
+    """Returns the labels ``phase`` of the ranks of each job that live."""
+    phases: _Phases = {}
+    # The collector may be of the version before.
+    if "phase" in batch.schema.names and batch.column("phase").null_count < batch.num_rows:
+        since = integers(batch.column("phase_since")).tolist()
+        for at, name, begun, ended in zip(which, batch.column("phase").to_pylist(), since, over, strict=True):
+            if name is not None and not ended:
+                phases.setdefault(int(at), {}).setdefault((name, begun))
+    return phases
 
 
 def _most(which: npt.NDArray[np.intp], groups: int, values: _Ints) -> Sequence[int]:

@@ -7,7 +7,9 @@ down changes its pace. So reviews become rarer while the pace stays, and come so
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from probing.daemon.diagnose.gate import JobNow
 
@@ -50,12 +52,23 @@ class Look:
 class Schedule:
     """Plans the looks at one run of a job. ``now`` is on a monotonic clock, s."""
 
-    def __init__(self, job: JobNow, now: float, *, stall_s: float, review_s: float, late: bool) -> None:
-        """Makes the schedule of a job. ``late``: the job existed before the watch, so it may have stalled long ago."""
+    def __init__(
+        self,
+        job: JobNow,
+        now: float,
+        *,
+        stall_s: float,
+        review_s: float,
+        late: bool,
+        phase_limits: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Makes the schedule of a job. ``late``: the job existed before the watch, so it may have stalled long ago.
+        ``phase_limits``: how long the phases may last that labels name, s."""
         self.job = job
         self.late = late or job.late
         self.slow = False
         self._stall_ns = round(stall_s * _SECOND_NS)
+        self._phase_limits = phase_limits
         self._seen_ns = job.now_ns
         self._known_ns: int | None = None
         self._updated = now
@@ -70,7 +83,8 @@ class Schedule:
 
     @property
     def stalled(self) -> bool:
-        """Whether the job has not advanced for ``stall_s``, or for twice its longest usual pause if that is longer."""
+        """Whether the job has not advanced for ``stall_s``, or for twice its longest usual pause if that is longer, and
+        no rank is in a phase whose limit has not passed."""
         return self._until_stall_s <= 0
 
     @property
@@ -177,8 +191,10 @@ class Schedule:
     @property
     def _until_stall_s(self) -> float:
         """Returns the time from the last update until the job counts as stalled, s."""
-        quiet = self.job.now_ns - (self.job.newest_ns or self._known_ns or self._seen_ns)
-        return (max(self._stall_ns, 2 * (self.job.usual_gap_ns or 0)) - quiet) / _SECOND_NS
+        now = self.job.now_ns
+        quiet = now - (self.job.newest_ns or self._known_ns or self._seen_ns)
+        phases = (since - now + self._phase_limits.get(name, 0.0) * _SECOND_NS for name, since in self.job.phases)
+        return max(self._stall_ns - quiet, 2 * (self.job.usual_gap_ns or 0) - quiet, *phases) / _SECOND_NS
 
 
 def _after_death(now: float) -> list[float]:

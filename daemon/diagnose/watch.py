@@ -291,7 +291,14 @@ class JobWatch:
 
     def _new(self, job: JobNow, now: float) -> _Watched:
         stall_s, review_s = self._config.stall_s, self._config.review_s
-        schedule = Schedule(job, now, stall_s=stall_s, review_s=review_s, late=self._is_early(now))
+        schedule = Schedule(
+            job,
+            now,
+            stall_s=stall_s,
+            review_s=review_s,
+            late=self._is_early(now),
+            phase_limits=self._config.phase_limits,
+        )
         return _Watched(schedule, self._findings_of(job.key), self._clocks.utc())
 
     def _findings_of(self, key: _Key) -> JobFindings:

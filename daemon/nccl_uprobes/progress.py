@@ -21,6 +21,7 @@ from probing.daemon.arrow_to_numpy import integers
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
 from probing.daemon.fairness import crowding
+from probing.daemon.labels.source import Label, Labels
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.nccl_uprobes.records.entities import Entity
 from probing.daemon.nccl_uprobes.records.names import OPS
@@ -86,15 +87,17 @@ class JobProgress(Source):
     name = "progress"
     table = _TABLE
 
-    def __init__(self, node: str, clock: Clock) -> None:
+    def __init__(self, node: str, clock: Clock, phase: Callable[[ProcessKey], Label | None] = lambda _: None) -> None:
+        """``phase`` returns the label ``phase`` of a process."""
         self._node = node
         self._clock = clock
+        self._phase = phase
         self._processes: OrderedDict[ProcessKey, _Process] = OrderedDict()
         self._lock = threading.Lock()
 
     @classmethod
     def make(cls, context: Context) -> JobProgress:
-        progress = cls(context.node, context.clock)
+        progress = cls(context.node, context.clock, context.find(Labels).phase)
         context.find(CollectivesSource).observers.append(progress.observe)
         return progress
 
@@ -187,6 +190,7 @@ class JobProgress(Source):
         who = process.who
         if who is None or not process.trains:
             return
+        label = self._phase(key)
         own = {
             "node": self._node,
             "ts": pair.real_ns,
@@ -199,6 +203,8 @@ class JobProgress(Source):
             "owner": who.owner,
             "calls": 0,
             "longest_gap_ns": process.longest_gap,
+            "phase": label.value if label else None,
+            "phase_since": label.since_ns if label else None,
             "attached": process.attached_ns,
             "ended": process.ended_ns,
             "exit_code": process.exit_code,

@@ -97,6 +97,10 @@ def described(method: str, request: Any) -> str:
         key, value, job = request.key[:MAX_WORD], request.value[:MAX_WORD], request.job[:MAX_WORD]
         change = f"config {key!r}={value!r} job {job!r} pid {request.pid} reset={request.reset}"
         return f"{change} yes=True" if request.yes else change
+    if method == "Annotate":
+        rank = f" rank {request.rank}" if request.HasField("rank") else ""
+        labels = {key[:MAX_WORD]: value[:MAX_WORD] for key, value in sorted(request.labels.items())[:8]}
+        return f"annotate {labels} job {request.job[:MAX_WORD]!r} pids {list(request.pids[:8])}{rank}"
     if method == "Eval":
         rank = f" rank {request.rank}" if request.HasField("rank") else ""
         return f"eval {request.code[:MAX_WORD]!r} job {request.job[:MAX_WORD]!r} pids {list(request.pids[:8])}{rank}"

@@ -83,6 +83,7 @@ RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Peers": Scope.READ,
     "Vars": Scope.READ,
     "Eval": Scope.ADMIN,
+    "Annotate": Scope.PROBE,
     "Pause": Scope.PROBE,
     "Config": _config_scope,
     "Facts": Scope.READ,

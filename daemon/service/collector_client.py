@@ -100,6 +100,10 @@ class CollectorClient:
         request: Header = {"op": "eval", "pids": list(pids), "job": job, "code": code, "seconds": seconds}
         return _read(Header, self._request({**request, "rank": rank, "caller": caller}, timeout), "results")
 
+    def label(self, request: Mapping[str, Any], timeout: float) -> int:
+        """Sets labels; returns the number of ranks. ``request``: fields of ``labels.source.LabelRequest``."""
+        return int(_read(Header, self._request({"op": "label", **request}, timeout), "ranks")["ranks"])
+
     def record_findings(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
         """Stores rows of ``diagnosis.findings``; the collector sets ``node`` and ``ts``."""
         self._request({"op": "findings", "rows": list(rows)}, timeout)

@@ -54,7 +54,13 @@ class Diagnosis:
         self._grace_s, self._trusted = max(15.0, 3 * config.net.tcp_interval_s), config.cluster.trust_claims
         self._hook_socket = f"{config.runtime_dir}/hook.sock"
         self._collector, self._engine = collector, engine
-        self.gatherer = Gatherer(self._node, engine, collector, stall_s=config.diagnose.stall_s)
+        self.gatherer = Gatherer(
+            self._node,
+            engine,
+            collector,
+            stall_s=config.diagnose.stall_s,
+            phase_limits=config.diagnose.phase_limits,
+        )
         self.sights = LocalSights(collector)
         self._started: _Started | None = None
 

@@ -32,6 +32,7 @@ from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.diagnosis import Diagnosis
 from probing.daemon.service.gossip import Gossip
 from probing.daemon.service.job_peers import JobPeers
+from probing.daemon.service.label_socket import LabelSocket
 from probing.daemon.service.limits import Limits
 from probing.daemon.service.listening import Listeners
 from probing.daemon.service.live import live_tables
@@ -41,6 +42,7 @@ from probing.daemon.service.preflight.bandwidth import Bandwidth
 from probing.daemon.service.preflight.gather import Interpreters, Preflight
 from probing.daemon.service.server import Server
 from probing.daemon.service.servicer import Node, NodeService
+from probing.daemon.source_state import SourceState
 from probing.daemon.supervisor.health import Watch, stop_on_signal
 from probing.daemon.supervisor.journal import log_to_stderr
 from probing.daemon.supervisor.node_key import take_key
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 __all__ = ("main",)
 
 ROUND_S = 1.0
+# The time in which the collector takes a datagram of labels, s.
+LABEL_S = 2.0
 # After this many rounds all parts are started, with or without the collector.
 MOST_ROUNDS = 10
 
@@ -77,9 +81,14 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
     gate = WorkerPool(f"{config.runtime_dir}/sql.sock", GATE._replace(kept=0))
     listeners = Listeners.inherited()
     server = Server(config.socket, config.users.group, config.listen, doors.keeper, doors.tls, doors.audit, listeners)
-    service, diagnosis, metrics, gossip = _service(config, collector, (pool, gate), server, doors, listeners, key)
+    labels = LabelSocket(Path(config.socket).parent, partial(_label, collector), doors.audit)
+    service, diagnosis, metrics, gossip = _service(
+        config, collector, (pool, gate), server, doors, listeners, key, labels
+    )
     await server.start(service, _flight(service, server) if config.flight else None)
     gossip.start()
+    if config.labels.enabled:
+        labels.start()
     if metrics:
         await metrics.start()
     listeners.start()
@@ -111,11 +120,16 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
         metrics.stop()
     await asyncio.to_thread(diagnosis.stop)
     await gossip.stop()
+    await labels.stop()
     await server.stop()
     pool.close()
     gate.close()
     collector.close()
     service.close()
+
+
+def _label(collector: CollectorClient, request: Mapping[str, Any]) -> None:
+    collector.label(request, LABEL_S)
 
 
 def _collects(collector: CollectorClient) -> bool:
@@ -137,6 +151,7 @@ def _service(
     doors: Doors,
     listeners: Listeners,
     key: NodeKey,
+    labels: LabelSocket,
 ) -> tuple[NodeService, Diagnosis, Metrics | None, Gossip]:
     limits = Limits(query_s=config.query.timeout_s, unread_s=config.query.unread_s)
     membership = membership_of(config, version("probingd"), key)
@@ -152,9 +167,12 @@ def _service(
         known=membership.members,
     )
 
+    def own_sources() -> list[SourceState]:
+        return [*gossip.sources(), *(labels.sources() if config.labels.enabled else ())]
+
     def with_own(seconds: float) -> Header:
         status = diagnosis.among(collector.status(seconds))
-        return {**status, "sources": [*status["sources"], *(state._asdict() for state in gossip.sources())]}
+        return {**status, "sources": [*status["sources"], *(state._asdict() for state in own_sources())]}
 
     views = UserViews(config.query.views_dir, lambda: collector.tables(limits.control_s))
     live = live_tables(
@@ -174,7 +192,7 @@ def _service(
 
     def all_sources() -> list[pb.Source]:
         found = [*server.sources(), *(metrics.sources() if metrics else ())]
-        return [*found, *(pb.Source(**state._asdict()) for state in (*diagnosis.sources(), *gossip.sources()))]
+        return [*found, *(pb.Source(**state._asdict()) for state in (*diagnosis.sources(), *own_sources()))]
 
     service = NodeService(
         node,

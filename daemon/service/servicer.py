@@ -345,6 +345,21 @@ class NodeService(NodeServicer):
         return reply
 
     @answering
+    async def Annotate(  # noqa: N802
+        self, request: pb.AnnotateRequest, context: Context, caller: Caller
+    ) -> pb.AnnotateReply:
+        del context
+        if len(request.pids) > MAX_PIDS:
+            raise UsageError(f"more than {MAX_PIDS} processes", hint="name a job instead")
+        if not request.pids and not request.job:
+            raise UsageError("no rank is named", hint="give a job or a pid")
+        fields: dict[str, Any] = {"labels": dict(request.labels), "pids": list(request.pids), "job": request.job}
+        if request.HasField("rank"):
+            fields["rank"] = request.rank
+        ask = partial(self._collector.label, fields, self.limits.control_s)
+        return pb.AnnotateReply(node=self._node.name, ranks=await self._admission.run(CallKind.CONTROL, caller, ask))
+
+    @answering
     async def Pause(self, request: pb.PauseRequest, context: Context, caller: Caller) -> pb.PauseReply:  # noqa: N802
         del context
         ask = partial(self._collector.pause, request.paused, self.limits.control_s)

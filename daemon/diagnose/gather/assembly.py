@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import psutil
 
@@ -14,6 +14,7 @@ from probing.daemon.diagnose.gather.hardware import hardware_of
 from probing.daemon.diagnose.gather.history import History
 from probing.daemon.diagnose.gather.operations import Losses, Operations, communicators_of, operations_of
 from probing.daemon.diagnose.gather.processes import JobProcess, Key, Ranked, ranked
+from probing.daemon.diagnose.gather.statements import SECOND_NS
 from probing.daemon.diagnose.gather.tables import Row, Rows
 from probing.daemon.diagnose.gather.witnesses import add_witnesses
 from probing.diagnosis.facts import (
@@ -25,6 +26,7 @@ from probing.diagnosis.facts import (
     Missing,
     NodeFacts,
     Operation,
+    Phase,
     Process,
     Rank,
     Thread,
@@ -161,7 +163,7 @@ _ENV = frozenset(
 @dataclass(frozen=True, slots=True)
 class Gathered:
     """The rows and readings of a job. ``live`` and ``devices``: rows by table; ``rows`` and ``hardware``: rows by the
-    names of ``statements`` and ``hardware_statements``."""
+    names of ``statements`` and ``hardware_statements``. ``phase_limits``: seconds by phase."""
 
     node: str
     job: str
@@ -178,6 +180,7 @@ class Gathered:
     missing: Sequence[Missing]
     time_outs: Mapping[Key, tuple[TimeOut, ...]]
     idle_cpus: tuple[int, ...] | None = None
+    phase_limits: Mapping[str, float] = field(default_factory=dict)
 
 
 def facts_of_run(gathered: Gathered, run: str, processes: Iterable[JobProcess]) -> Facts:
@@ -213,7 +216,18 @@ def facts_of_run(gathered: Gathered, run: str, processes: Iterable[JobProcess]) 
         max(gaps, default=None),
         tuple((row["ended_ns"], row["duration_ns"]) for row in history if row["run"] == run),
         owner=next((one.owner for one in mine.values() if one.owner is not None), None),
+        phase=_phase(gathered, progress),
     )
+
+
+def _phase(gathered: Gathered, progress: Iterable[Row]) -> Phase | None:
+    """Returns the phase that may last longest of the ranks that live."""
+    phases = [
+        Phase(row["phase"], row["rank"], row["phase_since"], gathered.phase_limits.get(row["phase"], 0.0))
+        for row in progress
+        if row.get("phase") and row["rank"] is not None and row["ended"] is None
+    ]
+    return max(phases, key=lambda phase: phase.since_ns + phase.limit_s * SECOND_NS, default=None)
 
 
 def _node(gathered: Gathered, advanced_ns: int | None, ranks: Mapping[Key, int]) -> NodeFacts:

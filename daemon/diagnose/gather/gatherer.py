@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from probing.api.errors import NotFound, ProbingError, QueryTimeout
 from probing.api.text import pause_text
@@ -56,7 +57,7 @@ class _Request:
 
 class Gatherer:
     """Gathers the facts of jobs on this node. Safe for many threads. ``stall_s``: a job counts as stalled after this
-    time without an operation, s.
+    time without an operation, s. ``phase_limits``: how long the phases may last that labels name, s.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class Gatherer:
         collector: Collector,
         *,
         stall_s: float = 10.0,
+        phase_limits: Mapping[str, float] = MappingProxyType({}),
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._node = node
         self._engine = engine
         self._collector = collector
         self._stall_s = stall_s
+        self._phase_limits = phase_limits
         self._now_ns = now_ns
         self._earlier = EarlierReadings()
         self._time_outs = TimeOuts(collector)
@@ -201,6 +204,7 @@ class Gatherer:
             [*request.missing, *missing, *lacking, *read.missing, *(pauses if alive else ())],
             self._time_outs.of_job(job, live.get("comm.inflight", ()), deadline) if window.still and readings else {},
             idle_cpus,
+            self._phase_limits,
         )
         runs = _runs(known.values(), run, self._now_ns())
         if not runs:

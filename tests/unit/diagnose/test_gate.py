@@ -69,3 +69,16 @@ def test_a_single_process_waits_for_nobody() -> None:
     (one_of_three,) = jobs_of(progress_rows(rank(0)))
     (busy,) = jobs_of(progress_rows(rank(0, world_size=None, last_call=START)))
     assert (single.alone, one_of_three.alone, busy.alone) == (True, False, False)
+
+
+def test_the_phases_of_ranks_that_live() -> None:
+    (job,) = jobs_of(
+        progress_rows(
+            rank(0, comm="a", phase="eval", phase_since=START - 7),
+            rank(0, comm="b", phase="eval", phase_since=START - 7),
+            rank(1, phase="checkpoint", phase_since=START - 5),
+            rank(2, phase="compile", phase_since=START - 9, ended=START - 1),
+        )
+    )
+    assert job.phases == (("eval", START - 7), ("checkpoint", START - 5))
+    assert jobs_of(progress_rows(rank(0)))[0].phases == ()

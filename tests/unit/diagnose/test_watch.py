@@ -130,6 +130,25 @@ def test_a_job_may_rest_for_days() -> None:
     assert due[0] == 2999 * 60 + 60
 
 
+def test_a_job_in_a_phase_is_no_stall_until_the_limit_of_the_phase() -> None:
+    at, second = 10**18, 10**9
+    quiet = JobNow("j", "r", at, at - 11 * second, None, 2, 0, 0, late=False, world_size=2, calls=7)
+
+    def stalled(job: JobNow) -> bool:
+        limits = {"eval": 30.0, "checkpoint": 60.0}
+        schedule = Schedule(job, 0.0, stall_s=10, review_s=1e9, late=False, phase_limits=limits)
+        schedule.update(job, 0.0)
+        return schedule.stalled
+
+    assert stalled(quiet)
+    assert not stalled(replace(quiet, phases=(("eval", at - 12 * second),)))
+    assert stalled(replace(quiet, phases=(("eval", at - 30 * second),)))
+    assert not stalled(replace(quiet, phases=(("eval", at - 30 * second), ("checkpoint", at - 59 * second))))
+    assert stalled(replace(quiet, phases=(("warming", at - 1),)))
+    # The usual pause of the job counts as before.
+    assert not stalled(replace(quiet, usual_gap_ns=6 * second, phases=(("eval", at - 31 * second),)))
+
+
 def test_a_look_comes_when_a_wait_is_long_enough() -> None:
     # The job is quiet since it began, and a rank waits since a while after that.
     job = JobNow("j", "r", 10**18, None, None, 2, 0, 0, late=False, world_size=2, calls=0)

@@ -45,6 +45,7 @@ SHOWN_BY = {
     "packet_loss": ("test_a_path_that_loses_packets_is_named",),
     "storage_fault": ("test_a_full_shared_memory_is_named",),
     "host_fault": ("test_what_the_kernel_reports_is_a_warning",),
+    "phase": ("test_a_phase_within_its_limit_is_a_note",),
     "idle": (
         "test_an_idle_server_is_a_note",
         "test_ranks_that_wait_for_the_one_that_receives_requests_are_idle",

@@ -224,6 +224,33 @@ class Value(_message.Message):
     variable: Variable
     def __init__(self, job: _Optional[str] = ..., run: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., start_ns: _Optional[int] = ..., tid: _Optional[int] = ..., func: _Optional[str] = ..., variable: _Optional[_Union[Variable, _Mapping]] = ...) -> None: ...
 
+class AnnotateRequest(_message.Message):
+    __slots__ = ("labels", "pids", "job", "rank")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    PIDS_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    labels: _containers.ScalarMap[str, str]
+    pids: _containers.RepeatedScalarFieldContainer[int]
+    job: str
+    rank: int
+    def __init__(self, labels: _Optional[_Mapping[str, str]] = ..., pids: _Optional[_Iterable[int]] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class AnnotateReply(_message.Message):
+    __slots__ = ("node", "ranks")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    ranks: int
+    def __init__(self, node: _Optional[str] = ..., ranks: _Optional[int] = ...) -> None: ...
+
 class EvalRequest(_message.Message):
     __slots__ = ("pids", "job", "rank", "code", "timeout_ms", "limit_ms")
     PIDS_FIELD_NUMBER: _ClassVar[int]

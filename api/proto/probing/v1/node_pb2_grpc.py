@@ -69,6 +69,11 @@ class NodeStub:
                 request_serializer=probing_dot_v1_dot_node__pb2.EvalRequest.SerializeToString,
                 response_deserializer=probing_dot_v1_dot_node__pb2.EvalReply.FromString,
                 _registered_method=True)
+        self.Annotate = channel.unary_unary(
+                '/probing.v1.Node/Annotate',
+                request_serializer=probing_dot_v1_dot_node__pb2.AnnotateRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.AnnotateReply.FromString,
+                _registered_method=True)
         self.Pause = channel.unary_unary(
                 '/probing.v1.Node/Pause',
                 request_serializer=probing_dot_v1_dot_node__pb2.PauseRequest.SerializeToString,
@@ -155,6 +160,13 @@ class NodeServicer:
     def Eval(self, request, context):
         """Runs Python code in the main threads of the chosen processes, where the node's administrator allows it (inject.enabled
         and the lists beside it). Scope: admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Annotate(self, request, context):
+        """Sets labels of ranks. Scope: probe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -247,6 +259,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Eval,
                     request_deserializer=probing_dot_v1_dot_node__pb2.EvalRequest.FromString,
                     response_serializer=probing_dot_v1_dot_node__pb2.EvalReply.SerializeToString,
+            ),
+            'Annotate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Annotate,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.AnnotateRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.AnnotateReply.SerializeToString,
             ),
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
@@ -473,6 +490,33 @@ class Node:
             '/probing.v1.Node/Eval',
             probing_dot_v1_dot_node__pb2.EvalRequest.SerializeToString,
             probing_dot_v1_dot_node__pb2.EvalReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Annotate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/probing.v1.Node/Annotate',
+            probing_dot_v1_dot_node__pb2.AnnotateRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.AnnotateReply.FromString,
             options,
             channel_credentials,
             insecure,

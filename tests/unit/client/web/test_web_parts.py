@@ -207,6 +207,13 @@ def test_a_calm_view_asks_for_findings_each_time_and_for_figures_every_third() -
     turns = [statements(asked, turn, tables, new=turn <= 1) for turn in range(2, 32)]
     counts = {name: sum(name in turn for turn in turns) for name in asked}
     assert {name for name, count in counts.items() if count == 30} == {"progress", "inflight", "findings"}
-    assert {name for name, count in counts.items() if count == 10} == {"ranks", "steps", "cpu", "gpus", "gpu_processes"}
+    assert {name for name, count in counts.items() if count == 10} == {
+        "ranks",
+        "steps",
+        "phases",
+        "cpu",
+        "gpus",
+        "gpu_processes",
+    }
     # What depends on a table is asked once it is known, with its history.
     assert {"cpu", "gpus", "gpu_processes"} <= statements(asked, 1, tables, new=True).keys()

@@ -1,0 +1,327 @@
+"""The source of labels: what jobs and administrators say about ranks, as pairs of a key and a value.
+
+The label ``phase`` tells the diagnosis what a rank does: compile, eval and checkpoint have limits of their own.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from probing.api.errors import CorruptTarget, NotFound, Overloaded, PrivilegeError, ProbingError, UsageError
+from probing.api.tables.schema import Row
+from probing.api.text import escape, plural
+from probing.api.typed import typed
+from probing.daemon.arrow import batch_of
+from probing.daemon.arrow_to_numpy import integers
+from probing.daemon.clock import Clock
+from probing.daemon.context import Context
+from probing.daemon.ipc import Header
+from probing.daemon.processes.liveness import real_user
+from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
+from probing.daemon.source_state import SourceState, Totals
+from probing.daemon.worker import Worker
+
+__all__ = ("PHASE", "Label", "LabelRequest", "Labels")
+
+PHASE = "phase"
+TABLE = "train.labels"
+MAX_LABELS = 64
+MAX_VALUE = 256
+KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+# The most changes in a second of the ranks of one user.
+MAX_CHANGES_S = 512
+INTERVAL_S = 1.0
+READ_TIMEOUT_S = 1.0
+# The pause between two searches for the context of a process, s: at first, and at most.
+FIRST_LOOK_S, LAST_LOOK_S = 2.0, 60.0
+_OPENTELEMETRY, _DATAGRAM, _ANNOTATE = "opentelemetry", "datagram", "annotate"
+_RESTORED = ("pid", "start_ns", "key", "value", "source", "uid", "ts")
+
+
+class Label(NamedTuple):
+    """``since_ns``: when the label got its value, UTC ns. ``source``, ``uid``: as in train.labels."""
+
+    value: str
+    since_ns: int
+    source: str
+    uid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRequest:
+    """A request to set labels. A label with an empty value is removed.
+
+    ``pids``, or the trainers of ``job``, with ``rank`` only this rank; without both, the process ``by_pid``, or if
+    that is not a trainer, the trainers of its job. ``by_pid`` and ``by_uid``: the sender of a datagram, by the kernel;
+    None for ``probingctl``.
+    """
+
+    labels: dict[str, str]
+    pids: tuple[int, ...] = ()
+    job: str = ""
+    rank: int | None = None
+    by_pid: int | None = None
+    by_uid: int | None = None
+
+
+@dataclass(slots=True)
+class _Process:
+    """A trainer. ``address``: of its process context, 0 while none is known. ``look_at_ns``: CLOCK_MONOTONIC ns."""
+
+    who: Identity
+    address: int = 0
+    published_ns: int = 0
+    look_at_ns: int = 0
+    pause_s: float = FIRST_LOOK_S
+    labels: dict[str, Label] = field(default_factory=dict)
+
+
+class Labels(Source):
+    """Keeps the labels of living trainers, and stores each change. Safe for any thread.
+
+    ``live`` returns the identities of the watched processes. ``enabled``: whether a process may have labels.
+    """
+
+    name = "labels"
+    table = TABLE
+
+    def __init__(
+        self,
+        readers: ReaderPool,
+        sink: Sink,
+        clock: Clock,
+        node: str,
+        live: Callable[[], list[Identity]],
+        enabled: Callable[[Identity], bool] = lambda _: True,
+    ) -> None:
+        self._readers, self._sink, self._clock, self._node = readers, sink, clock, node
+        self._live, self._enabled = live, enabled
+        self._lock = threading.Lock()
+        self._processes: dict[ProcessKey, _Process] = {}
+        self._restored: dict[ProcessKey, dict[str, Label]] = {}
+        self._changes: tuple[int, Counter[int]] = (0, Counter())
+        self._refused, self._why = 0, ""
+        self._worker = Worker(self.name, self.turn, lambda: INTERVAL_S, patience_s=READ_TIMEOUT_S)
+
+    @classmethod
+    def make(cls, context: Context) -> Labels:
+        enabled: Callable[[Identity], bool] = lambda who: bool(context.settings.value("labels.enabled", who))  # noqa: E731
+        return cls(
+            context.readers, context.sink, context.clock, context.node, lambda: context.processes.live(), enabled
+        )
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def stop(self) -> None:
+        self._worker.stop()
+
+    def process_identified(self, process: Identity) -> None:
+        if process.role != "trainer":
+            return
+        with self._lock:
+            entry = self._processes.setdefault(process.key, _Process(process))
+            entry.who = process
+            entry.labels |= self._restored.pop(process.key, {})
+
+    def process_exited(self, process: Identity) -> None:
+        with self._lock:
+            self._processes.pop(process.key, None)
+
+    @property
+    def restored_tables(self) -> Mapping[str, tuple[Sequence[str], Callable[[pa.Table], None]]]:
+        return {TABLE: (_RESTORED, self._restore)}
+
+    def started(self, alive: Callable[[int, int], bool]) -> None:  # noqa: ARG002
+        """Drops the restored labels of processes that have ended: all that live are identified by now."""
+        with self._lock:
+            self._restored.clear()
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        with self._lock:
+            labelled = sum(bool(process.labels) for process in self._processes.values())
+            detail = f"{plural(labelled, 'rank')} with labels"
+            if self._refused:
+                detail += f", {plural(self._refused, 'request')} refused, the last: {self._why}"
+        return [totals.of(self.name, TABLE, detail=detail)]
+
+    def phase(self, key: ProcessKey) -> Label | None:
+        """Returns the label ``phase`` of a process; None without one."""
+        with self._lock:
+            process = self._processes.get(key)
+            return process.labels.get(PHASE) if process is not None else None
+
+    def answer(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Answers the request ``label`` of the control socket: header ``ranks``, the number of labelled processes.
+
+        Raises UsageError, NotFound, PrivilegeError, Overloaded.
+        """
+        try:
+            asked = typed(LabelRequest, {name: value for name, value in request.items() if name != "op"})
+        except ValueError as e:
+            raise UsageError(f"the request to set labels is malformed: {e}") from None
+        try:
+            return {"ranks": self._set_as_asked(asked)}, b""
+        except ProbingError as e:
+            with self._lock:
+                self._refused, self._why = self._refused + 1, e.message
+            raise
+
+    def turn(self) -> None:
+        """Reads the process contexts of OpenTelemetry that are new or have changed."""
+        now = self._clock.pair().mono_ns
+        with self._lock:
+            due = {key: one for key, one in self._processes.items() if one.look_at_ns <= now and self._enabled(one.who)}
+        asks = {(key.pid, key.start_ns): partial(_asked, one) for key, one in due.items()}
+        answers = self._readers.call_each("process_context", asks, timeout=READ_TIMEOUT_S, patience=READ_TIMEOUT_S)
+        for key, answer in answers:
+            process = due[ProcessKey(*key)]
+            found = not isinstance(answer, ProbingError) and bool(answer.header["address"])
+            process.pause_s = INTERVAL_S if found else min(2 * max(process.pause_s, FIRST_LOOK_S), LAST_LOOK_S)
+            process.look_at_ns = now + round((process.pause_s - INTERVAL_S / 2) * 1e9)
+            if isinstance(answer, ProbingError):
+                if isinstance(answer, CorruptTarget):
+                    self._lost(process.who, answer.message)
+                continue
+            self._take_context(process, answer.header)
+
+    def _take_context(self, process: _Process, header: Header) -> None:
+        attributes = header["attributes"]
+        if attributes is not None:
+            changes = {key: value for key, value in attributes.items() if KEY.fullmatch(key)}
+            before = [key for key, label in process.labels.items() if label.source == _OPENTELEMETRY]
+            changes |= dict.fromkeys((key for key in before if key not in attributes), "")
+            try:
+                self._set([process], changes, _OPENTELEMETRY)
+            except ProbingError:
+                # The next turn reads the context again.
+                return
+        process.address, process.published_ns = header["address"], header["published_ns"]
+
+    def _set_as_asked(self, asked: LabelRequest) -> int:
+        if not asked.labels:
+            raise UsageError("there is no label to set", hint="give KEY=VALUE")
+        for key, value in asked.labels.items():
+            if not KEY.fullmatch(key):
+                raise UsageError(f"{key[:80]!r} cannot be the key of a label", hint="use a-z, A-Z, 0-9 and _ . -")
+            if len(value) > MAX_VALUE:
+                raise UsageError(f"the value of {key} has {len(value):,} characters", hint=f"use {MAX_VALUE} at most")
+        chosen = self._chosen(asked)
+        for who in chosen:
+            self._check_owner(asked, who)
+        with self._lock:
+            processes = [self._processes[who.key] for who in chosen if who.key in self._processes]
+        self._set(processes, asked.labels, _ANNOTATE if asked.by_pid is None else _DATAGRAM, asked.by_uid)
+        return len(processes)
+
+    def _chosen(self, asked: LabelRequest) -> list[Identity]:
+        live = self._live()
+        if not asked.pids and not asked.job:
+            sender = next((who for who in live if who.pid == asked.by_pid), None)
+            if sender is None:
+                raise NotFound("the sender is no process of a job", hint="name a job or the pid of a rank")
+            if sender.role == "trainer" and asked.rank is None:
+                return [sender]
+            asked = LabelRequest(asked.labels, (), sender.job, asked.rank)
+        found = [
+            who
+            for who in live
+            if who.role == "trainer"
+            and self._enabled(who)
+            and (who.pid in asked.pids if asked.pids else True)
+            and asked.job in ("", who.job)
+            and asked.rank in (None, who.rank)
+        ]
+        if not found:
+            raise NotFound("no such rank runs on this node", hint="`probingctl ps` lists jobs, ranks and processes")
+        return found
+
+    def _check_owner(self, asked: LabelRequest, who: Identity) -> None:
+        # A rootless container has many uids, all of its owner's; the kernel names the uid of the sender on this host.
+        if asked.by_uid in (None, 0, who.owner) or asked.by_uid == real_user(who.pid):
+            return
+        raise PrivilegeError(
+            f"uid {asked.by_uid} may not label ranks of job {who.job}, which is of uid {who.owner}",
+            hint="send the datagram as the user of the job, or use `probingctl annotate`",
+        )
+
+    def _set(
+        self, processes: Iterable[_Process], changes: Mapping[str, str], source: str, uid: int | None = None
+    ) -> None:
+        """Sets labels, and stores the changes. Raises Overloaded, and UsageError for too many labels of a process."""
+        now = self._clock.pair().real_ns
+        rows: list[Row] = []
+        with self._lock:
+            for process in processes:
+                new = {
+                    key: value
+                    for key, value in ((key, escape(value, MAX_VALUE)) for key, value in changes.items())
+                    if value != (process.labels[key].value if key in process.labels else "")
+                }
+                if len(process.labels.keys() | {key for key, value in new.items() if value}) > MAX_LABELS:
+                    raise UsageError(f"a rank has {MAX_LABELS} labels at most", hint="remove some: KEY=")
+                self._count_changes(process.who.owner, len(new), now)
+                for key, value in new.items():
+                    if value:
+                        process.labels[key] = Label(value, now, source, uid)
+                    else:
+                        del process.labels[key]
+                    rows.append(_row(self._node, process.who, now, key, value, source, uid))
+            if rows:
+                self._sink.put(TABLE, batch_of(TABLE, rows))
+
+    def _count_changes(self, owner: int, number: int, now: int) -> None:
+        second = now // 10**9
+        if self._changes[0] != second:
+            self._changes = second, Counter()
+        if self._changes[1][owner] + number > MAX_CHANGES_S:
+            raise Overloaded(f"labels of uid {owner} change more than {MAX_CHANGES_S} times a second")
+        self._changes[1][owner] += number
+
+    def _restore(self, rows: pa.Table) -> None:
+        """Restores the labels that an earlier daemon stored. ``rows`` has the columns _RESTORED."""
+        with self._lock:
+            times = integers(rows.column("ts").combine_chunks()).tolist()
+            columns = (rows.column(name).to_pylist() for name in _RESTORED[:-1])
+            for ts, pid, start_ns, key, value, source, uid in sorted(
+                zip(times, *columns, strict=True), key=itemgetter(0)
+            ):
+                labels = self._restored.setdefault(ProcessKey(pid, start_ns), {})
+                if value:
+                    labels[key] = Label(value, ts, source, uid)
+                else:
+                    labels.pop(key, None)
+
+    def _lost(self, who: Identity, reason: str) -> None:
+        now = self._clock.pair().real_ns
+        self._sink.lost(Loss(self.name, TABLE, "process context", reason, now, now, None, who.pid))
+
+
+def _asked(process: _Process) -> dict[str, Any]:
+    return {"address": process.address, "published_ns": process.published_ns}
+
+
+def _row(node: str, who: Identity, ts_ns: int, key: str, value: str, source: str, uid: int | None) -> Row:
+    return {
+        "node": node,
+        "ts": ts_ns,
+        "job": who.job,
+        "run": who.run,
+        "pid": who.pid,
+        "start_ns": who.start_ns,
+        "rank": who.rank,
+        "key": key,
+        "value": value or None,
+        "source": source,
+        "uid": uid,
+    }
