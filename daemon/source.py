@@ -107,19 +107,19 @@ class Sink(Protocol):
     """Accepts the rows of sources. Safe to call from any thread; the next drain writes the rows to the log."""
 
     def put(self, table: str, batch: pa.RecordBatch, read: Mapping[str, int] = ...) -> None:
-        """``batch`` has the physical schema of ``table`` (``probing.api.tables``). ``read``: how far the memories that
-        it comes from have been read, which is written to the log with it."""
+        """Adds ``batch``, in the physical schema of ``table`` (``probing.api.tables``). ``read``: the position up to
+        which each memory behind the batch was read, by name; the log stores it with the batch."""
 
     def forget(self, read: Iterable[str]) -> None:
-        """Drops names of ``read`` whose memories are gone."""
+        """Drops the positions of memories that no longer exist. ``read``: their names."""
 
     def lost(self, loss: Loss) -> None: ...
 
 
 class ProbeSlot(NamedTuple):
-    """A probe, and the rows that are missing when its hits are refused: rows of ``table`` by ``source``.
+    """A probe. When its hits are refused, rows of ``table`` by ``source`` are missing.
 
-    ``why``: the reason of a refusal other than the budget of hits.
+    ``why``: the reason of a refusal that is not due to the budget of hits.
     """
 
     name: str
@@ -164,10 +164,10 @@ class RingConsumer:
     """Turns the records of a ring into rows. ``table``: the table whose rows are missing when the ring is full.
 
     ``identified``: rows contain job and rank, so records wait a moment until their process is identified. ``ready``
-    returns the position up to which the ring may be drained. ``full_share``: the ring is drained at once when it is
-    filled to one part in this number; ``rest_s``: how long records may wait in the ring, s. None: the values of the
-    drain. ``open_map``: the map of unfinished records; ``abandoned`` turns them into finished records when the layout
-    is replaced.
+    returns the position up to which the ring may be drained. ``full_share``: the ring is drained at once when
+    1/``full_share`` of it is filled; ``rest_s``: how long records may wait in the ring, s; None: the drain's defaults.
+    ``open_map``: the map of unfinished records; ``abandoned`` turns them into finished records when the layout is
+    replaced.
     """
 
     assemble: Assemble
@@ -195,7 +195,7 @@ class Source:
     objects: ClassVar[tuple[str, ...]] = ()
     """BPF objects without which the collector does not start."""
     late_objects: ClassVar[tuple[str, ...]] = ()
-    """Those objects, of both kinds, whose programs load when one is first used, or shortly after the start."""
+    """Names from ``objects`` and ``optional_objects`` whose programs load on first use, or shortly after the start."""
     optional_objects: ClassVar[tuple[str, ...]] = ()
     """BPF objects that the kernel may refuse (``session.refused``)."""
 
@@ -263,8 +263,8 @@ class Source:
         """Stops or resumes the probes that the session's switch in the kernel does not reach."""
 
     def ends_missed(self, before_ns: int, pid: int | None = None) -> object:
-        """Tells that operations begun before ``before_ns`` (CLOCK_MONOTONIC) may have ended unseen, in process ``pid``
-        or in all.
+        """Called when operations that began before ``before_ns`` (CLOCK_MONOTONIC) may have ended unseen, in process
+        ``pid`` (None: in any process).
         """
 
     def started(self, alive: Callable[[int, int], bool]) -> None:

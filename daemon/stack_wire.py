@@ -133,7 +133,8 @@ class VariablesRead(TypedDict):
 
 
 class Load(NamedTuple):
-    """The load of a process: ``cpu_ns`` since its start in ticks of 10 ms; its main thread last ran on ``cpu``."""
+    """The load of a process: its CPU time ``cpu_ns`` since its start, in ticks of 10 ms. ``cpu``: the CPU on which its
+    main thread last ran."""
 
     pid: int
     start_ns: int
@@ -144,7 +145,7 @@ class Load(NamedTuple):
 
 class ConditionsRead(TypedDict):
     """``processes``: job, run, rank and role of each, and the fields of ``conditions.condition.read_condition``.
-    ``loads``: those of all processes of the node, None when they were not read in time."""
+    ``loads``: the loads of all processes of the node, None when they were not read in time."""
 
     processes: list[Header]
     loads: list[Load] | None
@@ -194,7 +195,8 @@ def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[Proces
 def pack(dump: Mapping[str, Any]) -> Header:
     """Returns ``dump`` with frames as [code, lineno, ip, entry] and codes as [func, file].
 
-    If it does not fit into a message, frames are cut, outermost first; then locals, those of outer frames first.
+    Frames that do not fit into a message are cut, outermost first. Locals get the room that is left, inner frames
+    first.
     """
     codes: dict[tuple[str, str], int] = {}
     threads = []
@@ -214,7 +216,7 @@ def pack(dump: Mapping[str, Any]) -> Header:
 
 
 def unpack(packed: Mapping[str, Any]) -> Header:
-    """Returns the argument of ``pack``, without what was cut. Raises InternalError for anything else."""
+    """Returns the argument of ``pack``, without the parts that it cut. Raises InternalError for anything else."""
     try:
         codes = packed["codes"]
         threads = [{**t, "frames": [_frame(codes, *f) for f in t["frames"]]} for t in packed["threads"]]
@@ -233,7 +235,7 @@ def threads_of(text: bytes) -> list[Thread]:
 
 
 def _pack_locals(dumped: list[Thread], threads: list[Header], left: int) -> None:
-    # Frames without a list of locals are then those for which there was no room.
+    # A frame for whose locals no room is left gets no list of locals.
     deepest = max((len(t["frames"]) for t in threads), default=0)
     for depth in range(deepest):
         for thread, packed in zip(dumped, threads, strict=True):

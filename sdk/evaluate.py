@@ -72,7 +72,7 @@ def by_file(address: int, data: bytes) -> None:
 
 
 def text_of(value: Any, limit: int = MAX_TEXT) -> str:
-    """Returns repr(value), of long texts and collections only the begin."""
+    """Returns repr(value), or its begin if the text or collection is long."""
     kind = type(value)
     try:
         if kind in (str, bytes, bytearray) and len(value) > limit:
@@ -145,7 +145,7 @@ def compiled(code: str) -> Any:
 
 
 def limited(code: Any, names: dict[str, Any], seconds: float) -> Any:
-    """Returns the value of the code. A debugger's trace function stays; then nothing ends the code."""
+    """Returns the value of the code. If a debugger has set a trace function, it stays, and no time limit applies."""
     if sys.gettrace() is not None:
         return eval(code, names)  # noqa: S307
     globals()["end_of_code"] = time.monotonic() + seconds
@@ -175,7 +175,7 @@ def evaluate(code: str, names: dict[str, Any], seconds: float) -> Iterator[tuple
             if sys.stderr is mine[1]:
                 sys.stderr = before[1]
     except KeyboardInterrupt as error:
-        # It was meant for the program.
+        # The interrupt was meant for the program.
         yield from fields_of(error)
         _thread.interrupt_main()
     except BaseException as error:
@@ -206,12 +206,12 @@ def answer() -> None:
         write = by_ctypes
     elif filtered:
         return
-    # A copy of this process, made by fork in between, is not asked.
+    # A child that was forked in the meantime must not answer.
     if (not filtered and posix.getpid() != pid) or (latest and time.monotonic() > latest):
         return
     write(address, BEGUN)
     names = dict(sys.modules["__main__"].__dict__)
-    # A program that changed its command line says only here how it was started.
+    # If the program has changed its command line, only ``sys.flags`` tells that it runs in isolated mode.
     refusal = (("error", "PermissionError"), ("message", "it was started in isolated mode (python -I)"))
     data = packed(refusal if sys.flags.isolated else evaluate(code, names, seconds), size - HEAD)
     write(address + HEAD, data)
