@@ -29,8 +29,8 @@ class Settings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """``shared``: objects that sources share with later sources, by class (``find``). ``rows_read``: how many rows of
-    each memory of a job the previous collector had read, by name of the memory."""
+    """``shared``: objects that sources share with later sources, by class (``find``). ``rows_read``: the position up to
+    which the previous collector had read each memory of a job, by name of the memory."""
 
     config: Config
     node: str

@@ -294,7 +294,7 @@ class CudaSource(Source):
         if self._memory is not None and (memory or ended):
             self._put("cuda.memory", self._memory.changed(pair))
             if lost := self._memory.lost():
-                reason = "no room to follow more allocations"
+                reason = "the maps had no room to follow more allocations"
                 self._sink.lost(Loss(self.name, "cuda.memory", "kernel", reason, pair.real_ns, pair.real_ns, lost))
         for process in ended:
             self._forget(*process)
