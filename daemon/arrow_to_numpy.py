@@ -29,6 +29,6 @@ def integers(array: pa.Array[Any], null: int = -1) -> npt.NDArray[np.int64]:
 
 
 def texts_and_indices(array: Any) -> tuple[list[str | None], npt.NDArray[np.int64]]:
-    """Returns the texts of a dictionary array, then None for NULL; and for each row the index of its text."""
+    """Returns the texts of a dictionary array, with a final None for NULL, and the index of the text of each row."""
     texts = [*array.dictionary.to_pylist(), None]
     return texts, integers(array.indices, len(texts) - 1)

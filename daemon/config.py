@@ -1,7 +1,7 @@
 """The configuration: /etc/probingd/probingd.toml, overridden by the command line, the same in every process.
 
 Each option is a field of the classes here, with its text and bounds in the annotation. The keys of the file, the
-command line (``--store.max_bytes=N``), the help and the check of docs/config.md come from them.
+command line (``--store.max_bytes=N``), the help and the check of docs/config.md are derived from these fields.
 """
 
 from __future__ import annotations

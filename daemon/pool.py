@@ -1,9 +1,10 @@
 """Pools of confined processes, each at the other end of a connection: starts and ends them, hands free processes to
 callers, waits for late answers.
 
-A connection to the socket of a kind (``reader.sock``, ``sql.sock``, …) starts a new process, as with inetd, and the
-process ends with its connection. So a process that does not answer costs only its connection. On a busy machine a start
-takes longer than most answers. So a process that is only late may finish, and a start goes on when its caller gives up.
+Each type of process has a socket (``reader.sock``, ``sql.sock``, …). A connection to it starts a new process, as with
+inetd, and the process ends with its connection: a process that does not answer costs only its connection. On a busy
+machine a start takes longer than most answers, so a process that is only late may finish, and a start goes on when its
+caller gives up.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ __all__ = ("TRANSFER_S", "Child", "Policy", "Pool", "Process")
 TRANSFER_S = 1.0
 # A process that missed its deadline gets as long to finish as the last start took, within these bounds, s.
 MIN_LATE_S, MAX_LATE_S = 0.2, 20.0
-# The interval at which a waiting caller calls ``check``, s: it may have gone away.
+# The interval at which a waiting caller calls ``check``, which may notice that its client has gone away, s.
 GLANCE_S = 0.05
 _log = logging.getLogger(__name__)
 
 
 class Policy(NamedTuple):
-    """How many processes of one kind are kept, and when they start and end. ``name`` names the kind in messages. Times
-    are in s.
+    """The policy of a pool: how many processes it keeps, and when they start and end. ``name``: the type of process, in
+    messages. Times are in s.
 
     ``kept`` processes start at once and wait for callers. More start, up to ``size``, when a caller has waited for
     ``blocked_s``, about the time of a start, or when all have been busy for ``long_s``; they end after ``idle_s``

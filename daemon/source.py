@@ -50,8 +50,8 @@ class ProcessKey(NamedTuple):
 class Identity(NamedTuple):
     """The job, run, role and rank of a process, as in every table. Ranks are None unless ``role`` is trainer.
 
-    ``train_tid``: the thread that issues its collectives; None: the main thread, or none is known. ``owner``: the uid
-    of the user whose job it is.
+    ``train_tid``: the thread that issues its collectives; None: the main thread, or unknown. ``owner``: the uid of the
+    user who owns the job.
     """
 
     pid: int
@@ -136,7 +136,7 @@ class ProbedLibrary(Protocol):
 
     @property
     def table(self) -> str:
-        """The table whose rows are missing where the library could not be probed in time."""
+        """The table whose rows are missing if the library could not be probed in time."""
 
     @property
     def files(self) -> tuple[bytes, ...]: ...
@@ -156,7 +156,7 @@ class ProbedLibrary(Protocol):
         """
 
     def forget(self, identity: tuple[int, int]) -> None:
-        """Drops the state of a file (device, inode) whose probes the session has ended."""
+        """Drops the state of a file (device, inode) whose probes the session has detached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +183,10 @@ class RingConsumer:
 class Source:
     """Watches one thing. A source overrides the methods that it needs.
 
-    The collector builds all sources and calls ``start``, then ``started`` when it has looked at all running processes.
-    At the end it calls ``finish``, drains the rings once more, and calls ``stop``. The thread of discovery calls the
-    ``process_`` methods, the draining thread ``assemble`` of the rings: neither may wait. A thread of tickers calls
-    ``tick``; any thread calls the rest.
+    The collector builds all sources and calls ``start``, and ``started`` after the first scan of all processes. At the
+    end it calls ``finish``, drains the rings once more, and calls ``stop``. The thread of discovery calls the
+    ``process_`` methods, the draining thread ``assemble`` of the rings: these methods must not wait. A ticker calls
+    ``tick``. Any thread calls the other methods.
     """
 
     name: str = ""
@@ -251,7 +251,7 @@ class Source:
         """Puts the last rows that do not come from a ring: the last drain follows."""
 
     def stop(self) -> None:
-        """Releases everything; also called after ``start`` failed or was not called."""
+        """Releases all resources; also called if ``start`` failed or was not called."""
 
     def tick(self) -> None: ...
 
@@ -260,7 +260,7 @@ class Source:
         return False
 
     def pause(self, paused: bool) -> None:
-        """Stops or resumes the probes that the session's switch in the kernel does not reach."""
+        """Pauses or resumes the probes that do not follow the session's switch in the kernel."""
 
     def ends_missed(self, before_ns: int, pid: int | None = None) -> object:
         """Called when operations that began before ``before_ns`` (CLOCK_MONOTONIC) may have ended unseen, in process

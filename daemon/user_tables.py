@@ -62,7 +62,7 @@ class UserTables(Mapping[str, Table]):
 
     @property
     def folder(self) -> Path:
-        """The directory of the file, which is the daemon's own."""
+        """The directory of the file, which belongs to the daemon."""
         return self._file.parent
 
     def described(self) -> list[UserTable]:
@@ -147,7 +147,7 @@ class UserTables(Mapping[str, Table]):
 
 
 def _merged(older: Table, wanted: Table) -> Table:
-    """Returns ``wanted`` with the columns of ``older`` that it lacks appended."""
+    """Returns ``wanted``, with the missing columns of ``older`` appended."""
     old, new = user_table_to(older), user_table_to(wanted)
     kinds = {name: kind for name, kind, _ in old["columns"]}
     for name, kind, _ in new["columns"]:

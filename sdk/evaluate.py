@@ -31,7 +31,7 @@ FILE = "<eval>"
 def output_to(stream: Any, parts: list[str], left: list[int]) -> Any:
     """Returns a file that keeps what the main thread prints; other threads go on printing to ``stream``.
 
-    A class would be a cycle of references, which stays where the garbage collector is off.
+    It is no class: a class is a cycle of references, which stays in memory if the garbage collector is off.
     """
     thread = _thread.get_ident()
 
@@ -123,7 +123,7 @@ def fields_of(error: BaseException) -> Iterator[tuple[str, str]]:
 
 
 def limit(frame: FrameType, event: str, argument: Any) -> Any:
-    """Ends code that runs past ``end_of_code``: called for each of its instructions, and for each function it calls."""
+    """The trace function: ends code that runs past ``end_of_code``. Called for each instruction and each function."""
     del event, argument
     if time.monotonic() > globals()["end_of_code"]:
         globals()["is_overdue"] = True
@@ -157,7 +157,7 @@ def limited(code: Any, names: dict[str, Any], seconds: float) -> Any:
 
 
 def evaluate(code: str, names: dict[str, Any], seconds: float) -> Iterator[tuple[str, str]]:
-    """Yields the fields of the answer: the value of an expression, what was printed, an exception."""
+    """Yields the fields of the answer: the value of an expression, the printed text, an exception."""
     parts: list[str] = []
     left = [MAX_OUTPUT, 0]
     before, mine = (sys.stdout, sys.stderr), (output_to(sys.stdout, parts, left), output_to(sys.stderr, parts, left))
@@ -190,7 +190,7 @@ def evaluate(code: str, names: dict[str, Any], seconds: float) -> Iterator[tuple
 
 
 def packed(fields: Iterable[tuple[str, str]], limit: int) -> bytes:
-    """Returns each text with its length before it; a field that does not fit is left out."""
+    """Returns all texts, each after its length; a field that does not fit into ``limit`` bytes is left out."""
     data = b""
     for pair in fields:
         row = b"".join(len(raw).to_bytes(4, "little") + raw for raw in (t.encode("utf-8", "replace") for t in pair))

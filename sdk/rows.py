@@ -61,7 +61,7 @@ _MAX_OLDER = 4
 
 
 class _LockedCount:
-    """Counts from 1 for interpreters without a GIL, where two threads may get one number of ``itertools.count``."""
+    """Counts from 1 for interpreters without a GIL, where ``itertools.count`` may give two threads the same number."""
 
     def __init__(self) -> None:
         self._lock, self._next = threading.Lock(), 0
@@ -85,7 +85,7 @@ class _Ring:
     def __init__(self, table: str, columns: Sequence[Column]) -> None:
         kinds = {"i64": "q", "f64": "d"}
         self.numbers = _numbers()
-        # Number of the row, CLOCK_MONOTONIC ns, the caller's own time, the values, and the number again.
+        # Number of the row, CLOCK_MONOTONIC ns, the time that the caller gave, the values, and the number again.
         row = struct.Struct("<Qqq" + "".join(kinds.get(kind, f"{size}p") for _, kind, size in columns) + "Q")
         self.columns = columns
         self.row = row
@@ -114,7 +114,7 @@ class _Ring:
         os.close(self.fd)
 
     def put(self, number: int, t: int, values: Sequence[Any]) -> None:
-        """Writes the row ``number``. Raises struct.error, TypeError or ValueError where a value does not fit."""
+        """Writes the row ``number``. Raises struct.error, TypeError or ValueError if a value does not fit."""
         place = HEADER_BYTES + number % self.count * self.row.size
         self.row.pack_into(self.memory, place, number, time.monotonic_ns(), t, *values, number)
 
@@ -161,7 +161,7 @@ class FixedTable:
 
     @classmethod
     def forked(cls) -> None:
-        """Leaves the memory to the parent: a child writes its rows to memory of its own."""
+        """Called in a forked child: closes the memory of the parent. The child writes its rows to new memory."""
         for table in cls._tables:
             table._guard = threading.Lock()
             if table._ring is not None:
@@ -170,14 +170,14 @@ class FixedTable:
 
 
 class ExternalTable:
-    """A table that the job fills, ``python.NAME`` for queries. ``columns``: their names, without types.
+    """A table that the job fills; queries name it ``python.NAME``. ``columns``: the names of its columns.
 
     The first row gives the types: integers, floating-point numbers, or texts of at most 255 bytes; None fits all. A
     later value of another type changes the column's type. A row that cannot be stored raises nothing, since reporting
     must not end a training, and is counted in ``refused``. Raises ValueError for an invalid name, and for more than 32
     tables.
 
-    The arguments after ``columns`` are accepted as Probing has them, and ignored: the daemon's limits hold.
+    The arguments after ``columns`` exist for compatibility with Probing and are ignored: the daemon's limits apply.
     """
 
     _tables: ClassVar[dict[str, ExternalTable]] = {}
@@ -210,7 +210,7 @@ class ExternalTable:
 
     @classmethod
     def get(cls, name: str) -> ExternalTable:
-        """Returns the table of this name. Raises ValueError where the process has made none."""
+        """Returns the table of this name. Raises ValueError if the process has not made it."""
         try:
             return cls._tables[name]
         except KeyError:
@@ -224,7 +224,7 @@ class ExternalTable:
 
     @classmethod
     def drop(cls, name: str) -> None:
-        """Forgets a table: the process writes no more rows of it. Rows that the daemon has read stay."""
+        """Drops a table: the process writes no more rows to it. Rows that the daemon has read stay."""
         with cls._guard:
             table = cls._tables.pop(name, None)
             if table is not None:
@@ -310,7 +310,7 @@ class ExternalTable:
 
     @classmethod
     def forked(cls) -> None:
-        """Leaves the memory to the parent: a child writes its rows to memory of its own."""
+        """Called in a forked child: closes the memory of the parent. The child writes its rows to new memory."""
         cls._guard = threading.Lock()
         for table in cls._tables.values():
             table._close()

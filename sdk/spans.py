@@ -1,6 +1,6 @@
 """Spans, events, metrics and steps that a job reports, as rows in shared memory (``rows``).
 
-``span`` writes a row when the span begins and one when it ends, so that a job that hangs shows where it is.
+``span`` writes a row when the span begins and another row when it ends, so that a job that hangs shows where it is.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class View:
         return self._key.signed(record) if self._key else record
 
     def proof_for(self, nonce: bytes) -> bytes:
-        """Returns ``nonce`` signed, which proves that this node lives to the node that made it; empty without a key."""
+        """Returns the signed ``nonce``, which proves to its maker that this node lives; empty without a key."""
         return self._key.answer(nonce, self.own) if self._key else b""
 
     def state_of(self, entry: Entry, now: float) -> str:

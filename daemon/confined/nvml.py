@@ -8,7 +8,7 @@ answers requests on descriptor 0 until the connection closes:
   driver fails, the header has ``failed`` {``kind``, ``text``} instead, and the process ends.
 
 When a call takes longer than ``gpu.call_timeout_s``, a watchdog answers in its place with header ``hung`` {``call``,
-``device``, ``seconds``} and the events that wait, and ends the process.
+``device``, ``seconds``} and the waiting events, and ends the process.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Attachments:
         self._thread.start()
 
     def stop(self) -> None:
-        """Detaches all programs."""
+        """Stops the thread and detaches all probes."""
         if self._thread.is_alive():
             self._work.put(None)
             self._thread.join()

@@ -26,7 +26,7 @@ ATTEMPTS = 3
 _HEAD = 64
 _TEXT = 4 * 512 + _HEAD
 _SYMBOLS = ("environ", "__environ")
-# The first page of a mapped file, at any line of /proc/PID/maps.
+# A line of /proc/PID/maps with the first page of a mapped file.
 _BEGIN = re.compile(rb"^([0-9a-f]{1,16})-[0-9a-f]{1,16} r\S+ 0+ \S+ [1-9][0-9]* +(/[^\n]*)$", re.MULTILINE)
 _PROGRAM = re.compile(rb"/python[0-9.]*[a-z]*$")
 # glibc's libc.so.6 and libc-2.31.so; musl's libc.so, which is its dynamic linker and has that name in most systems.

@@ -84,7 +84,7 @@ class Facts:
 
     @classmethod
     def from_reader(cls, header: Mapping[str, Any]) -> Facts:
-        """Returns the facts in a reader's answer to ``identity``. Raises InternalError for anything else."""
+        """Returns the facts in a reader's answer to ``identity``. Raises InternalError if the answer is malformed."""
         try:
             current = header["variables"] or {}
             environ = {**header["environ"], **current}

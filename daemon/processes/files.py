@@ -71,7 +71,7 @@ def _refuse_served(handle: int, name: str) -> None:
     if _file_system(handle) in (None, _FUSE_MAGIC):
         raise UnsupportedTarget(
             f"{name} lies on a file system that a program serves (FUSE)",
-            hint="probes.fuse = true allows it: while such a program keeps a probe waiting, no process forks",
+            hint="probes.fuse = true allows it, but no process can fork while such a program keeps a probe waiting",
         )
 
 

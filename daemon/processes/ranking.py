@@ -79,7 +79,7 @@ class SpanningCommunicators:
         return bool(self._of)
 
     def ranks_of(self, key: ProcessKey, trainers: Collection[ProcessKey], *, one_node: bool) -> Ranks | None:
-        """Returns rank and size of a process in its largest communicator that spans the job; None without one.
+        """Returns rank and size of a process in its largest communicator that spans the job; None if there is none.
 
         ``trainers``: all trainers of its run on this node, also dead ones. ``one_node``: the job has no trainers on
         other nodes.

@@ -10,7 +10,7 @@ __all__ = ("AGAIN_S", "Agenda", "next_look_s")
 # The times between the first reads of a Python, which may still become a trainer, s.
 AGAIN_S = (0.2, 0.3, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 8.0, 15.0)
 RARELY_S, MAX_RARELY_S = 30.0, 120.0
-# The most time between two reads of a process that is watched or has a framework, s: while it is young, and later.
+# The longest time between two reads of a process that is watched or has a framework, s: while it is young, and later.
 NEAR_S, NEAR_LATER_S = 5.0, 15.0
 
 

@@ -173,7 +173,7 @@ class CudaSource(Source):
 
     @property
     def slots(self) -> dict[int, str]:
-        """Returns slot -> the program and the function whose calls are counted in the slot."""
+        """Returns "PROGRAM FUNCTION" by slot: the function whose calls the slot counts, and its program."""
         return slots((COMPLETION, MEMORY, LAUNCHES))
 
     def interesting(self, path: bytes) -> bool:
@@ -184,8 +184,8 @@ class CudaSource(Source):
         """Attaches the probes to the library with descriptor ``fd``, for every process that maps it; the caller keeps
         ``fd``.
 
-        Returns the number of new links: 0 if this daemon or the previous one has made them all. Raises
-        UnsupportedTarget for a file that is not libcudart, AttachError, PrivilegeError.
+        Returns the number of new links: 0 if this or the previous daemon has made all links. Raises UnsupportedTarget
+        for a file that is not libcudart, AttachError, PrivilegeError.
         """
         if not self.interesting(path):
             return 0
@@ -193,13 +193,13 @@ class CudaSource(Source):
         with self._attaching:
             missing = [group for group in self._wanted() if (identity, group.name) not in self._links]
             links = [link for group in missing for link in self._place(group, fd, identity)]
-            # A perf event does not keep the file in use, and neither may an open descriptor here.
+            # Without uprobe_multi, perf events do not keep the file in use, and a descriptor must not do so, either.
             if identity not in self._files and self._session.features.uprobe_multi:
                 self._files[identity] = os.dup(fd)
         return sum(not link.adopted for link in links)
 
     def forget(self, identity: tuple[int, int]) -> None:
-        """Drops the state of the file ``identity``, whose probes the session has ended."""
+        """Drops the state of the file ``identity``, whose probes the session has detached."""
         with self._attaching:
             for key in [key for key in self._links if key[0] == identity]:
                 del self._links[key]

@@ -27,7 +27,8 @@ __all__ = (
 )
 
 _KIND_SHIFT, _PER_THREAD_SHIFT = 16, 24
-# The suffix of functions whose stream 0 is the thread's own (cuda_runtime_api.h, __CUDART_API_PTSZ).
+# The suffix of functions for which stream 0 is the default stream of the thread (cuda_runtime_api.h,
+# __CUDART_API_PTSZ).
 _PER_THREAD = "_ptsz"
 # enum cuda_call_kind
 SYNC_OPS = {1: "stream_synchronize", 2: "event_synchronize", 3: "device_synchronize"}
@@ -147,7 +148,7 @@ def slots(groups: Iterable[Group]) -> dict[int, str]:
 def placed(group: Group, symbols: Iterable[Symbol]) -> list[Place]:
     """Returns the links of a group, in the order to make them; aliases of one address count once.
 
-    Raises UnsupportedTarget where a needed function is missing.
+    Raises UnsupportedTarget if a needed function is missing.
     """
     found = {symbol.name: symbol for symbol in symbols if symbol.file_offset is not None}
     missing = [name for name in group.needed if name not in found]

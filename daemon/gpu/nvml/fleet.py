@@ -64,7 +64,7 @@ class Fleet:
         return {"device_id": facts.get("device_id"), "uuid": facts.get("uuid")}
 
     def add_pcie(self, key: str, link: Mapping[str, Any]) -> None:
-        """Adds the columns of a PCIe link, which ``link`` has, to the facts of its GPU and of the MIG devices on it."""
+        """Adds columns of ``link``, a row of a PCIe link, to the facts of its GPU and of the MIG devices on the GPU."""
         found = {name: link.get(column) for name, column in _PCIE.items()}
         found |= {name: link.get(name) for name in ("numa_node", "cpu_list")}
         number = (self.devices.get(key) or {}).get("device_id")
@@ -74,7 +74,7 @@ class Fleet:
         }
 
     def rows(self, node: str, ts_ns: int) -> list[Row]:
-        """Returns gpu.devices."""
+        """Returns the rows of gpu.devices."""
         common = {"node": node, "ts": ts_ns, "backend": self.backend, **self._driver}
         devices, gone, lost = self.devices, self._gone, self.lost
         rows = []

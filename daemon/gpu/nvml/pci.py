@@ -68,7 +68,9 @@ def place_of(root: Path, address: str) -> tuple[str, ...]:
 
 
 def path_between(one: tuple[str, ...], other: tuple[str, ...], nodes: tuple[int | None, int | None]) -> str | None:
-    """Returns how two places are connected: PIX, PXB, PHB, NODE or SYS, as in `nvidia-smi topo -m`; None if unknown."""
+    """Returns the type of path between two places: PIX, PXB, PHB, NODE or SYS, as in `nvidia-smi topo -m`; None if it
+    is unknown.
+    """
     if not one or not other:
         return None
     shared = next(

@@ -244,7 +244,7 @@ class NvmlSource(Source):
 
 
 class _Off(Source):
-    """Replaces the source where gpu.enabled is false."""
+    """Takes the place of the source if gpu.enabled is false."""
 
     name = "nvml"
 

@@ -58,7 +58,7 @@ BURST, RATE = 100, 1.0
 OTHER_BURST, OTHER_RATE = 400, 5.0
 MAX_PROCESSES = 4_096
 _OTHER = Meaning("other")
-# How much the time of a line may be before the start of a process that it names: the clocks differ.
+# How long before the start of the process that it names a line may seem to be written, since the clocks differ, ns.
 _SLACK_NS = 2_000_000_000
 
 

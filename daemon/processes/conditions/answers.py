@@ -1,4 +1,4 @@
-"""Answers the collector's request for the condition of processes: asks readers about all of them at once."""
+"""Answers requests for the conditions of processes, which readers read all at once."""
 
 from __future__ import annotations
 
