@@ -16,8 +16,8 @@ __all__ = ("Gathered", "batch_of", "ipc_bytes")
 
 
 class Gathered(io.RawIOBase):
-    """A file in memory to which Arrow writes. ``take`` returns the bytes written since its last call; ``size`` is their
-    number.
+    """A file in memory to which Arrow writes. ``take`` returns the bytes written since its last call. ``size``: the
+    number of bytes that the next ``take`` returns.
     """
 
     def __init__(self) -> None:

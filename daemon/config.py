@@ -94,9 +94,9 @@ class UsersConfig(NamedTuple):
 
 class TlsConfig(NamedTuple):
     cert: Annotated[str, Option("file with the certificate chain of listen and http, as PEM; empty: no TLS")] = ""
-    key: Annotated[str, Option("file with the private key of cert; only the service's user may be able to read it")] = (
-        ""
-    )
+    key: Annotated[
+        str, Option("file with the private key of cert; the service's user, and nobody else, must be able to read it")
+    ] = ""
     client_ca: Annotated[
         str, Option("file with the authorities (CAs) of clients; if set, each connection needs a client certificate")
     ] = ""

@@ -55,11 +55,11 @@ class Proof(IntEnum):
 
 
 class Record(NamedTuple):
-    """The data that a node publishes about itself. ``uid``: a number of this start of the node; ``jobs``: marks of the
-    jobs with ranks on the node. ``incarnation`` rises with each change, so an older record is ignored.
+    """The data that a node publishes about itself. ``uid``: another number at each start of the node. ``jobs``: marks
+    of the jobs with ranks on the node. ``incarnation`` rises with each change, so an older record is ignored.
 
-    ``key``: the node's public key; ``signature``: all other fields, signed by the key (``keys``). Both are empty for a
-    node of a version without keys.
+    ``key``: the node's public key; ``signature``: the signature of all other fields with this key (``keys``). Both are
+    empty for a node of a version without keys.
     """
 
     name: str

@@ -125,8 +125,8 @@ class View:
         self.silent.discard(entry.update.record.name)
 
     def judge(self, now: float) -> None:
-        """Claims that silent nodes are suspect, and later that they have failed; and that suspect nodes have failed
-        which did not refute it in time.
+        """Claims that silent nodes are suspect, and later that they have failed. Also claims that a node has failed
+        if it did not refute in time that it is suspect.
         """
         for name in list(self.silent):
             entry = self.table.entries.get(name)

@@ -160,8 +160,8 @@ class Changes:
             self._notify()
 
     def to_list(self, key: str = "") -> list[dict[str, object]]:
-        """Returns a dict (fields of probing.v1.Setting) for the value for all processes, and for each change of ``key``
-        (empty: of all settings). Raises UsageError.
+        """Returns the value for all processes, and each change, of the setting ``key`` (empty: of all settings), as
+        dicts with the fields of probing.v1.Setting. Raises UsageError.
         """
         if key:
             self._check(key, particular=False)

@@ -120,7 +120,7 @@ class Files:
                 file.users.discard(pid)
 
     def idle(self) -> list[ProbedFile]:
-        """Returns the files whose probes keep a mount in use through which no registered process maps them."""
+        """Returns the files that no registered process maps through the mount of their key ``held``."""
         return [file for file in self._by_identity.values() if not self.is_held(file)]
 
     def is_held(self, file: ProbedFile) -> bool:

@@ -157,7 +157,7 @@ class Turns:
         for pid, fresh in added.items():
             uid = self._uid_of(pid)
             if uid is None:
-                # The process has ended, which its look will show.
+                # The process has ended; the look at the process will show that.
                 uid = 0
             user = self._users.setdefault(uid, _User())
             if fresh:
