@@ -1,4 +1,4 @@
-"""Makes Arrow batches from rows (dicts), for tables with few rows, and bytes from batches. The hot path uses
+"""Builds Arrow batches from rows (dicts), for tables with few rows, and encodes batches. The hot path uses
 ``daemon.columns``.
 """
 
@@ -16,8 +16,8 @@ __all__ = ("Gathered", "batch_of", "ipc_bytes")
 
 
 class Gathered(io.RawIOBase):
-    """A writable Python file for Arrow whose content can be taken in pieces. ``size``: bytes that were not
-    taken yet.
+    """A file in memory to which Arrow writes. ``take`` returns the bytes written since its last call. ``size``: the
+    number of bytes that the next ``take`` returns.
     """
 
     def __init__(self) -> None:
@@ -52,8 +52,8 @@ def batch_of(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
     """
     schema = table_named(table).physical
     # All rows are converted in one call, as ``pa.array`` looks for pandas at each call.
-    found: Any = pa.array(rows, pa.struct(list(schema)))
-    return pa.RecordBatch.from_arrays(found.flatten(), schema=schema)
+    structs: Any = pa.array(rows, pa.struct(list(schema)))
+    return pa.RecordBatch.from_arrays(structs.flatten(), schema=schema)
 
 
 def ipc_bytes(batch: pa.RecordBatch) -> bytes:

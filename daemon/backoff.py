@@ -1,4 +1,4 @@
-"""Back-off: leaves what does not answer alone for a while, longer after each failure in a row."""
+"""Backs off after failures: each failure in a row doubles the time until the next try."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ MAX_HELD = 1_024
 
 
 class Pauses:
-    """Pauses by name. Not safe for two threads. Times are on time.monotonic()."""
+    """The pauses of things that failed, by name. Not safe for two threads. Times are on time.monotonic()."""
 
     def __init__(self) -> None:
         self._until: dict[str, tuple[float, float]] = {}
 
     def held(self, name: str) -> bool:
-        """Returns whether ``name`` is not to be tried now."""
+        """Returns whether ``name`` is in a pause and must not be tried."""
         until, _ = self._until.get(name, (0.0, 0.0))
         return until > time.monotonic()
 
     def failed(self, name: str) -> None:
-        """Starts a pause of ``name`` of 30 s, doubled after each failure in a row, 480 s at most."""
+        """Starts a pause of ``name``: 30 s, doubled for each further failure in a row, at most 480 s."""
         _, before = self._until.pop(name, (0.0, 0.0))
         span = min(before * 2 or FIRST_S, MAX_S)
         self._until[name] = (time.monotonic() + span, span)
@@ -49,9 +49,9 @@ MOST_DOUBLINGS = 6
 
 
 class Patience:
-    """Says how often to ask a reader that does not answer: each failure in a row doubles the time to the next question.
+    """The interval between requests to a reader: each failure in a row doubles it.
 
-    ``reason``: why the last question had no answer; empty if it had an answer.
+    ``reason``: why the last request failed, or what its answer lacks; empty after a complete answer.
     """
 
     def __init__(self) -> None:
@@ -60,11 +60,11 @@ class Patience:
 
     @property
     def factor(self) -> int:
-        """The factor by which the interval is longer than usual, 1 to 64."""
+        """The interval, as a multiple of the usual interval: 1 to 64."""
         return 1 << self._failures
 
     def failed(self, reason: str) -> None:
-        # A blocked reader is killed and replaced: once a minute is often enough.
+        # Each try can block a reader, which is then killed and replaced: a try a minute is enough.
         self._failures = min(MOST_DOUBLINGS, self._failures + 1)
         self.reason = reason
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 __all__ = ("Clock", "ClockPair", "FakeClock", "SystemClock", "until_next")
-# The clocks are read this often; the read that took the least time counts.
+# How many times the clocks are read; the fastest read counts.
 _READS = 4
 
 
@@ -34,8 +34,8 @@ class ClockPair(NamedTuple):
 
 
 def until_next(interval_s: float) -> float:
-    """Returns the seconds until the next multiple of ``interval_s`` on CLOCK_MONOTONIC, but at least a part of
-    ``interval_s``.
+    """Returns the seconds until the next multiple of ``interval_s`` on CLOCK_MONOTONIC that is more than an eighth of
+    ``interval_s`` away.
 
     Threads of all processes that wait this way wake up together. That costs half as much as separate wakeups: the CPU
     leaves its idle state once, and its caches are warm.

@@ -70,7 +70,7 @@ def identity_columns(
 
 
 def numbers(values: Array, null: Array | None = None) -> pa.Array[Any]:
-    """Returns a column of numbers in their numpy type; NULL where ``null``.
+    """Returns a column of numbers in their numpy type; NULL where ``null`` is True.
 
     Made from buffers, since ``pa.array`` looks for pandas at each call, which costs more than a small batch.
     """
@@ -81,8 +81,8 @@ def numbers(values: Array, null: Array | None = None) -> pa.Array[Any]:
 
 
 def number_columns(values: Array, null: Array) -> list[pa.Array[Any]]:
-    """Returns the columns of ``values[row, column]``; NULL where ``null[row, column]``. Cheaper than a call of
-    ``numbers`` for each.
+    """Returns the columns of ``values[row, column]``; NULL where ``null[row, column]`` is True. It is cheaper than a
+    call of ``numbers`` for each column.
     """
     kind, count = pa.from_numpy_dtype(values.dtype), len(values)
     data = np.ascontiguousarray(values.T)
@@ -95,12 +95,12 @@ def number_columns(values: Array, null: Array) -> list[pa.Array[Any]]:
 
 
 def times(utc_ns: Array, null: Array | None = None) -> pa.Array[Any]:
-    """Returns UTC ns as a column of timestamps; NULL where ``null``."""
+    """Returns UTC ns as a column of timestamps; NULL where ``null`` is True."""
     return numbers(utc_ns, null).view(pa.timestamp("ns"))
 
 
 def flags(values: Array, null: Array | None = None) -> pa.Array[Any]:
-    """Returns a column of booleans; NULL where ``null``."""
+    """Returns a column of booleans; NULL where ``null`` is True."""
     packed = np.packbits(values, bitorder="little")
     return pa.Array.from_buffers(pa.bool_(), len(values), [_validity(null), pa.py_buffer(packed.data)])
 

@@ -1,7 +1,7 @@
 """The configuration: /etc/probingd/probingd.toml, overridden by the command line, the same in every process.
 
 Each option is a field of the classes here, with its text and bounds in the annotation. The keys of the file, the
-command line (``--store.max_bytes=N``), the help and the check of docs/config.md come from them.
+command line (``--store.max_bytes=N``), the help and the check of docs/config.md are derived from these fields.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ CONTROL = "control"
 MAX_SOCKET_PATH = 107 - len(f".d/{PUBLIC}")
 MAX_FILE_BYTES = 1 << 20
 MAX_LABELS = 16
-# The least days and bytes for which rows are kept: a lower limit would delete rows at once.
+# The smallest limits of stored rows, in days and bytes: a lower limit would delete rows at once.
 LEAST_DAYS, LEAST_TABLE_BYTES = 0.05, 1 << 20
-# The scope probe may change sections on what is collected; what is kept or notified needs the scope admin.
+# The sections that the scope probe may change: they say what is collected. All others need the scope admin.
 _COLLECTED = frozenset(("cuda", "gpu", "host", "job_rows", "labels", "logs", "nccl", "net", "sampling", "variables"))
 # The most entries of a list that has no bound of its own.
 MAX_ENTRIES = 1 << 16
@@ -71,10 +71,10 @@ MAX_WATCHED = 64
 
 
 class Option(NamedTuple):
-    """An option: what the annotation of its field says, and its default.
+    """An option: the annotation of its field, and its default.
 
-    ``least`` and ``most``: its bounds; for a list, of its length. ``hidden``: its value may contain a secret, and is
-    not shown to clients with the scope read.
+    ``least`` and ``most``: the bounds of its value, or of the length of a list. ``hidden``: the value may contain a
+    secret, and is not shown to clients with the scope read.
     """
 
     doc: str
@@ -85,7 +85,7 @@ class Option(NamedTuple):
 
 
 class UsersConfig(NamedTuple):
-    """The users of the processes, each a name, or a number, which needs no existing user."""
+    """The users of the daemon's processes: each a name, or a number, for which no account need exist."""
 
     collector: Annotated[str, Option("user of the collector and the readers")] = "probing"
     service: Annotated[str, Option("user of the gRPC service")] = "probing-service"
@@ -95,11 +95,15 @@ class UsersConfig(NamedTuple):
 
 class TlsConfig(NamedTuple):
     cert: Annotated[str, Option("file with the certificate chain of listen and http, as PEM; empty: no TLS")] = ""
-    key: Annotated[str, Option("file with its key; the service's user has to be able to read it, and nobody else")] = ""
-    client_ca: Annotated[str, Option("file with authorities of clients: each connection then needs a certificate")] = ""
-    peer_ca: Annotated[str, Option("file with authorities of other nodes: such a certificate gives the scope peer")] = (
-        ""
-    )
+    key: Annotated[
+        str, Option("file with the private key of cert; the service's user, and nobody else, must be able to read it")
+    ] = ""
+    client_ca: Annotated[
+        str, Option("file with the authorities (CAs) of clients; if set, each connection needs a client certificate")
+    ] = ""
+    peer_ca: Annotated[
+        str, Option("file with the authorities (CAs) of other nodes; a certificate signed by one gives the scope peer")
+    ] = ""
 
 
 class StoreConfig(NamedTuple):
@@ -124,7 +128,10 @@ class StoreConfig(NamedTuple):
 
 
 class QueryConfig(NamedTuple):
-    timeout_s: Annotated[float, Option("seconds for a query that names no deadline or is not streamed", 0.1)] = 30.0
+    timeout_s: Annotated[
+        float,
+        Option("timeout of a query, in seconds, if the caller sets no deadline or the rows are not streamed", 0.1),
+    ] = 30.0
     unread_s: Annotated[float, Option("seconds after which an answer ends if its client reads no rows", 0.1)] = 300.0
     memory_bytes: Annotated[int, Option("memory of one SQL worker", 64 << 20)] = 1 << 30
     workers: Annotated[int, Option("SQL workers kept warm; more start when queries overlap", 1)] = 1
@@ -136,7 +143,7 @@ class QueryConfig(NamedTuple):
 class ClusterConfig(NamedTuple):
     seeds: Annotated[
         tuple[str, ...],
-        Option("nodes that are asked first: HOST:PORT, dns:NAME:PORT for all addresses of a name, or unix:PATH"),
+        Option("nodes to contact first: HOST:PORT, dns:NAME:PORT for all addresses of a name, or unix:PATH"),
     ] = ()
     advertise: Annotated[
         str, Option("HOST:PORT at which other nodes reach this one; empty: listen, with the host name")
@@ -171,13 +178,15 @@ class ClusterConfig(NamedTuple):
 class ProbesConfig(NamedTuple):
     bpffs: Annotated[str, Option("directory of the pins, on a BPF file system")] = "/sys/fs/bpf/probingd"
     force_fallback: Annotated[bool, Option("attach by perf events even if the kernel has uprobe_multi")] = False
-    hit_budget: Annotated[int, Option("most hits of a probe a second and CPU for one process; more are refused", 1)] = (
-        50_000
-    )
+    hit_budget: Annotated[
+        int, Option("most hits per second and CPU that one process may make of a probe; further hits are refused", 1)
+    ] = 50_000
     ring_bytes: Annotated[
         int, Option("bytes of the ring of collectives, a power of two; an operation takes 300", 1 << 16)
     ] = 16 << 20
-    recordings: Annotated[str, Option("directory for recordings of what the rings held; empty: none are made")] = ""
+    recordings: Annotated[
+        str, Option("directory for recordings of the rings' records; empty: no recordings are made")
+    ] = ""
     fuse: Annotated[bool, Option("probe libraries on FUSE, too; a FUSE server that hangs can then stop all forks")] = (
         False
     )
@@ -187,12 +196,12 @@ class ProbesConfig(NamedTuple):
 
 
 class SamplingConfig(NamedTuple):
-    hz: Annotated[int, Option("samples of Python stacks a second and CPU; 0: none", 0, 999)] = 19
+    hz: Annotated[int, Option("samples of Python stacks per second and CPU; 0: no sampling", 0, 999)] = 19
     off_cpu: Annotated[bool, Option("sample also the time in which threads are off the CPU")] = True
     ring_bytes: Annotated[
         int, Option("bytes of the ring of samples, a power of two; a sample takes 2 KB; 0: by the number of CPUs", 0)
     ] = 0
-    risk_freeze: Annotated[bool, Option("sample also on kernels that are known to freeze from it")] = False
+    risk_freeze: Annotated[bool, Option("sample even on kernels that sampling is known to freeze")] = False
 
 
 class VariablesConfig(NamedTuple):
@@ -216,9 +225,9 @@ class NetConfig(NamedTuple):
     interval_s: Annotated[float, Option("seconds between two rows of a network interface or RDMA port", 0.1)] = 5.0
     tcp: Annotated[bool, Option("store retransmits and round trips of the TCP connections of watched processes")] = True
     tcp_interval_s: Annotated[float, Option("seconds between two rows of the connections of a process", 0.1)] = 5.0
-    sysfs: Annotated[str, Option("where sysfs is, for RDMA ports; empty: as the first process of the node sees it")] = (
-        ""
-    )
+    sysfs: Annotated[
+        str, Option("directory of sysfs, for RDMA ports; empty: sysfs as the first process of the node sees it")
+    ] = ""
 
 
 class GpuConfig(NamedTuple):
@@ -227,14 +236,16 @@ class GpuConfig(NamedTuple):
     links_interval_s: Annotated[float, Option("seconds between two rows of an NVLink or PCIe link", 1)] = 10.0
     call_timeout_s: Annotated[float, Option("seconds after which a call into the driver counts as hung", 0.1)] = 5.0
     library: Annotated[str, Option("path of libnvidia-ml.so.1; empty: as the loader finds it")] = ""
-    sysfs: Annotated[str, Option("where sysfs is, for PCI devices and NICs")] = "/sys"
+    sysfs: Annotated[str, Option("directory of sysfs, for PCI devices and NICs")] = "/sys"
 
 
 class CudaConfig(NamedTuple):
     syncs: Annotated[bool, Option("store calls in which threads wait for the GPU")] = True
     memory: Annotated[bool, Option("store the allocations of GPU memory, by stack and size")] = True
     memory_interval_s: Annotated[float, Option("seconds between two rows of an allocating stack", 1)] = 10.0
-    launches: Annotated[bool, Option("count the launches of kernels; each costs the job a microsecond")] = False
+    launches: Annotated[
+        bool, Option("count the launches of CUDA kernels; each launch then costs the job a microsecond more")
+    ] = False
 
 
 class NcclConfig(NamedTuple):
@@ -258,12 +269,12 @@ class LogsConfig(NamedTuple):
         "KeyboardInterrupt",
         "Watchdog caught collective operation timeout",
     )
-    lines_per_s: Annotated[int, Option("lines a second and process that are stored at most", 1)] = 20
-    line_bytes: Annotated[int, Option("bytes of a line that are stored at most", 64, 4096)] = 512
+    lines_per_s: Annotated[int, Option("most lines per second and process that are stored", 1)] = 20
+    line_bytes: Annotated[int, Option("most bytes of a line that are stored", 64, 4096)] = 512
 
 
 class JobRowsConfig(NamedTuple):
-    enabled: Annotated[bool, Option("read what jobs report of themselves by `import probing`")] = True
+    enabled: Annotated[bool, Option("read the rows that jobs report by `import probing`")] = True
 
 
 class LabelsConfig(NamedTuple):
@@ -272,7 +283,7 @@ class LabelsConfig(NamedTuple):
 
 class DiagnoseConfig(NamedTuple):
     enabled: Annotated[
-        bool, Option("look all the time for what is wrong with jobs, and store it in diagnosis.findings")
+        bool, Option("search for problems of jobs all the time, and store them in diagnosis.findings")
     ] = True
     stall_s: Annotated[float, Option("seconds without progress after which a job counts as stalled", 0.5, 3600)] = 10.0
     compile_s: Annotated[
@@ -288,7 +299,8 @@ class DiagnoseConfig(NamedTuple):
         float, Option("seconds to the first review of a job that advances; later reviews are rarer", 1, 86400)
     ] = 60.0
     hook: Annotated[
-        str, Option("command that each new finding starts, with the finding as JSON on stdin; no shell", hidden=True)
+        str,
+        Option("command to run for each new finding, which it gets as JSON on stdin; not run by a shell", hidden=True),
     ] = ""
     webhook: Annotated[
         str, Option("URL to which each new finding is posted as JSON; the list of processes shows it", hidden=True)
@@ -320,14 +332,16 @@ class Config(NamedTuple):
     instance: Annotated[str, Option("name that separates the pins of several daemons on one machine")] = "default"
     state_dir: Annotated[str, Option("directory of the log and the segments")] = "/var/lib/probingd"
     socket: Annotated[str, Option("Unix socket that probingctl talks to")] = "/run/probingd/probingd.sock"
-    runtime_dir: Annotated[str, Option("the daemon's own sockets; empty: the path of the socket with .d")] = ""
-    cgroup: Annotated[str, Option("watch only processes of this control group, a path below the mount; empty: all")] = (
-        ""
-    )
+    runtime_dir: Annotated[
+        str, Option("directory of the daemon's internal sockets; empty: the path of the socket followed by .d")
+    ] = ""
+    cgroup: Annotated[
+        str, Option("watch only processes of this control group, a path below the cgroup mount; empty: all processes")
+    ] = ""
     hang_s: Annotated[
         float, Option("seconds after which a process of the daemon that hangs is replaced; 0: never", 0)
     ] = 30.0
-    listen: Annotated[str, Option("HOST:PORT to listen on as well; empty: no TCP")] = ""
+    listen: Annotated[str, Option("HOST:PORT to listen on in addition to the socket; empty: no TCP")] = ""
     flight: Annotated[bool, Option("answer Arrow Flight SQL as well, on the socket and listen")] = False
     http: Annotated[str, Option("HOST:PORT that answers /metrics and /healthz by HTTP; empty: none")] = ""
     token_file: Annotated[
@@ -335,7 +349,7 @@ class Config(NamedTuple):
     ] = ""
     insecure: Annotated[bool, Option("allow TCP without a token, and without TLS outside of loopback")] = False
     calls_per_s: Annotated[
-        float, Option("most calls a second of an address over TCP with one token; more are refused", 0.1)
+        float, Option("most calls per second of one address with one token over TCP; further calls are refused", 0.1)
     ] = 200.0
     tls: TlsConfig = TlsConfig()
     users: UsersConfig = UsersConfig()
@@ -358,7 +372,7 @@ class Config(NamedTuple):
 
     @property
     def public_socket(self) -> str:
-        """The socket's path for clients; under the supervisor ``socket`` is behind a link."""
+        """The path of the socket for clients; under the supervisor it is a link to ``socket``."""
         inner = f"{self.runtime_dir}/{PUBLIC}"
         return self.runtime_dir.removesuffix(".d") if self.socket == inner else self.socket
 
@@ -384,8 +398,8 @@ class Config(NamedTuple):
     def from_args(cls, args: Sequence[str], *, default_file: bool = False) -> Config:
         """Returns the configuration of a command line: ``--config FILE`` and ``--KEY VALUE`` or ``--KEY=VALUE``.
 
-        Without ``--config`` no file is read unless ``default_file`` is set: a child process has only its parent's
-        values.
+        Without ``--config`` no file is read unless ``default_file`` is set: a child process gets all values from its
+        parent.
         """
         file: Path | None = None
         texts: dict[str, str] = {}
@@ -428,14 +442,14 @@ _OPTIONS = dict(_options_of(Config))
 
 
 def checked_text(key: str, text: str) -> Any:
-    """Returns the value of option ``key`` that ``text`` stands for on the command line. Raises ConfigError."""
+    """Parses ``text``, the value of option ``key`` on the command line. Raises ConfigError."""
     if key not in _OPTIONS:
         raise _unknown(key)
     return _checked(key, _parse(key, text))
 
 
 def is_collected(key: str) -> bool:
-    """Returns whether option ``key`` only says what is collected, so that a change deletes no stored row."""
+    """Returns whether option ``key`` only affects what is collected: a change then deletes no stored row."""
     return key.partition(".")[0] in _COLLECTED
 
 
@@ -470,7 +484,7 @@ def _print(value: object) -> str:
 
 def _unknown(key: str) -> ConfigError:
     sections = sorted({f"[{known.split('.')[0]}]" for known in _OPTIONS if "." in known})
-    # Imported late: most processes get options that were checked.
+    # Imported late, since most processes get options that were already checked.
     import difflib
 
     near = difflib.get_close_matches(key, [*_OPTIONS, *sections], n=1, cutoff=0.5)

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class Settings(Protocol):
-    """The methods that modules use of ``collector.live_settings.Changes``."""
+    """The part of ``collector.live_settings.Changes`` that sources use."""
 
     def value(self, key: str, who: Identity | None = None) -> Any:
         """Returns the value of a setting for the process ``who``; None: for all processes."""
@@ -29,8 +29,8 @@ class Settings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """``shared``: objects that sources use of each other, by class (``find``). ``rows_read``: how far the collector
-    before this one had read the memories of jobs, by name."""
+    """``shared``: objects that sources share with later sources, by class (``find``). ``rows_read``: the position up to
+    which the previous collector had read each memory of a job, by name of the memory."""
 
     config: Config
     node: str
@@ -45,11 +45,11 @@ class Context:
     shared: dict[type, object] = field(default_factory=dict)
 
     def share(self, thing: object) -> None:
-        """Gives ``thing`` to sources that are built later; one thing for each class."""
+        """Makes ``thing`` available to sources that are built later, by its class."""
         self.shared[type(thing)] = thing
 
     def find(self, kind: type[_T]) -> _T:
-        """Returns the source of this class that was built before, or a shared object of it. Raises InternalError."""
+        """Returns the shared object of class ``kind``, such as an earlier source. Raises InternalError without one."""
         found = self.shared.get(kind)
         if not isinstance(found, kind):
             raise InternalError(f"no {kind.__name__} was built before the source that needs it: move it up in SOURCES")

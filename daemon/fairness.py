@@ -1,4 +1,4 @@
-"""Shares a limited number of places fairly among users: a user with many processes displaces only its own."""
+"""Shares a limited number of places fairly among users: a user with many processes displaces only its own processes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NONE = object()
 
 
 def crowding(owners: Iterable[_H]) -> _H:
-    """Returns the owner with the most places; of several the first. Raises ValueError if ``owners`` is empty."""
+    """Returns the owner that occurs most often in ``owners``, the first of equals. Raises ValueError if it is empty."""
     counts = Counter(owners)
     return max(counts, key=counts.__getitem__)
 
 
 def in_turn(items: Iterable[_T], owner: Callable[[_T], Hashable]) -> list[_T]:
-    """Returns the items, with the owners taking turns, so that a cut after any number is fair.
+    """Returns the items in an order in which the owners take turns, so that a list of the first N items is fair.
 
     The items of each owner stay in their order.
     """
@@ -33,9 +33,9 @@ def in_turn(items: Iterable[_T], owner: Callable[[_T], Hashable]) -> list[_T]:
 
 
 class Turns(Generic[_H]):
-    """Decides which owner is next at something that serves one at a time (start-time fair queueing, Goyal 1996).
+    """Decides which owner a resource serves next, if it serves one at a time (start-time fair queueing, Goyal 1996).
 
-    An owner that asks for the first time, or again after a pause, is next; unused turns of the pause do not count.
+    An owner that asks for the first time, or again after a pause, is next. Turns that it did not use are not saved up.
     """
 
     def __init__(self) -> None:
@@ -49,5 +49,5 @@ class Turns(Generic[_H]):
     def took(self, owner: _H) -> None:
         """Counts a turn of ``owner``."""
         self._now = self.of(owner)
-        self._next = {one: turn for one, turn in self._next.items() if turn > self._now}
+        self._next = {other: turn for other, turn in self._next.items() if turn > self._now}
         self._next[owner] = self._now + 1

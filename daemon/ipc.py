@@ -32,7 +32,7 @@ Header = dict[str, Any]
 
 
 class ChannelClosed(InternalError):
-    default_hint = "the process at the other end ended; it is started again by itself"
+    default_hint = "the process at the other end ended and is restarted automatically; ask again"
 
 
 class ChannelTimeout(InternalError, TimeoutError):
@@ -93,8 +93,8 @@ class Channel:
     ) -> None:
         """Sends a message. ``timeout`` in seconds; None: the timeout of the last call.
 
-        Raises ChannelClosed when the other end is gone, ChannelTimeout when it does not read the message, of which a
-        part may have been sent.
+        Raises ChannelClosed when the other end is gone, ChannelTimeout when it does not read in time: then a part of
+        the message may have been sent.
         """
         if timeout is not None:
             self._sock.settimeout(timeout)

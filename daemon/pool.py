@@ -1,9 +1,10 @@
-"""Pools of processes without rights, each at the other end of a connection: start, wait for a free process, late
-answers, end.
+"""Pools of confined processes, each at the other end of a connection: starts and ends them, hands free processes to
+callers, waits for late answers.
 
-A connection to the socket of a kind (``reader.sock``, ``sql.sock``, …) starts a new process, as with inetd, and the
-process ends with its connection. So a process that does not answer costs only its connection. On a busy machine a start
-takes longer than most answers. So a process that is only late may finish, and a start goes on when its caller gives up.
+Each type of process has a socket (``reader.sock``, ``sql.sock``, …). A connection to it starts a new process, as with
+inetd, and the process ends with its connection: a process that does not answer costs only its connection. On a busy
+machine a start takes longer than most answers, so a process that is only late may finish, and a start goes on when its
+caller gives up.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ __all__ = ("TRANSFER_S", "Child", "Policy", "Pool", "Process")
 TRANSFER_S = 1.0
 # A process that missed its deadline gets as long to finish as the last start took, within these bounds, s.
 MIN_LATE_S, MAX_LATE_S = 0.2, 20.0
-# A caller that went away is noticed after this time, s.
+# The interval at which a waiting caller calls ``check``, which may notice that its client has gone away, s.
 GLANCE_S = 0.05
 _log = logging.getLogger(__name__)
 
 
 class Policy(NamedTuple):
-    """How many processes of one kind are kept, and when they start and end. ``name`` names the kind in messages. Times
-    are in s.
+    """The policy of a pool: how many processes it keeps, and when they start and end. ``name``: the type of process, in
+    messages. Times are in s.
 
-    ``kept`` processes of at most ``size`` start at once and wait for callers. More start when a caller has waited for
+    ``kept`` processes start at once and wait for callers. More start, up to ``size``, when a caller has waited for
     ``blocked_s``, about the time of a start, or when all have been busy for ``long_s``; they end after ``idle_s``
     without use, since each costs memory. At most ``at_once`` start at the same time. A process is replaced after
-    ``uses`` uses. It answers ``greeting`` within ``start_s``, which is long for a busy machine.
+    ``uses`` uses. A new process must answer ``greeting`` within ``start_s``: a long time, for a busy machine.
 
     ``retry_s``: the pause between two tries to start a process that cannot start, at first and at most. Callers wait
     for the next try. With ``fails_fast`` a start is tried at once, and the caller gets its error.
@@ -133,8 +134,8 @@ class Pool:
     def acquire(
         self, deadline: float, *, check: Callable[[], object] = lambda: None, until: float = math.inf
     ) -> Process:
-        """Waits for an idle process, at most until ``deadline``, and returns it. It is ended if it is still busy at
-        ``until``. Both times are on time.monotonic().
+        """Waits for an idle process, at most until ``deadline``, and returns it. A process that is still busy at
+        ``until`` is ended. Both times are on time.monotonic().
 
         ``check`` is called while the caller waits, and may raise. Raises TargetTimeout when no process becomes free,
         InternalError when none can be started.
@@ -188,8 +189,8 @@ class Pool:
             self._note()
 
     def finish(self, process: Process) -> None:
-        """Waits for a late answer, which nobody reads, and then releases the process. Discards the process if none
-        comes soon.
+        """Releases a process once its late answer, which nobody needs, has arrived, or discards it if no answer comes
+        soon. Does not wait.
         """
         threading.Thread(
             target=self._await_late, args=(process,), name=f"late-{self._policy.name}", daemon=True
@@ -222,10 +223,10 @@ class Pool:
         name = self._policy.name
         if self._failure is not None and (failed or not self._live):
             return InternalError(f"no {name} can be started: {self._failure.message}", hint=self._failure.hint)
-        return TargetTimeout(f"no {name} was free in time", hint="other processes are slow to read; ask again")
+        return TargetTimeout(f"no {name} was free in time", hint="all are busy with other requests; ask again")
 
     def _note(self) -> None:
-        """Notes since when more callers wait than processes are free or starting; None while there are enough."""
+        """Updates ``_blocked``, and wakes the keeper if it has to act earlier."""
         self._blocked = time.monotonic() if self._waiting > len(self._idle) + self._starts else None
         if self._next() < self._wakes:
             self._work.notify()

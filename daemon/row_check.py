@@ -12,19 +12,19 @@ from probing.api.tables.schema import F64, TEXT, TIME, Row, Type
 __all__ = ("checked_row",)
 
 _MAX_NAME = 4096
-# The most bytes of a text: a finding with its stacks. The message that carries the finding has 1 MB at most.
+# The most characters of a text, such as a finding with its stacks; the message with the finding has at most 1 MB.
 _MAX_TEXT = 1 << 19
 
 
 def checked_row(table: str, row: Any, without: frozenset[str]) -> Row:
-    """Returns ``row`` if it is a row of ``table``: columns have the right types, times are int, and columns in
+    """Returns ``row`` if it is a row of ``table``: the columns have the right types, times are int, and columns in
     ``without`` are missing.
 
     Raises UsageError.
     """
     types = {column.name: column.type for column in table_named(table).storage if column.name not in without}
     if not isinstance(row, Mapping) or not row.keys() <= types.keys():
-        raise UsageError(f"a row has other fields than {table}")
+        raise UsageError(f"a row has a field that {table} lacks")
     for name, value in row.items():
         if value is not None and not _fits(value, types[name]):
             raise UsageError(f"the field {name} of a row of {table} does not have its type")

@@ -50,8 +50,8 @@ class ProcessKey(NamedTuple):
 class Identity(NamedTuple):
     """The job, run, role and rank of a process, as in every table. Ranks are None unless ``role`` is trainer.
 
-    ``train_tid``: the thread that issues its collectives; None: the main thread, or none is known. ``owner``: the uid
-    of the user whose job it is.
+    ``train_tid``: the thread that issues its collectives; None: the main thread, or unknown. ``owner``: the uid of the
+    user who owns the job.
     """
 
     pid: int
@@ -107,19 +107,19 @@ class Sink(Protocol):
     """Accepts the rows of sources. Safe to call from any thread; the next drain writes the rows to the log."""
 
     def put(self, table: str, batch: pa.RecordBatch, read: Mapping[str, int] = ...) -> None:
-        """``batch`` has the physical schema of ``table`` (``probing.api.tables``). ``read``: how far the memories that
-        it comes from have been read, which is written to the log with it."""
+        """Adds ``batch``, in the physical schema of ``table`` (``probing.api.tables``). ``read``: the position up to
+        which each memory behind the batch was read, by name; the log stores it with the batch."""
 
     def forget(self, read: Iterable[str]) -> None:
-        """Drops names of ``read`` whose memories are gone."""
+        """Drops the positions of memories that no longer exist. ``read``: their names."""
 
     def lost(self, loss: Loss) -> None: ...
 
 
 class ProbeSlot(NamedTuple):
-    """A probe, and the rows that are missing when its hits are refused: rows of ``table`` by ``source``.
+    """A probe. When its hits are refused, rows of ``table`` by ``source`` are missing.
 
-    ``why``: the reason of a refusal other than the budget of hits.
+    ``why``: the reason of a refusal that is not due to the budget of hits.
     """
 
     name: str
@@ -136,7 +136,7 @@ class ProbedLibrary(Protocol):
 
     @property
     def table(self) -> str:
-        """The table whose rows are missing where the library could not be probed in time."""
+        """The table whose rows are missing if the library could not be probed in time."""
 
     @property
     def files(self) -> tuple[bytes, ...]: ...
@@ -156,7 +156,7 @@ class ProbedLibrary(Protocol):
         """
 
     def forget(self, identity: tuple[int, int]) -> None:
-        """Drops the state of a file (device, inode) whose probes the session has ended."""
+        """Drops the state of a file (device, inode) whose probes the session has detached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +164,10 @@ class RingConsumer:
     """Turns the records of a ring into rows. ``table``: the table whose rows are missing when the ring is full.
 
     ``identified``: rows contain job and rank, so records wait a moment until their process is identified. ``ready``
-    returns the position up to which the ring may be drained. ``full_share``: the ring is drained at once when it is
-    filled to one part in this number; ``rest_s``: how long records may wait in the ring, s. None: the values of the
-    drain. ``open_map``: the map of unfinished records; ``abandoned`` turns them into finished records when the layout
-    is replaced.
+    returns the position up to which the ring may be drained. ``full_share``: the ring is drained at once when
+    1/``full_share`` of it is filled; ``rest_s``: how long records may wait in the ring, s; None: the drain's defaults.
+    ``open_map``: the map of unfinished records; ``abandoned`` turns them into finished records when the layout is
+    replaced.
     """
 
     assemble: Assemble
@@ -183,10 +183,10 @@ class RingConsumer:
 class Source:
     """Watches one thing. A source overrides the methods that it needs.
 
-    The collector builds all sources and calls ``start``, then ``started`` when it has looked at all running processes.
-    At the end it calls ``finish``, drains the rings once more, and calls ``stop``. The thread of discovery calls the
-    ``process_`` methods, the draining thread ``assemble`` of the rings: neither may wait. A thread of tickers calls
-    ``tick``; any thread calls the rest.
+    The collector builds all sources and calls ``start``, and ``started`` after the first scan of all processes. At the
+    end it calls ``finish``, drains the rings once more, and calls ``stop``. The thread of discovery calls the
+    ``process_`` methods, the draining thread ``assemble`` of the rings: these methods must not wait. A ticker calls
+    ``tick``. Any thread calls the other methods.
     """
 
     name: str = ""
@@ -195,7 +195,7 @@ class Source:
     objects: ClassVar[tuple[str, ...]] = ()
     """BPF objects without which the collector does not start."""
     late_objects: ClassVar[tuple[str, ...]] = ()
-    """Those objects, of both kinds, whose programs load when one is first used, or shortly after the start."""
+    """Names from ``objects`` and ``optional_objects`` whose programs load on first use, or shortly after the start."""
     optional_objects: ClassVar[tuple[str, ...]] = ()
     """BPF objects that the kernel may refuse (``session.refused``)."""
 
@@ -251,7 +251,7 @@ class Source:
         """Puts the last rows that do not come from a ring: the last drain follows."""
 
     def stop(self) -> None:
-        """Releases everything; also called after ``start`` failed or was not called."""
+        """Releases all resources; also called if ``start`` failed or was not called."""
 
     def tick(self) -> None: ...
 
@@ -260,11 +260,11 @@ class Source:
         return False
 
     def pause(self, paused: bool) -> None:
-        """Stops or resumes the probes that the session's switch in the kernel does not reach."""
+        """Pauses or resumes the probes that do not follow the session's switch in the kernel."""
 
     def ends_missed(self, before_ns: int, pid: int | None = None) -> object:
-        """Tells that operations begun before ``before_ns`` (CLOCK_MONOTONIC) may have ended unseen, in process ``pid``
-        or in all.
+        """Called when operations that began before ``before_ns`` (CLOCK_MONOTONIC) may have ended unseen, in process
+        ``pid`` (None: in any process).
         """
 
     def started(self, alive: Callable[[int, int], bool]) -> None:

@@ -26,9 +26,9 @@ class SourceState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the collector counts for all sources: ``rows`` by table, ``lost`` rows by source.
+    """The collector's counts for all sources: ``rows`` by table, ``lost`` rows by source.
 
-    ``state`` is running or paused. ``probes_off``: probes that are switched off since they were hit too often.
+    ``state`` is running or paused. ``probes_off``: probes that were switched off because they were hit too often.
     ``attached``: the number of probed files by path; ``refused``: why files have no probes.
     """
 

@@ -83,7 +83,7 @@ class Frame(_Frame, total=False):
     """A frame. ``frame_type``: "Python" or "Native". ``entry``: the outermost frame of a run of CPython's interpreter
     loop.
 
-    ``lineno``: None when unknown. ``locals`` is set if it was requested.
+    ``lineno``: None when unknown. ``locals`` is set if locals were requested.
     """
 
     locals: list[Variable]
@@ -111,7 +111,7 @@ class Thread(_Thread, total=False):
 
 
 class ReadFailure(TypedDict):
-    """Why a process could not be read; ``error`` as ``ProbingError.to_dict`` has it."""
+    """A process that could not be read. ``error``: the result of ``ProbingError.to_dict``."""
 
     pid: int
     rank: int | None
@@ -133,7 +133,8 @@ class VariablesRead(TypedDict):
 
 
 class Load(NamedTuple):
-    """The load of a process: ``cpu_ns`` since its start in ticks of 10 ms; its main thread last ran on ``cpu``."""
+    """The load of a process: its CPU time ``cpu_ns`` since its start, in ticks of 10 ms. ``cpu``: the CPU on which its
+    main thread last ran."""
 
     pid: int
     start_ns: int
@@ -143,8 +144,9 @@ class Load(NamedTuple):
 
 
 class ConditionsRead(TypedDict):
-    """``processes``: job, run, rank and role of each, and the fields of ``conditions.condition.read_condition``.
-    ``loads``: those of all processes of the node, None when they were not read in time."""
+    """The conditions of ``processes``: job, run, rank and role of each, and the fields of
+    ``conditions.condition.read_condition``. ``loads``: the loads of all processes of the node, None when they were not
+    read in time."""
 
     processes: list[Header]
     loads: list[Load] | None
@@ -177,7 +179,7 @@ def join_stacks(processes: Iterable[ProcessStacks], failures: Sequence[ReadFailu
 
 
 def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[ProcessStacks], list[ReadFailure]]:
-    """Returns the arguments of ``join_stacks``. Raises InternalError for anything else."""
+    """Returns the arguments of ``join_stacks``. Raises InternalError if the answer has another form."""
     try:
         at = int(header["index"])
         index = json.loads(payload[:at])
@@ -194,7 +196,8 @@ def split_stacks(header: Mapping[str, Any], payload: bytes) -> tuple[list[Proces
 def pack(dump: Mapping[str, Any]) -> Header:
     """Returns ``dump`` with frames as [code, lineno, ip, entry] and codes as [func, file].
 
-    If it does not fit into a message, frames are cut, outermost first; then locals, those of outer frames first.
+    Frames that do not fit into a message are cut, outermost first. Locals get the room that is left, inner frames
+    first.
     """
     codes: dict[tuple[str, str], int] = {}
     threads = []
@@ -214,7 +217,7 @@ def pack(dump: Mapping[str, Any]) -> Header:
 
 
 def unpack(packed: Mapping[str, Any]) -> Header:
-    """Returns the argument of ``pack``, without what was cut. Raises InternalError for anything else."""
+    """Returns the argument of ``pack``, without the parts that it cut. Raises InternalError for another form."""
     try:
         codes = packed["codes"]
         threads = [{**t, "frames": [_frame(codes, *f) for f in t["frames"]]} for t in packed["threads"]]
@@ -224,7 +227,7 @@ def unpack(packed: Mapping[str, Any]) -> Header:
 
 
 def threads_of(text: bytes) -> list[Thread]:
-    """Returns the threads of a dump in JSON, packed or not. Raises InternalError for anything else."""
+    """Returns the threads of a dump in JSON, packed or not. Raises InternalError if the text is no dump."""
     try:
         dump = json.loads(text)
         return list((unpack(dump) if "codes" in dump else dump)["threads"])
@@ -233,7 +236,7 @@ def threads_of(text: bytes) -> list[Thread]:
 
 
 def _pack_locals(dumped: list[Thread], threads: list[Header], left: int) -> None:
-    # Frames without a list of locals are then those for which there was no room.
+    # A frame for whose locals no room is left gets no list of locals.
     deepest = max((len(t["frames"]) for t in threads), default=0)
     for depth in range(deepest):
         for thread, packed in zip(dumped, threads, strict=True):

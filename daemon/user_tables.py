@@ -1,4 +1,4 @@
-"""Registers all tables: built-in tables, and tables of users' probes and of jobs, which a file keeps."""
+"""Registers all tables: built-in tables, and the tables of users' probes and of jobs, which are kept in a file."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from probing.api.tables.views import VIEWS
 __all__ = ("UserTables",)
 
 MAX_TABLES = 256
-# The most tables of jobs, and the most that one user's jobs make while the daemon runs: no user takes all places.
+# The most tables of jobs, and the most that the jobs of one user add while the daemon runs.
 MAX_JOB_TABLES, MAX_OF_USER = 128, 32
 MAX_FILE_BYTES = 16 << 20
 _log = logging.getLogger(__name__)
 
 
 class UserTables(Mapping[str, Table]):
-    """All tables by name, built-in ones first. Users' tables are added while it is in use, from any thread.
+    """All tables by name, built-in tables first. Tables of users may be added at any time, from any thread.
 
     A table outlives its probe, as its rows do. It only grows: a dropped column stays, and is NULL in new rows; a column
     never changes its type. So old and new segments form one table.
@@ -62,7 +62,7 @@ class UserTables(Mapping[str, Table]):
 
     @property
     def folder(self) -> Path:
-        """The directory of the file, which is the daemon's own."""
+        """The directory of the file, which belongs to the daemon."""
         return self._file.parent
 
     def described(self) -> list[UserTable]:
@@ -70,22 +70,22 @@ class UserTables(Mapping[str, Table]):
         return [user_table_to(table) for table in list(self._user.values())]
 
     def define(self, wanted: Table) -> Table:
-        """Returns the table of a user's probe, with the columns that it had before too, and writes it to disk.
+        """Returns the table of a user's probe, including its earlier columns, and writes it to disk.
 
         Raises ConfigError if a column had another type, StoreError if the file cannot be written.
         """
         with self._lock:
             older = self._user.get(wanted.name)
             if older is None and len(self._user) >= MAX_TABLES:
-                hint = f"stop the daemon and remove those that are not needed from {self._file}"
+                hint = f"stop the daemon and remove the tables that are not needed from {self._file}"
                 raise ConfigError(f"there are {MAX_TABLES} tables of probes already", hint=hint)
             return self._keep(wanted if older is None else _merged(older, wanted))
 
     def define_for_job(self, name: str, columns: Mapping[str, str], owner: int) -> Table:
-        """Returns the table ``python.NAME`` of the jobs, with what it had before and ``columns`` (their types by name).
+        """Returns the table ``python.NAME`` of jobs: its earlier columns, and ``columns`` (types by name).
 
-        ``owner``: the uid of the job. Raises FormatError for a table that cannot be, ConfigError where there is no
-        place, StoreError where it cannot be written to disk.
+        ``owner``: the uid of the job. Raises FormatError for an invalid table, ConfigError if there are too many tables
+        or the name is taken, StoreError if the file cannot be written.
         """
         full = f"{JOB_SCHEMA}.{name}"
         if full in TABLES or full in VIEWS:
@@ -110,7 +110,7 @@ class UserTables(Mapping[str, Table]):
         of_jobs, of_owner = sum(table.startswith(f"{JOB_SCHEMA}.") for table in self._user), self._made_by[owner]
         if of_jobs >= MAX_JOB_TABLES or of_owner >= MAX_OF_USER or len(self._user) >= MAX_TABLES:
             made = f"{of_owner} of them made by uid {owner} since the start"
-            raise ConfigError(f"there is no place for {name}: there are {len(self._user)} tables, {made}")
+            raise ConfigError(f"{name} would be one table too many: there are {len(self._user)} tables, {made}")
 
     def _keep(self, table: Table) -> Table:
         older = self._user.get(table.name)
@@ -147,7 +147,7 @@ class UserTables(Mapping[str, Table]):
 
 
 def _merged(older: Table, wanted: Table) -> Table:
-    """Returns ``wanted`` with the columns of ``older`` that it lacks appended."""
+    """Returns ``wanted``, with the missing columns of ``older`` appended."""
     old, new = user_table_to(older), user_table_to(wanted)
     kinds = {name: kind for name, kind, _ in old["columns"]}
     for name, kind, _ in new["columns"]:

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 class Worker:
     """Calls ``turn`` at the start, then every ``interval_s`` seconds, and as soon as ``wake`` was called.
 
-    A turn that raises is logged, and does not end the thread. ``patience_s``: how long ``stop`` waits for a turn in
+    An exception of a turn is logged, and does not end the thread. ``patience_s``: how long ``stop`` waits for a turn in
     progress, in s; None: until it ends.
     """
 
@@ -45,7 +45,7 @@ class Worker:
         self._thread.start()
 
     def wake(self) -> None:
-        """Starts the next turn at once, or after the one in progress. For any thread."""
+        """Starts the next turn at once, or after the turn in progress. For any thread."""
         self._wake.set()
 
     def stop(self) -> None:

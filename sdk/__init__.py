@@ -1,7 +1,7 @@
-"""What a training job may import to report of itself: tables, spans, events, metrics and steps.
+"""The module that a training job may import to report tables, spans, events, metrics and steps.
 
 It needs no daemon and has no dependency. Each name is loaded when it is first used: the daemon and its client, which
-lie in this package, too, load none of them.
+are part of this package, load none of them.
 """
 
 from __future__ import annotations

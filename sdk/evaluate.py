@@ -31,7 +31,7 @@ FILE = "<eval>"
 def output_to(stream: Any, parts: list[str], left: list[int]) -> Any:
     """Returns a file that keeps what the main thread prints; other threads go on printing to ``stream``.
 
-    A class would be a cycle of references, which stays where the garbage collector is off.
+    It is no class: a class is a cycle of references, which stays in memory if the garbage collector is off.
     """
     thread = _thread.get_ident()
 
@@ -72,7 +72,7 @@ def by_file(address: int, data: bytes) -> None:
 
 
 def text_of(value: Any, limit: int = MAX_TEXT) -> str:
-    """Returns repr(value), of long texts and collections only the begin."""
+    """Returns repr(value), or its begin if the text or collection is long."""
     kind = type(value)
     try:
         if kind in (str, bytes, bytearray) and len(value) > limit:
@@ -123,7 +123,7 @@ def fields_of(error: BaseException) -> Iterator[tuple[str, str]]:
 
 
 def limit(frame: FrameType, event: str, argument: Any) -> Any:
-    """Ends code that runs past ``end_of_code``: called for each of its instructions, and for each function it calls."""
+    """The trace function: ends code that runs past ``end_of_code``. Called for each instruction and each function."""
     del event, argument
     if time.monotonic() > globals()["end_of_code"]:
         globals()["is_overdue"] = True
@@ -145,7 +145,7 @@ def compiled(code: str) -> Any:
 
 
 def limited(code: Any, names: dict[str, Any], seconds: float) -> Any:
-    """Returns the value of the code. A debugger's trace function stays; then nothing ends the code."""
+    """Returns the value of the code. If a debugger has set a trace function, it stays, and no time limit applies."""
     if sys.gettrace() is not None:
         return eval(code, names)  # noqa: S307
     globals()["end_of_code"] = time.monotonic() + seconds
@@ -157,7 +157,7 @@ def limited(code: Any, names: dict[str, Any], seconds: float) -> Any:
 
 
 def evaluate(code: str, names: dict[str, Any], seconds: float) -> Iterator[tuple[str, str]]:
-    """Yields the fields of the answer: the value of an expression, what was printed, an exception."""
+    """Yields the fields of the answer: the value of an expression, the printed text, an exception."""
     parts: list[str] = []
     left = [MAX_OUTPUT, 0]
     before, mine = (sys.stdout, sys.stderr), (output_to(sys.stdout, parts, left), output_to(sys.stderr, parts, left))
@@ -175,7 +175,7 @@ def evaluate(code: str, names: dict[str, Any], seconds: float) -> Iterator[tuple
             if sys.stderr is mine[1]:
                 sys.stderr = before[1]
     except KeyboardInterrupt as error:
-        # It was meant for the program.
+        # The interrupt was meant for the program.
         yield from fields_of(error)
         _thread.interrupt_main()
     except BaseException as error:
@@ -190,7 +190,7 @@ def evaluate(code: str, names: dict[str, Any], seconds: float) -> Iterator[tuple
 
 
 def packed(fields: Iterable[tuple[str, str]], limit: int) -> bytes:
-    """Returns each text with its length before it; a field that does not fit is left out."""
+    """Returns all texts, each after its length; a field that does not fit into ``limit`` bytes is left out."""
     data = b""
     for pair in fields:
         row = b"".join(len(raw).to_bytes(4, "little") + raw for raw in (t.encode("utf-8", "replace") for t in pair))
@@ -206,12 +206,12 @@ def answer() -> None:
         write = by_ctypes
     elif filtered:
         return
-    # A copy of this process, made by fork in between, is not asked.
+    # A child that was forked in the meantime must not answer.
     if (not filtered and posix.getpid() != pid) or (latest and time.monotonic() > latest):
         return
     write(address, BEGUN)
     names = dict(sys.modules["__main__"].__dict__)
-    # A program that changed its command line says only here how it was started.
+    # If the program has changed its command line, only ``sys.flags`` tells that it runs in isolated mode.
     refusal = (("error", "PermissionError"), ("message", "it was started in isolated mode (python -I)"))
     data = packed(refusal if sys.flags.isolated else evaluate(code, names, seconds), size - HEAD)
     write(address + HEAD, data)

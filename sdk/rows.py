@@ -1,9 +1,9 @@
 """Tables that a job writes itself: rows in shared memory, which the daemon reads from outside.
 
-A table has a memory file (memfd) of its own. Its first page describes it, and a ring of slots of one size follows. A
-row is packed into a slot by a single call; a full ring overwrites its oldest rows, and the daemon counts the rows that
-it missed. A writer takes no lock, makes no system call after the first row, and never waits. Without a daemon nobody
-reads the memory, and it goes with the process.
+A table has a memory file (memfd) of its own: a header of 8 KiB that describes the table, and a ring of slots of one
+size. A row is packed into a slot by a single call; a full ring overwrites its oldest rows, and the daemon counts the
+rows that it missed. A writer takes no lock, makes no system call after the first row, and never waits. Without a daemon
+nobody reads the memory, which is freed when the process ends.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ MEMORY_NAME = "probing-rows"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 # Bytes of a text with its length byte: most texts are names, and the length of longer texts is cut.
 SHORT, LONG = 64, 256
-# What stands for None: the smallest integer, NaN, and a byte that begins no text in UTF-8.
+# The values that stand for None (as does NaN): the smallest integer, and a byte that begins no text in UTF-8.
 NO_INTEGER, NO_TEXT = -(1 << 63), b"\xff"
-# fcntl has the names of these only since Python 3.9: linux/fcntl.h, F_ADD_SEALS; F_SEAL_SEAL, _SHRINK and _GROW.
+# F_ADD_SEALS, and F_SEAL_SEAL | _SHRINK | _GROW of linux/fcntl.h: the module fcntl has them only since Python 3.9.
 _ADD_SEALS, _SEALS = 1033, 1 | 2 | 4
-# A column changes its type once or twice; rows under the types before stay in memory for the daemon.
+# The most rings kept with earlier types of the columns, whose rows the daemon may still read: types change rarely.
 _MAX_OLDER = 4
 
 
 class _LockedCount:
-    """Counts from 1 for interpreters without a GIL, where two threads may get one number of ``itertools.count``."""
+    """Counts from 1 for interpreters without a GIL, where ``itertools.count`` may give two threads the same number."""
 
     def __init__(self) -> None:
         self._lock, self._next = threading.Lock(), 0
@@ -85,7 +85,7 @@ class _Ring:
     def __init__(self, table: str, columns: Sequence[Column]) -> None:
         kinds = {"i64": "q", "f64": "d"}
         self.numbers = _numbers()
-        # Number of the row, CLOCK_MONOTONIC ns, the caller's own time, the values, and the number again.
+        # Number of the row, CLOCK_MONOTONIC ns, the time that the caller gave, the values, and the number again.
         row = struct.Struct("<Qqq" + "".join(kinds.get(kind, f"{size}p") for _, kind, size in columns) + "Q")
         self.columns = columns
         self.row = row
@@ -97,7 +97,7 @@ class _Ring:
         self.fd = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, size)
-            # The daemon maps the file: it must not shrink under its eyes.
+            # The daemon maps the file, which must not shrink meanwhile.
             fcntl.fcntl(self.fd, _ADD_SEALS, _SEALS)
             self.memory = mmap.mmap(self.fd, size)
         except BaseException:
@@ -114,7 +114,7 @@ class _Ring:
         os.close(self.fd)
 
     def put(self, number: int, t: int, values: Sequence[Any]) -> None:
-        """Writes the row ``number``. Raises struct.error, TypeError or ValueError where a value does not fit."""
+        """Writes the row ``number``. Raises struct.error, TypeError or ValueError if a value does not fit."""
         place = HEADER_BYTES + number % self.count * self.row.size
         self.row.pack_into(self.memory, place, number, time.monotonic_ns(), t, *values, number)
 
@@ -129,7 +129,7 @@ class _Ring:
 
 
 class FixedTable:
-    """A table of the library itself, whose columns have types from the start. Made in memory with its first row."""
+    """A table of the library itself, whose columns have types from the start. The first row creates its memory."""
 
     _tables: ClassVar[list[FixedTable]] = []
 
@@ -141,7 +141,7 @@ class FixedTable:
         self._tables.append(self)
 
     def write(self, *values: Any) -> None:
-        """Writes a row; texts are bytes already, and what stands for None is in its place."""
+        """Writes a row. Texts are given as bytes, and None as NO_INTEGER, NaN or NO_TEXT."""
         ring = self._ring
         if ring is None:
             ring = self._made() if self.works else None
@@ -155,13 +155,13 @@ class FixedTable:
                 try:
                     self._ring = _Ring(self._name, self._columns)
                 except OSError:
-                    # No descriptor or no memory is left: the job goes on without.
+                    # No descriptor or no memory is left: the job goes on without the table.
                     self.works = False
             return self._ring
 
     @classmethod
     def forked(cls) -> None:
-        """Leaves the memory to the parent: a child writes its rows to memory of its own."""
+        """Called in a forked child: closes the memory of the parent. The child writes its rows to new memory."""
         for table in cls._tables:
             table._guard = threading.Lock()
             if table._ring is not None:
@@ -170,14 +170,14 @@ class FixedTable:
 
 
 class ExternalTable:
-    """A table that the job fills, ``python.NAME`` for queries. ``columns``: their names, without types.
+    """A table that the job fills; queries name it ``python.NAME``. ``columns``: the names of its columns.
 
     The first row gives the types: integers, floating-point numbers, or texts of at most 255 bytes; None fits all. A
-    later value of another type changes the column's type. A row that cannot be stored is counted in ``refused``, and
-    raises nothing: a training must not fail by its notes. Raises ValueError for names that no table can have, and for
-    more than 32 tables.
+    later value of another type changes the column's type. A row that cannot be stored raises nothing, since reporting
+    must not end a training, and is counted in ``refused``. Raises ValueError for an invalid name, and for more than 32
+    tables.
 
-    The arguments after ``columns`` are accepted as Probing has them, and ignored: the daemon's limits hold.
+    The arguments after ``columns`` exist for compatibility with Probing and are ignored: the daemon's limits apply.
     """
 
     _tables: ClassVar[dict[str, ExternalTable]] = {}
@@ -193,11 +193,11 @@ class ExternalTable:
     ) -> None:
         names = list(columns)
         if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} cannot be a table: use a-z, 0-9 and _, at most 41 characters, a letter first")
+            raise ValueError(f"{name!r} cannot name a table: use a-z, 0-9 and _, at most 41 characters, a letter first")
         wrong = [column for column in names if not NAME.fullmatch(column) or "__" in column or names.count(column) > 1]
         if wrong or not 0 < len(names) <= MAX_COLUMNS:
-            what = f"{wrong[0]!r} cannot be a column" if wrong else f"a table has 1 to {MAX_COLUMNS} columns"
-            raise ValueError(f"{what}: each has a name of its own, of a-z, 0-9 and single _")
+            what = f"{wrong[0]!r} cannot name a column" if wrong else f"a table has 1 to {MAX_COLUMNS} columns"
+            raise ValueError(f"{what}: names differ, and consist of a-z, 0-9 and single _")
         self.name = name
         self.refused = 0
         self._names = names
@@ -210,7 +210,7 @@ class ExternalTable:
 
     @classmethod
     def get(cls, name: str) -> ExternalTable:
-        """Returns the table of this name. Raises ValueError where the process has made none."""
+        """Returns the table of this name. Raises ValueError if the process has not made it."""
         try:
             return cls._tables[name]
         except KeyError:
@@ -218,13 +218,13 @@ class ExternalTable:
 
     @classmethod
     def get_or_create(cls, name: str, columns: Sequence[str], *_: Any) -> ExternalTable:
-        """Returns the table of this name, a new one where there is none."""
+        """Returns the table of this name, which is created if it does not exist."""
         table = cls._tables.get(name)
         return cls(name, columns) if table is None else table
 
     @classmethod
     def drop(cls, name: str) -> None:
-        """Forgets a table: the process writes no more rows of it. Rows that the daemon has read stay."""
+        """Drops a table: the process writes no more rows to it. Rows that the daemon has read stay."""
         with cls._guard:
             table = cls._tables.pop(name, None)
             if table is not None:
@@ -244,7 +244,7 @@ class ExternalTable:
             self.append_ts(NO_INTEGER, values)
 
     def append_ts(self, t: int, values: Sequence[Any]) -> None:
-        """Writes a row whose column ``timestamp`` is ``t``, by default the present, µs since 1970."""
+        """Writes a row whose column ``timestamp`` is ``t``, µs since 1970; NO_INTEGER means now."""
         ring, number = self._ring, 0
         if ring is not None:
             number = next(ring.numbers)
@@ -258,7 +258,7 @@ class ExternalTable:
         self._append_slowly(t, values, ring, number)
 
     def take(self, limit: int | None = None) -> list[tuple[int, list[Any]]]:
-        """Returns the newest rows that are still in memory, oldest first: the time of each, µs, and its values."""
+        """Returns the newest rows that are still in memory, oldest first, as (time in µs since 1970, values)."""
         since_boot_ns = time.time_ns() - time.monotonic_ns()
         rows = []
         for ring in self._rings():
@@ -271,7 +271,7 @@ class ExternalTable:
     def _append_slowly(self, t: int, values: Sequence[Any], before: _Ring | None, number: int) -> None:
         """Writes the first row, a row with None, and a row that needs other types of columns.
 
-        ``number`` is the number that the row has taken in the ring ``before``.
+        ``number``: the number of the row in the ring ``before``.
         """
         try:
             values = list(values)
@@ -283,7 +283,7 @@ class ExternalTable:
             if ring is not before:
                 number = next(ring.numbers)
             ring.put(number, t, packed)
-        except Exception:  # a training must not fail by its notes
+        except Exception:  # reporting must not end a training
             self.refused += 1
 
     def _ring_for(self, values: Sequence[Any]) -> _Ring:
@@ -310,14 +310,14 @@ class ExternalTable:
 
     @classmethod
     def forked(cls) -> None:
-        """Leaves the memory to the parent: a child writes its rows to memory of its own."""
+        """Called in a forked child: closes the memory of the parent. The child writes its rows to new memory."""
         cls._guard = threading.Lock()
         for table in cls._tables.values():
             table._close()
 
 
 def _column(name: str, before: Column | None, value: Any) -> Column:
-    """Returns the column that holds ``value`` and all that the column held before."""
+    """Returns a column that can hold ``value`` and all earlier values of the column."""
     order = ("", "i64", "f64", "text")
     kind = max(_kind(value), before[1] if before else "", key=order.index) or "f64"
     if kind != "text":

@@ -1,6 +1,6 @@
-"""Spans, events, metrics and steps that a job reports of itself, as rows in the memory of ``rows``.
+"""Spans, events, metrics and steps that a job reports, as rows in shared memory (``rows``).
 
-``span`` writes a row when the span begins and one when it ends, so that a job that hangs shows where it is.
+``span`` writes a row when the span begins and another row when it ends, so that a job that hangs shows where it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ("METRICS", "TRACE", "attach_training_phases", "event", "is_enabled", 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 SPAN_START, SPAN_END, EVENT = range(3)
-# Column by column as python.trace_event has them; record_type is one of the three numbers above.
+# The columns of python.trace_event, in its order; record_type is one of the three numbers above.
 TRACE: list[Column] = [
     *((name, "i64", 8) for name in ("record_type", "trace_id", "span_id", "parent_id", "time", "thread_id")),
     *((name, "text", size) for name, size in (("name", SHORT), ("phase", SHORT), ("location", SHORT))),
@@ -35,7 +35,7 @@ METRICS: list[Column] = [("step", "i64", 8), ("value", "f64", 8), ("name", "text
 _PHASES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "step": "optimizer"}
 _trace = FixedTable("trace_event", TRACE)
 _metrics = FixedTable("training_metrics", METRICS)
-# Ids are unique in a job but for a chance of one to some billions: a random start for each process, then counted.
+# Each process counts ids from a random number, so equal ids in a job have a chance of one to some billions.
 _ids = itertools.count(int.from_bytes(os.urandom(7), "little"))
 _current: contextvars.ContextVar[_Span | None] = contextvars.ContextVar("probing_span", default=None)
 
@@ -93,7 +93,7 @@ class _Span:
 
 
 class _Handle:
-    """What ``span`` returns: a context manager, and a decorator. Each entry is a span of its own."""
+    """The result of ``span``: a context manager and a decorator. Each entry begins a new span."""
 
     __slots__ = ("_arguments",)
 
@@ -104,7 +104,7 @@ class _Handle:
         return _Span(*self._arguments).__enter__()
 
     def __exit__(self, *_: object) -> None:
-        # The innermost span of this thread or task: several may be in one handle.
+        # Several spans may run in one handle: the innermost span of this thread or task ends.
         if (entered := _current.get()) is not None:
             entered.__exit__()
 
@@ -126,8 +126,8 @@ def span(
 ) -> Any:
     """Returns a span, for ``with`` or as a decorator: ``span("forward")``, ``@span("load")``, ``@span``.
 
-    ``phase``: forward, backward or optimizer; spans of these names have it by themselves. Raises TypeError without a
-    name or a phase.
+    ``phase``: forward, backward or optimizer; spans with these names need no ``phase``. Without name and phase the
+    result is only a decorator, and the span gets the name of the function.
     """
     if callable(name):
         return span(name.__name__, phase=phase, location=location, **attributes)(name)
@@ -140,25 +140,25 @@ def span(
 
 
 def event(name: str, *, attributes: Mapping[str, Any] | Iterable[Any] | None = None) -> None:
-    """Writes an event of the span that runs here, or of none."""
+    """Writes an event of the current span, or an event without a span if no span runs."""
     current = _current.get()
     (_Span(name, None, None, {}) if current is None else current).add_event(name, attributes)
 
 
 def phase() -> str:
-    """Returns the training phase that runs here: forward, backward, optimizer or idle."""
+    """Returns the current training phase: forward, backward, optimizer or idle."""
     current = _current.get()
     return "idle" if current is None or current.phase is None else current.phase
 
 
 def metric(name: str, value: float, *, step: int | None = None) -> None:
-    """Writes a number that the training knows, such as its loss, at ``step``, by default the step that runs."""
+    """Writes a metric of the training, such as its loss, at ``step``, by default the current step."""
     at = _step.micro_step if step is None else step
     _metrics.write(NO_INTEGER if at is None else at, float(value), name.encode(errors="replace"))
 
 
 class _Step:
-    """``step(n)``: step ``n`` begins here. ``step()``: the next step begins. ``micro_step``: the step that runs."""
+    """``step(n)``: step ``n`` begins here. ``step()``: the next step begins. ``micro_step``: the current step."""
 
     def __init__(self) -> None:
         self.micro_step: int | None = None
@@ -178,7 +178,7 @@ step = _step = _Step()
 
 
 def is_enabled() -> bool:
-    """Returns whether rows are written: whether the system has memory files."""
+    """Returns whether rows are written: the system must have memory files (memfd)."""
     return bool(_trace.works)
 
 

@@ -1,4 +1,5 @@
-"""Keys of nodes: Ed25519 (RFC 8032). A node signs its record, which other nodes pass on, and answers challenges."""
+"""Keys of nodes: Ed25519 (RFC 8032). A node signs its record, which other nodes pass on, and answers challenges with
+its key."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ __all__ = ("KEY_BYTES", "NONCE_BYTES", "SIGNATURE_BYTES", "NodeKey", "answers", 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 NONCE_BYTES = 16
-# A signed text begins with its kind, so a signature is valid for texts of this kind only.
+# A signed text begins with its type, so that a signature is valid only for texts of this type.
 _RECORD = b"probingd record 1\n"
 _ANSWER = b"probingd answer 1\n"
 
 
 class NodeKey:
-    """The private key of a node, made from the 32 bytes in its file."""
+    """The private key of a node, made from the 32 bytes of its key file."""
 
     def __init__(self, secret: bytes) -> None:
         """Raises ValueError if ``secret`` does not have 32 bytes."""
@@ -50,8 +51,8 @@ def is_signed(record: Record) -> bool:
 
 
 def answers(proof: bytes, nonce: bytes, record: Record) -> bool:
-    """Returns whether ``proof`` answers ``nonce`` by the key of ``record``: then the answer is younger than
-    the nonce.
+    """Returns whether ``proof`` is an answer to ``nonce``, signed by the key of ``record``. A valid answer was made
+    after the nonce.
     """
     return bool(record.key and nonce) and _verified(record.key, proof, _ANSWER + _asked(nonce, record))
 
@@ -71,7 +72,7 @@ def _verified(key: bytes, signature: bytes, text: bytes) -> bool:
 def _text(record: Record) -> bytes:
     """Returns the text to sign: all fields of ``record`` except the signature.
 
-    A new field needs another kind of text, since older nodes leave the field out.
+    A new field needs a new type of text, since older nodes leave the field out.
     """
     parts = (*record[:-2], record.key.hex())
     return json.dumps(parts, separators=(",", ":")).encode()

@@ -1,7 +1,7 @@
 """The state machine of one node: the calls that it makes at each tick, its answers, and its conclusions from answers.
 
-Each node watches the three nodes that follow it in a ring of hashed names, and pings another node at random. News
-travels with the pings. Digests show whether the random node has the same updates; if not, the two exchange them.
+At each tick a node pings the three nodes that follow it in a ring of hashed names, and one random node. News travels
+with the pings. Digests show whether the random node has the same updates; if not, the two nodes exchange them.
 
 Two nodes compare their tables in three steps: digests of buckets, then marks of updates, then the updates that differ.
 """
@@ -23,7 +23,7 @@ REPAIR_BYTES = 8_000
 
 
 def _listed(table: Table, digests: Sequence[int], rng: random.Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns some buckets of ``table`` whose digests differ from ``digests``, and the marks in them."""
+    """Returns some buckets of ``table`` whose digests differ from ``digests``, and the marks in these buckets."""
     if len(digests) != BUCKETS:
         return (), ()
     different = [b for b, (own, other) in enumerate(zip(table.digests, digests, strict=True)) if own != other]
@@ -72,10 +72,10 @@ WATCHED = 3
 RELAYS = 2
 # The most bytes of news in a message.
 NEWS_BYTES = 4_000
-# The most bytes of updates in the answers between two ticks; further answers name only a few nodes.
+# The most bytes of updates in the answers between two ticks; further answers contain only a few nodes.
 ANSWER_BYTES = 96_000
 REFERRALS = 8
-# A comparison that brings this many updates shows that the node lacks many: it compares once more at once.
+# If a comparison brings this many updates, the node probably lacks more: it compares again at once, TURNS times.
 BEHIND = 28
 TURNS = 1
 # The ticks between two pings of a failed node, or of a seed while other nodes are reachable.
@@ -85,9 +85,9 @@ FORGET_TICKS = 60
 
 class Machine:
     """The state machine of one node, for one thread. Callers pass all times: ``now`` in monotonic seconds, ``wall_ns``
-    by the node's clock.
+    of the node's clock.
 
-    ``seeds``: addresses that the node asks first; they may be changed at any time. ``key`` signs the node's record.
+    ``seeds``: addresses of nodes to contact first; may be changed at any time. ``key`` signs the node's record.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Machine:
         self.seeds = tuple(seeds)
         self._key = key_of(own.name)
         self._rng = rng or random.Random()  # noqa: S311
-        # The name of the node that answered, by address of a seed.
+        # The name of the node that answered at a seed, by the seed's address.
         self._names: dict[str, str] = {}
         self._wall_ns = 0
         self._ticks = 0
@@ -115,7 +115,7 @@ class Machine:
         return [seed for seed in self.seeds if seed not in self._names and seed != self.view.own.address]
 
     def tick(self, now: float, wall_ns: int) -> list[Call]:
-        """Claims what silence proves, and returns the calls of this heartbeat."""
+        """Claims that silent nodes are suspect or failed, and returns the calls of this heartbeat."""
         self._clock(wall_ns)
         self._ticks += 1
         self._answered_bytes = self.view.checks = 0
@@ -129,7 +129,7 @@ class Machine:
         table = self.view.table
         other = table.pick(self._rng)
         watched = table.after(self._key, WATCHED)
-        # A node that has never answered this one is pinged again, until it has failed.
+        # A node that did not answer is pinged again, also if this node does not watch it, until it has failed.
         missed = [name for name in self.view.silent if name in table.entries and name not in watched]
         names = [*watched, *self._rng.sample(missed, min(len(missed), WATCHED))]
         calls = [self._ping(name, now) for name in names if name != other]
@@ -146,8 +146,8 @@ class Machine:
     def answer(
         self, message: Message, now: float, *, reached: bool = False, relayed: bytes = b"", certified: bool = False
     ) -> Message:
-        """Returns the answer to ``message``. ``reached``: the node that ``message`` asks to ping answered; ``relayed``:
-        its proof. ``certified``: the certificate of the caller proves that the caller is the sender."""
+        """Returns the answer to ``message``. ``reached``: the node ``message.relay``, which this node pinged for the
+        sender, answered; ``relayed``: its proof. ``certified``: TLS proved that the caller is the sender."""
         if certified:
             self.view.introduced(message.sender, now)
         self.view.hear((Update.of(message.sender), *message.updates), now)
@@ -165,25 +165,25 @@ class Machine:
         first = [relayed.update] if relayed and reached else []
         namesake = self.view.table.entries.get(message.sender.name)
         if namesake and namesake.update.record.uid != message.sender.uid:
-            # The sender has to learn that another node has its name.
+            # The sender must learn that another node has the same name.
             first.append(namesake.update)
         return self._message((*first, *self._news()), buckets=buckets, marks=marks, reached=reached)
 
     def relay(self, name: str, now: float, nonce: bytes = b"") -> Call | None:
-        """Returns the ping of ``name`` that another node asked for; None if ``name`` is not known.
+        """Returns the ping of ``name`` that another node requested; None if ``name`` is unknown.
 
-        ``nonce``: the nonce of the asking node, so that the answer proves to it that the pinged node lives.
+        ``nonce``: the nonce of the requesting node, so that the answer proves to that node that ``name`` lives.
         """
         if name not in self.view.table.entries:
             return None
-        # Purpose.PROBE: if the pinged node does not answer, this node asks no other nodes to ping it.
+        # With Purpose.PROBE this node asks no other nodes to ping ``name`` if it does not answer.
         call = self._ping(name, now)._replace(purpose=Purpose.PROBE)
         return call._replace(message=call.message._replace(nonce=nonce)) if nonce else call
 
     def answered(
         self, call: Call, message: Message, now: float, wall_ns: int, *, certified: bool = False
     ) -> list[Call]:
-        """Handles the answer to ``call``. Returns the calls that follow. ``certified``: TLS proved that ``call.name``
+        """Handles the answer to ``call``. Returns further calls. ``certified``: TLS proved that ``call.name``
         answered."""
         self._clock(wall_ns)
         sender, view = message.sender, self.view
@@ -219,14 +219,14 @@ class Machine:
         # The relay may have reached the node after a restart (with another uid), at another address.
         reached = (u.record.uid for u in message.updates if u.record.name == call.name)
         if message.reached and entry and entry.update.record.uid in reached:
-            # A node with a bound key has to prove by this key that it lives: a relay's word is not enough.
+            # A node with a bound key must prove by this key that it lives: the statement of a relay is not enough.
             proven = not entry.key or answers(message.relayed, call.message.nonce, entry.update.record)
             if proven:
                 self.view.present(entry, now)
         self.view.hear(message.updates, now)
 
     def unanswered(self, call: Call, now: float) -> list[Call]:
-        """Handles that ``call`` got no answer. Returns the calls that follow."""
+        """Handles a call that got no answer. Returns the calls that ask other nodes to ping the silent node."""
         table = self.view.table
         entry = table.entries.get(call.name)
         if entry is None or call.purpose is not Purpose.PING or call.address != entry.update.record.address:
@@ -262,7 +262,7 @@ class Machine:
 
     def _ping(self, name: str, now: float, *, digests: tuple[int, ...] = ()) -> Call:
         update = self.view.table.entries[name].update
-        # A node must hear claims about itself to refute them.
+        # A node must learn of claims about itself, so that it can refute them.
         claimed = () if update.claim is Claim.ALIVE else (update,)
         message = self._message((*claimed, *self._news()), digests=digests)
         return self._call(Purpose.PING, name, update.record.address, message, now)
@@ -272,8 +272,8 @@ class Machine:
         return self._call(Purpose.PROBE, name, address, message, now)
 
     def _repairs(self, call: Call, message: Message, now: float) -> list[Call]:
-        """Returns a call that asks for updates which only the answering node has, and sends updates which that node
-        lacks.
+        """Returns a call that sends the updates that the answering node lacks, and requests the updates that this node
+        lacks; or, after such a call, another comparison if it is worthwhile.
         """
         if call.purpose is Purpose.REPAIR:
             if len(message.updates) < BEHIND or call.turn >= TURNS:

@@ -1,4 +1,4 @@
-"""Tells other packages the members of the cluster; may be read from any thread."""
+"""Provides the members of the cluster to other packages. Safe for any thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from probing.daemon.cluster.table import Entry
 __all__ = ("Member", "Membership")
 
 T = TypeVar("T")
-# An offset of a clock is reported as a problem when it exceeds the error of its measurement by this, ns.
+# A clock offset is reported as a problem if it exceeds the error of its measurement by more than this, ns.
 CLOCK_NS = 1_000_000_000
 
 
@@ -23,10 +23,10 @@ CLOCK_NS = 1_000_000_000
 class Member:
     """A node. ``state``: healthy, suspect, failed, recovering, or unknown for a seed that has not answered.
 
-    ``jobs``: marks of the jobs that have ranks on the node. ``since_ns``: when the state began, as far as this node
-    knows, UTC. ``heard_ns``: the time since it last answered this node. ``clock_offset_ns``: its clock minus ours.
-    ``address``: empty if another node has the address. ``proof``: how it proved its name to this node, a word of
-    ``record.Proof``. ``keyed``: whether it has a key.
+    ``jobs``: marks (hashes) of the jobs that have ranks on the node. ``since_ns``: when the state began as far as this
+    node knows, UTC. ``heard_ns``: the time since the node last answered this node. ``clock_offset_ns``: its clock minus
+    the clock of this node. ``address``: empty if another node has the address. ``proof``: how the node proved its name
+    to this node, a word of ``record.Proof``. ``keyed``: whether the node has a key.
     """
 
     name: str
@@ -47,9 +47,8 @@ class Member:
 
 
 class Membership:
-    """The state machine of this node under a lock. The caller that reaches other nodes calls ``tick`` at each
-    heartbeat, makes the calls that it returns, and passes their outcome to ``answered`` or ``unanswered``, which return
-    more calls."""
+    """The state machine of this node, under a lock. The service calls ``tick`` at each heartbeat, makes the calls that
+    it returns, and passes each outcome to ``answered`` or ``unanswered``, which may return further calls."""
 
     def __init__(self, machine: Machine, monotonic: Callable[[], float], wall_ns: Callable[[], int]) -> None:
         self._machine = machine
@@ -67,7 +66,7 @@ class Membership:
         return self._machine.times.heartbeat
 
     def members(self) -> tuple[Member, ...]:
-        """Returns this node and the others in the order of their names, then the seeds that have not answered."""
+        """Returns this node and the other nodes in the order of their names, then the seeds that have not answered."""
         now, wall_ns = self._monotonic(), self._wall_ns()
         with self._lock:
             view = self._machine.view
@@ -79,7 +78,7 @@ class Membership:
         return (*sorted(found, key=lambda m: m.name), *unknown)
 
     def set_jobs(self, marks: Sequence[int]) -> None:
-        """Announces the jobs that have ranks on this node, by marks of 64 bits; only the first 64 marks count."""
+        """Announces the jobs that have ranks on this node, as 64-bit marks; only the first 64 marks count."""
         jobs = tuple(dict.fromkeys(marks))[:MAX_JOBS]
         with self._lock:
             if self._machine.view.own.jobs != jobs:
@@ -96,8 +95,8 @@ class Membership:
             self._machine.seeds = tuple(seeds)
 
     def problems(self) -> list[str]:
-        """Returns problems that make answers of the cluster doubtful: two nodes with one name, wrong clocks, false
-        claims.
+        """Returns problems due to which answers of the cluster may be wrong: two nodes with the same name, wrong
+        clocks, false claims.
         """
         named = [f"{m.name}: {m.problem}" for m in self.members() if m.problem]
         view = self._machine.view
@@ -111,7 +110,7 @@ class Membership:
     def answer(
         self, message: Message, *, reached: bool = False, relayed: bytes = b"", certified: bool = False
     ) -> Message:
-        """Returns the answer to a message of another node. Arguments as in ``Machine.answer``."""
+        """Returns the answer to a message of another node. The arguments are as in ``Machine.answer``."""
         return self._locked(
             lambda: self._machine.answer(
                 message, self._monotonic(), reached=reached, relayed=relayed, certified=certified
@@ -119,7 +118,7 @@ class Membership:
         )
 
     def relay(self, name: str, nonce: bytes = b"") -> Call | None:
-        """Returns the ping of ``name`` that another node asks for; None if this node has no node of that name."""
+        """Returns the ping of ``name`` that another node requested; None if this node does not know ``name``."""
         return self._locked(lambda: self._machine.relay(name, self._monotonic(), nonce))
 
     def answered(self, call: Call, message: Message, *, certified: bool = False) -> list[Call]:
@@ -128,7 +127,7 @@ class Membership:
         )
 
     def proof_of(self, name: str) -> Proof:
-        """Returns what proves the name of another node."""
+        """Returns the proof of the name of another node; NONE for an unknown node."""
         with self._lock:
             entry = self._machine.view.table.entries.get(name)
         return entry.proof if entry else Proof.NONE
@@ -144,7 +143,9 @@ class Membership:
 
     @staticmethod
     def _best(entries: Iterable[Entry]) -> Entry | None:
-        """Returns the entry that owns the address of all ``entries``: not failed, answered there, and best proven."""
+        """Returns the entry that owns the common address of ``entries``: preferably not failed, then one that answered,
+        then the best proven.
+        """
 
         def rank(entry: Entry) -> tuple[bool, bool, Proof]:
             return entry.update.claim is not Claim.FAILED, entry.heard is not None, entry.proof

@@ -1,4 +1,4 @@
-"""The messages between nodes: pings and their answers, with updates; and the calls that a tick returns."""
+"""The messages between nodes (pings, their answers, and updates in both), and the calls that a tick returns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MAX_MARKS = 256
 class Message(NamedTuple):
     """A ping, or the answer to a ping. ``wall_ns``: the sender's clock.
 
-    ``digests``: a hash of each bucket of the sender's table, empty if tables are not compared. ``buckets``: the buckets
-    whose ``marks`` of updates the sender lists; ``wanted``: the marks of updates that the sender asks for. ``relay``:
+    ``digests``: a hash of each bucket of the sender's table, empty if tables are not compared. ``marks``: hashes of the
+    sender's updates in ``buckets``; ``wanted``: the marks of updates in ``buckets`` that the sender lacks. ``relay``:
     the node that the receiver is asked to ping for the sender; ``reached``, in the answer: that node answered.
 
-    ``nonce`` is random in a ping; ``proof`` answers the nonce by the key of the sender, and ``relayed`` by the key of
-    the node that was pinged for the asking node.
+    ``nonce`` is random in a ping. In an answer, ``proof`` is the nonce signed by the sender, and ``relayed`` the nonce
+    signed by the node ``relay``.
     """
 
     sender: Record
@@ -43,16 +43,16 @@ class Message(NamedTuple):
 class Purpose(Enum):
     PING = "ping"
     RELAY = "relay"
-    # A ping of an address that may be a node's new address or a seed's, or a ping for another node that asked for it.
+    # A ping of a seed, of a possible new address of a node, or of a node on request of another node.
     PROBE = "probe"
     REPAIR = "repair"
 
 
 class Call(NamedTuple):
-    """A message to ``address`` whose answer must come within ``seconds``. ``name``: the node that the call is about, or
+    """A message to ``address``, whose answer must come within ``seconds``. ``name``: the node that the call checks, or
     empty.
 
-    ``turn``: the number of comparisons with the called node in direct succession.
+    ``turn``: the number of comparisons of tables with the called node in direct succession.
     """
 
     purpose: Purpose

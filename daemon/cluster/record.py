@@ -1,4 +1,4 @@
-"""Records, which nodes publish about themselves, and claims, which nodes make about each other."""
+"""Records, which nodes publish about themselves, and claims, which nodes make about the state of other nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ("MAX_INCARNATION", "MAX_JOBS", "Claim", "Proof", "Record", "Update", 
 MAX_JOBS = 64
 MAX_LABELS = 16
 MAX_LABEL_BYTES = 1024
-# The largest incarnation that is accepted; truthful nodes use Unix seconds at the start, plus 1 a change.
+# The largest incarnation that is accepted; honest nodes use the Unix time of their start, plus 1 for each change.
 MAX_INCARNATION = 1 << 48
 BUCKETS = 64
 _NAME = re.compile(r"[\w.:@-]{1,255}")
@@ -27,8 +27,8 @@ _VERSION = re.compile(r"[\w.+-]{0,32}", re.ASCII)
 
 
 class Claim(IntEnum):
-    """The state that a claim gives a node. Of two claims about one incarnation, the later in this list of
-    states wins.
+    """The state that a claim gives a node. If two claims are about the same incarnation, the state that is later in
+    this list wins.
     """
 
     ALIVE = 0
@@ -37,15 +37,15 @@ class Claim(IntEnum):
 
 
 class Proof(IntEnum):
-    """How a node proved its name. A later member counts more than an earlier member."""
+    """How a node proved its name. A later member of this list proves more than an earlier member."""
 
     # The node is of a version without keys.
     NONE = 0
     # The record is signed by the first key that this node received for the name.
     HEARD = 1
-    # The node has answered a challenge of this node by that key.
+    # The node has answered a challenge of this node with that key.
     KEY = 2
-    # A connection proved the name by TLS.
+    # The certificate of a TLS connection proved the name.
     CERTIFICATE = 3
 
     @property
@@ -55,11 +55,11 @@ class Proof(IntEnum):
 
 
 class Record(NamedTuple):
-    """What a node publishes about itself. ``uid`` differs at each start; ``jobs``: marks of the jobs with ranks on the
-    node.
+    """The data that a node publishes about itself. ``uid``: another number at each start of the node. ``jobs``: marks
+    of the jobs with ranks on the node. ``incarnation`` rises with each change, so an older record is ignored.
 
-    ``key``: its public key; ``signature``: the signature of all other fields by the key (``keys``); both are empty for
-    a node of a version without keys. ``incarnation`` rises with each change, so an older record is ignored.
+    ``key``: the node's public key; ``signature``: the signature of all other fields with this key (``keys``). Both are
+    empty for a node of a version without keys.
     """
 
     name: str
@@ -87,7 +87,8 @@ class Record(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A claim about a node. ``since_s``: when the claim was first made, Unix time; ``mark``: a hash of the claim."""
+    """A claim about a node. ``since_s``: when the claim was first made, Unix time. ``mark``: a hash that identifies the
+    claim."""
 
     record: Record
     claim: Claim
@@ -102,7 +103,7 @@ class Update(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """The rank of the update: of two updates about one name, the update of higher rank wins."""
+        """The rank of the update. If two updates are about the same name, the update of higher rank wins."""
         return self.record.incarnation, self.claim, self.record.uid
 
 
@@ -140,7 +141,7 @@ def _labels_problem(labels: Mapping[str, str]) -> str:
     if len(labels) > MAX_LABELS or sum(len(k) + len(v) for k, v in labels.items()) > MAX_LABEL_BYTES:
         return f"there are more than {MAX_LABELS} labels, or more than {MAX_LABEL_BYTES} bytes of them"
     wrong = next((k for k, v in labels.items() if not _KEY.fullmatch(k) or not _VALUE.fullmatch(v)), None)
-    return "" if wrong is None else f"the label {wrong[:63]!r} is wrong"
+    return "" if wrong is None else f"the label {wrong[:63]!r} or its value is malformed"
 
 
 def _hash(text: str) -> int:

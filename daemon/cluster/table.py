@@ -1,7 +1,7 @@
-"""The table of nodes with its digests, ring and bounds; the news to pass on; the addresses to ask.
+"""The table of nodes, the news to pass on (``Rumors``), and possible new addresses of nodes (``Candidates``).
 
-News is passed on a limited number of times; updates that were passed on least often go first. A possible new address of
-a node is used only after the node answered there.
+Each update is passed on a limited number of times; updates that were passed on least often go first. A possible new
+address of a node is used only after the node has answered there.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_MEMBERS = 16_384
 class Entry:
     """The entry of a node. Times are monotonic seconds. ``changed``: when the claim changed; ``heard``: when the node
     last answered this node; ``missing``: since when it has not answered; ``returned``: when it came back after a
-    failure. ``problem``: when another node of the same name was seen, and a text. ``key``: the key that is bound to its
-    name, by ``proof``; empty if no key is."""
+    failure. ``place``: its key in the ring. ``problem``: when another node with the same name was seen, and a text.
+    ``key``: the key that ``proof`` bound to its name; empty if no key is bound."""
 
     update: Update
     place: int
@@ -45,12 +45,12 @@ class Entry:
 
 
 class Table:
-    """The entries of the other nodes, by name. The ring holds the nodes that have not failed, by their keys."""
+    """The entries of the other nodes, by name. The ring has the nodes that have not failed, ordered by key."""
 
     def __init__(self, own: Update) -> None:
         self.entries: dict[str, Entry] = {}
         self.refused = 0
-        # The number of nodes by host; on most hosts there is one.
+        # The number of nodes by host; most hosts have one node.
         self.hosts: Counter[str] = Counter()
         self._own = own
         self._ring: list[tuple[int, str]] = []
@@ -78,10 +78,10 @@ class Table:
         return len(self._ring)
 
     def put(self, update: Update, now: float, proof: Proof = Proof.NONE) -> Entry | None:
-        """Stores ``update``, which replaces the node's older update. Returns the entry; None if there is no room for a
-        new node.
+        """Stores ``update``, which replaces the node's older update. Returns the entry; None if the table has no room
+        for a new node.
 
-        ``proof``: how a new node proved its name. A proven node takes the place of an unproven node.
+        ``proof``: how a new node proved its name. A proven node may replace an unproven node.
         """
         name = update.record.name
         entry = self.entries.get(name)
@@ -130,11 +130,11 @@ class Table:
             yield mark, self._own if name == self._own.record.name else self.entries[name].update
 
     def _make_room(self, proof: Proof) -> bool:
-        """Drops a failed node, first an unproven one. Returns whether there is room.
+        """Drops a failed node, preferably an unproven node. Returns whether there is room.
 
-        For a new node with a proof, an unproven node that never answered may go, too.
+        For a new node with a proof, also an unproven node that never answered may be dropped.
         """
-        # All entries are searched only if a node has failed: invented names may come by hundreds.
+        # Unless a node has failed, the entries are not searched: an attacker may send hundreds of invented names.
         gone = self.live < len(self.entries)
         failed = [e for e in self.entries.values() if e.update.claim is Claim.FAILED] if gone else []
         if not failed and proof > Proof.HEARD:
@@ -164,15 +164,15 @@ class Table:
             insort(self._ring, item)
 
 
-# From this many updates on, nodes pass on each update only SENDS_BUSY times, and the comparison of tables spreads the
-# rest. A comparison sends only updates that a node lacks; news may come twice, each time with a signature, which cannot
-# be compressed.
+# With more updates than this, nodes pass on each update only SENDS_BUSY times, and the comparison of tables does the
+# rest. A comparison sends only updates that a node lacks; news may reach a node twice, each time with a signature,
+# which cannot be compressed.
 BUSY = 6
 SENDS_BUSY = 2
 
 
 class Rumors:
-    """The updates to pass on, by name of the node. A newer update of a node replaces the older one."""
+    """The updates to pass on, by name of the node. A newer update of a node replaces its older update."""
 
     def __init__(self) -> None:
         # Updates by the number of times they were sent; a dict keeps the order of arrival.
@@ -184,7 +184,7 @@ class Rumors:
 
     @property
     def busy(self) -> bool:
-        """Whether there is so much news that the rest is left to the comparison of tables."""
+        """Whether there is so much news that updates are left to the comparison of tables."""
         return len(self._sends) >= BUSY
 
     def add(self, update: Update) -> None:
@@ -227,20 +227,20 @@ class Rumors:
 
 
 MAX_CANDIDATES = 64
-# How often a candidate is asked, and the time after which it may be noted again, s.
+# How often a candidate is pinged, and the time after which it may be added again, s.
 TRIES = 3
 AGAIN_S = 30.0
 
 
 class Candidates:
-    """Possible new addresses of nodes: when each was noted, and how often it is still to be asked."""
+    """Possible new addresses of nodes: when each was added, and how many times it is still to be pinged."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], float] = {}
         self._left: dict[tuple[str, str], int] = {}
 
     def add(self, name: str, address: str, now: float) -> None:
-        """Notes ``address``, unless it was noted lately or too many addresses are noted."""
+        """Adds ``address``, unless it was added recently or there are too many addresses."""
         key = name, address
         if key in self._since and now - self._since[key] < AGAIN_S:
             return
@@ -252,11 +252,11 @@ class Candidates:
         self._since[key], self._left[key] = now, TRIES
 
     def since(self, name: str, address: str) -> float:
-        """Returns the time at which the address was noted; infinity if it was not."""
+        """Returns the time at which the address was added; infinity if it was not added."""
         return self._since.get((name, address), float("inf"))
 
     def due(self) -> list[tuple[str, str]]:
-        """Returns (name, address) of the candidates to ask now, and counts each as asked."""
+        """Returns (name, address) of the candidates to ping now, and counts the pings."""
         asked = [key for key, left in self._left.items() if left]
         for key in asked:
             self._left[key] -= 1

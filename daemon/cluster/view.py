@@ -1,4 +1,4 @@
-"""What this node believes about other nodes: by hearsay, by their answers, and by their silence."""
+"""The state of other nodes as this node sees it: from updates of other nodes (hearsay), answers, and silence."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ __all__ = ("Times", "View")
 
 # The time after which failed nodes are forgotten, s: a day.
 FORGET_S = 86_400
-# The most by which an incarnation may exceed the last one, or the clock.
+# The most by which an incarnation may exceed the node's last incarnation, or the clock for a new node.
 MAX_LEAP = 1 << 33
-# The most by which this node raises its incarnation to answer a claim that was not signed by its key: two years.
+# The most by which this node raises its incarnation to refute a claim that was not signed by its key: two years.
 MAX_STRANGE_LEAP = 1 << 26
-# The most signatures that are checked between two ticks; updates that are left out come again.
+# The most signatures that are checked between two ticks; updates that are left out are sent again.
 MAX_CHECKS = 2000
-# How long a conflict of two nodes with one name is shown, s; while it lasts it is detected again.
+# How long a conflict of two nodes with the same name is shown, s. While it lasts, it is detected again and again.
 CONFLICT_S = 90.0
-# A node of which only hearsay came is added while its host has fewer nodes than this.
+# A node that is known only by hearsay is added while its host has fewer nodes than this.
 MAX_OF_HOST = 64
 _ONE_MACHINE = ("127.", "localhost", "[::1]", "unix")
-# The most failed nodes that are kept though they never answered this node: those with the lowest keys in the ring.
+# The most failed nodes that are kept although they never answered this node; the lowest keys in the ring stay.
 MAX_UNMET = 1024
-# The most other nodes with this node's name that are remembered: this node does not outbid their incarnations.
+# The most other nodes with the name of this node that are kept: this node does not exceed their incarnations.
 MAX_RIVALS = 64
 
 
 class Times(NamedTuple):
-    """Times, s. ``heartbeat``: between two pings of a watched node.
-
-    ``suspect`` and ``failed``: how long a node does not answer before it is suspect, and then before it has failed.
+    """Times, s. ``heartbeat``: the interval of pings of a watched node. ``suspect`` and ``failed``: after how long
+    without an answer a node is suspect, and has failed.
     """
 
     heartbeat: float = 1.0
@@ -42,14 +41,15 @@ class Times(NamedTuple):
 
 
 class View:
-    """The state of all nodes as this node sees it. ``lies`` counts false claims about this node. ``silent``: nodes that
-    have not answered. ``checks`` counts the signatures checked since the last tick.
+    """The state of all nodes as this node sees it. ``lies`` counts false claims. ``silent``: the nodes that have not
+    answered. ``checks`` counts the signatures checked since the last tick. ``wall_s``: the clock of this node.
 
-    ``wall_s`` is this node's clock. Hearsay can add a node or make it suspect, no more: each node waits by itself for
-    the suspect to refute the claim. A live node keeps its address until a new address answers in its name.
+    Hearsay can only add a node or make it suspect: before a node counts as failed, each node itself waits for the
+    suspect to refute the claim. A live node keeps its address until it has answered at a new address.
 
-    A node's record counts if it is signed by the key bound to its name. That is the first key received for the name,
-    until the node itself answers by another key, or a certificate proves another key. ``key``: the key of this node.
+    A record is accepted if it is signed by the key that is bound to the node's name. The first key received for a name
+    is bound, until the node itself answers with another key, or a certificate proves another key. ``key``: the key of
+    this node.
     """
 
     def __init__(self, own: Record, times: Times, key: NodeKey | None = None) -> None:
@@ -80,7 +80,7 @@ class View:
         return self._key.signed(record) if self._key else record
 
     def proof_for(self, nonce: bytes) -> bytes:
-        """Returns the proof, for the node that made ``nonce``, that this node lives; empty without a key."""
+        """Returns the signed ``nonce``, which proves to its maker that this node lives; empty without a key."""
         return self._key.answer(nonce, self.own) if self._key else b""
 
     def state_of(self, entry: Entry, now: float) -> str:
@@ -91,11 +91,11 @@ class View:
         return "recovering" if back else "healthy"
 
     def conflict(self, now: float) -> str:
-        """Returns a text about another node that answers by this node's name; empty if none does."""
+        """Returns a text about another node that answers with the name of this node; empty if there is none."""
         return self._conflict[1] if self._conflict and now - self._conflict[0] < CONFLICT_S else ""
 
     def problem_of(self, entry: Entry, now: float) -> str:
-        """Returns a text about another node that answers by the name of ``entry``; empty if none does."""
+        """Returns a text about another node that answers with the name of ``entry``; empty if there is none."""
         return entry.problem[1] if entry.problem and now - entry.problem[0] < CONFLICT_S else ""
 
     def failed(self) -> list[str]:
@@ -106,7 +106,7 @@ class View:
     # Silence.
 
     def resume(self, now: float) -> None:
-        """Resets all silence and suspicion: this node itself stood still, or has just started."""
+        """Resets all silence and suspicion, since this node itself was stopped, or has just started."""
         for name in self.silent | self._suspected:
             if entry := self.table.entries.get(name):
                 entry.missing, entry.changed = None, now
@@ -125,7 +125,9 @@ class View:
         self.silent.discard(entry.update.record.name)
 
     def judge(self, now: float) -> None:
-        """Claims that nodes are suspect, then failed, as their silence proves."""
+        """Claims that silent nodes are suspect, and later that they have failed. Also claims that a node has failed
+        if it did not refute in time that it is suspect.
+        """
         for name in list(self.silent):
             entry = self.table.entries.get(name)
             if entry is None or entry.missing is None or entry.update.claim is Claim.FAILED:
@@ -177,7 +179,7 @@ class View:
                 self._unknown(update, now)
             elif self._speaks_for(entry, record, now):
                 known = entry.update
-                # An older node passes on the same claim without the signature.
+                # Nodes of older versions pass on the same claim without the signature.
                 signs = update.rank == known.rank and record.key and not known.record.key
                 if update.rank > known.rank or signs:
                     self._known(entry, update, now)
@@ -189,7 +191,7 @@ class View:
         if record.key == entry.key:
             return True
         if record.key and (entry.key or entry.live):
-            # The key is bound once the node itself answers by this key.
+            # The key will be bound once the node itself answers with it.
             self.candidates.add(record.name, record.address, now)
         return not entry.key
 
@@ -245,19 +247,19 @@ class View:
             self.rumors.add(update)
 
     def _about_self(self, update: Update, now: float) -> None:
-        """Refutes a claim about this node by an incarnation above the claimed one."""
+        """Refutes a claim about this node, by an incarnation above the incarnation of the claim."""
         own, record = self.own, update.record
         if record.uid != own.uid and record.address != own.address:
-            # A ping shows whether the address is this node's earlier one, or another node's of the same name.
+            # A ping shows whether the address is an earlier address of this node, or of another node with its name.
             self.candidates.add(own.name, record.address, now)
         past = record.incarnation < own.incarnation or record.uid in self._rivals
-        # An older node passes on the record without key and signature.
+        # Nodes of older versions pass on the record without key and signature.
         same = record == own or (not record.key and record == own._replace(key=b"", signature=b""))
         if past or (same and update.claim is Claim.ALIVE):
             return
         if record.uid == own.uid and not same:
             self.lies += 1
-        # Other nodes accept no larger leap: otherwise a node without our key could exhaust our incarnations.
+        # Other nodes accept no larger leap, and a node without our key must not exhaust our incarnations.
         most = MAX_LEAP if record.key == own.key else MAX_STRANGE_LEAP
         if record.incarnation - own.incarnation <= most and record.incarnation + 1 < MAX_INCARNATION:
             self.announce(own._replace(incarnation=record.incarnation + 1))
@@ -265,15 +267,15 @@ class View:
     # Proof.
 
     def rival(self, other: Record, address: str, now: float) -> None:
-        """Notes that ``other`` answered at ``address`` by this node's name."""
+        """Registers that another node, ``other``, answered at ``address`` with the name of this node."""
         if len(self._rivals) < MAX_RIVALS:
             self._rivals.add(other.uid)
         self._conflict = now, f"{address} answers by the name {self.own.name}, too"
 
     def vouched(self, sender: Record, address: str, now: float, proof: Proof = Proof.NONE) -> bool:
-        """Stores the record of another node, which answered at ``address`` with ``proof``.
+        """Stores ``sender``, the record of another node, which answered at ``address`` with ``proof``.
 
-        Returns whether this node accepts ``sender`` as the node of that name.
+        Returns whether this node accepts it as the node with that name.
         """
         update = Update.of(sender)
         entry = self.table.entries.get(sender.name)
@@ -286,7 +288,7 @@ class View:
         entry.proof = max(entry.proof, proof)
         other = known.address != sender.address and known.uid != sender.uid
         if other and entry.live:
-            # Both nodes answer, so two nodes have one name.
+            # Both nodes answer, so two nodes have the same name.
             if entry.heard is not None and entry.heard >= self.candidates.since(sender.name, address):
                 entry.problem = now, f"{address} answers by its name, too"
             else:
@@ -296,7 +298,7 @@ class View:
         return True
 
     def introduced(self, sender: Record, now: float) -> None:
-        """Stores the record of a caller whose certificate proves that the caller is the node ``sender``."""
+        """Stores ``sender``, the record of a caller whose certificate proves that it is this node."""
         entry = self.table.entries.get(sender.name)
         if sender.key and not is_signed(sender):
             self.lies += 1
@@ -313,14 +315,14 @@ class View:
             self.candidates.add(sender.name, sender.address, now)
 
     def _rebound(self, entry: Entry, update: Update, address: str, now: float, proof: Proof) -> bool:
-        """Binds the key of ``update``, or none, to its name, if no key is bound or ``proof`` proves more than before.
+        """Binds the key of ``update``, or no key, to its name, if no key is bound or ``proof`` proves more than before.
 
-        Returns whether the key was bound. If not, the entry gets a problem: the node has a new key, or another node has
-        its name.
+        Returns whether it was bound. If not, the entry gets a problem: the node has a new key, or another node has its
+        name.
         """
         there = address == entry.update.record.address
         more = proof > entry.proof or (proof is Proof.CERTIFICATE and (there or not entry.live))
-        # The bound key is known by hearsay only, and the node itself has no key.
+        # The bound key is known only by hearsay, and the node itself has no key.
         unkeyed = there and entry.proof is Proof.HEARD and not update.record.key
         if not entry.key or more or unkeyed:
             entry.key, entry.proof = b"", Proof.NONE

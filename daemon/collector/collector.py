@@ -1,4 +1,4 @@
-"""The collector: opens the session and the store, builds the sources, and begins and ends them in order."""
+"""The collector: opens the session and the store, builds the sources, and starts and stops all parts in order."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ LATE_S = 2.0
 
 
 class Collector:
-    """All parts of the collector, built in the order in which they need each other; ``start`` lets them begin.
+    """All parts of the collector, built in the order in which they need each other. ``start`` starts them.
 
-    Raises ProbingError when the collector cannot collect; the parts that were built are ended then.
+    Raises ProbingError if a part cannot be built; then the parts that were built are stopped.
     """
 
     def __init__(self, config: Config, kinds: Sequence[SourceType] = SOURCES) -> None:
@@ -91,7 +91,7 @@ class Collector:
             self._undo.callback(self._parsers.close)
             state = Path(config.state_dir)
             self._tables = UserTables(state / "user_tables.json")
-            # The changed settings are read before the store opens: changed limits hold from the start.
+            # The changed settings are read before the store opens, so that changed limits apply from the start.
             self._changes = Changes(config, state / "changes.json", lambda: self._clock.pair().real_ns)
             self._store = self._open_store()
             self._buffer = RowBuffer(self._node, self._clock, self._tables)
@@ -167,15 +167,15 @@ class Collector:
         except (AttachError, PrivilegeError) as e:
             raise explained(e) from e.__cause__
         self._undo.callback(session.close, True)
-        # Programs load in a thread while libraries are searched, which takes as long; collectives come first.
+        # The programs for collectives load in a thread while libraries are searched, which takes as long.
         ahead = threading.Thread(target=_load_ahead, args=(session,), name="programs", daemon=True)
         ahead.start()
         self._undo.callback(ahead.join)
         return session
 
     def _make_discovery(self, own: OwnProcesses) -> Discovery:
-        """Returns the discovery of processes. It shows some facts that only sources have; sources look up identities in
-        it.
+        """Returns the discovery of processes. It gets some facts from sources, and sources look up identities in it, so
+        it finds the sources when it needs them.
         """
 
         def stacks() -> StacksOnDemand:
@@ -196,7 +196,7 @@ class Collector:
         )
 
     def _python_version(self, pid: int, start_ns: int) -> str:
-        # ``python_version`` may start a parser; the start of the daemon should not wait for that.
+        # ``python_version`` may start a parser, for which the start of the daemon should not wait.
         self._settled.wait()
         return self._context.find(StacksOnDemand).stacks.python_version(pid, start_ns)
 
@@ -217,12 +217,16 @@ class Collector:
         return context
 
     def _rows_read(self) -> Mapping[str, int]:
-        """Returns how far the memories of jobs were read when the log ended, in this boot."""
+        """Returns, by name, the position up to which each memory of a job was read at the end of the log; empty for
+        another boot.
+        """
         read = self._store.positions.get(JOB_ROWS, {})
         return read.get("rows", {}) if read.get("boot_id") == self._clock.boot_id else {}
 
     def _watch_mappings(self) -> MmapWatch | None:
-        """Returns None where the kernel refuses, as Debian's refuses CAP_PERFMON while perf_event_paranoid is 3."""
+        """Returns the watch of new mappings; None if the kernel refuses it, as Debian's kernel does without
+        CAP_SYS_ADMIN while perf_event_paranoid is 3.
+        """
         try:
             mappings = MmapWatch(self._libraries.interesting)
         except PrivilegeError as e:
@@ -274,19 +278,20 @@ class Collector:
             Ticker("mappings", LOOK_S, self._lifecycle.read_mappings, wakes=mappings.filenos() if mappings else ()),
             *own,
             Ticker("ticks", TICK_S, *(s.tick for s in self._sources if s.tick_s is None), cost.tick),
-            # Listeners attach probes, and may wait for a parser: so they have a thread of their own.
+            # Listeners of changed settings attach probes, and may wait for a parser: so they have their own thread.
             Ticker("changes", TICK_S, self._changes.tick),
         ]
 
     def start(self) -> None:
-        """Starts answering, draining and looking for processes. Returns after the first look at all processes."""
+        """Starts answering, draining and searching for processes. Returns after the first scan of all processes."""
         undo = self._undo
         self._listen()
         self._sources.start()
         take_over_layouts(self._session, self._sources.rings, self._store, self._buffer, self._clock)
         self._libraries.start()
         pair = self._clock.pair()
-        # The clock may have been set since the boot, so stored rows may have earlier times.
+        # The wall clock may have been set forward since the boot, so stored rows may have times before the boot: read
+        # one day more.
         boot_ns = pair.real_ns - pair.boot_ns - DAY_NS
         self._discovery.restore(self._store.rows("process.events", RESTORED, since_ns=boot_ns))
         for source in self._sources:
@@ -299,7 +304,7 @@ class Collector:
         for ticker in self._make_tickers():
             ticker.start()
             undo.callback(ticker.stop)
-        # Sources finish before the last drain, since that drain writes the rows that they put at their end.
+        # Sources finish before the last drain, which writes the rows that they put at their end.
         for source in self._sources:
             undo.callback(source.finish)
         # The start waits for the scans of sources, but not for slow processes and files.
@@ -343,7 +348,9 @@ class Collector:
         self._undo.callback(control.stop)
 
     def _code_handlers(self, answers: StackAnswers) -> Mapping[str, Handler]:
-        """Returns the request that runs code in processes; unless it is enabled, none of it is even imported."""
+        """Returns the handler of the request that runs code in processes. Its module is imported only if it is
+        enabled.
+        """
         if not self._config.inject.enabled:
             return {}
         from probing.daemon.inject.requests import Evaluations
@@ -372,17 +379,17 @@ class Collector:
     def complete(self) -> bool:
         """Loads the next object that the start did not need. Returns whether all objects are loaded.
 
-        Called as often as ``check``. Raises AttachError, PrivilegeError.
+        The main loop calls it before each ``check``. Raises AttachError, PrivilegeError.
         """
         if time.monotonic() >= self._begun + LATE_S and (late := self._session.late):
             self._session.load_late(min(late))
         return not self._session.late
 
     def check(self) -> None:
-        """Updates the heartbeat of the programs, and pauses or resumes probes as the file says. Called each second.
+        """Updates the heartbeat of the programs, and follows the pause. The main loop calls it each second.
 
-        Raises InternalError when the rings are not drained any more, StoreError when the state directory was deleted: a
-        fresh collector continues where this one stopped.
+        Raises InternalError if the rings are no longer drained, StoreError if the state directory was deleted: then a
+        new collector continues where this one stopped.
         """
         if not self._drain_thread.is_alive():
             raise InternalError("the rings are not drained any more")
@@ -419,6 +426,6 @@ class Collector:
 
 
 def _load_ahead(session: Session) -> None:
-    # ``start`` loads the object again, and raises its error then.
+    # ``start`` tries again, and raises the error.
     with contextlib.suppress(ProbingError, OSError):
         session.load_late(FIRST_OBJECT)

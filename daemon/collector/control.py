@@ -1,6 +1,6 @@
-"""Serves the collector's control socket, the only way from the service to the collector.
+"""Serves the collector's control socket, by which the service reaches the collector.
 
-Each request has a method, which returns the header and the payload of the answer.
+Each request has a handler, which returns header and payload of the answer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ControlServer:
             self._path.unlink()
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         server.bind(str(self._path))
-        # Only the service may enter the directory; peer credentials decide which users may connect.
+        # Any user may connect: only the service may enter the directory, and peer credentials are checked.
         self._path.chmod(0o666)
         server.listen(MAX_CONNECTIONS)
         self._socket = server
@@ -124,11 +124,11 @@ MAX_DAMAGED = 64
 
 
 class Requests:
-    """Answers requests, whose fields are the arguments of the methods.
+    """Answers requests. The fields of a request are the arguments of its method.
 
-    ``live`` makes the rows of live tables by name. ``flush`` drains the rings and returns why it could not, or "".
-    ``pause`` stops or resumes the probes and returns whether they are paused. ``tables`` describes the tables of users'
-    probes. ``findings`` stores rows of ``diagnosis.findings`` and returns their number. ``conditions`` is
+    ``live``: functions that make the rows of live tables, by name. ``flush`` drains the rings, and returns why that
+    failed, or "". ``pause`` pauses or resumes the probes, and returns whether they are paused. ``tables`` describes the
+    tables of users. ``findings`` stores rows of ``diagnosis.findings``, and returns their number. ``conditions`` is
     ``ConditionAnswers.conditions``.
     """
 
@@ -174,7 +174,7 @@ class Requests:
         }
 
     def release_all(self) -> None:
-        """Release the snapshots of this thread's connection, which ended."""
+        """Releases the snapshots of the connection that this thread served, which ended."""
         for generation in self._held():
             self._store.release(generation)
 
@@ -193,7 +193,7 @@ class Requests:
         return {}, b""
 
     def _damaged(self, paths: tuple[str, ...]) -> _Answer:
-        # The client is not trusted: the store checks only its own files, whatever paths the client names.
+        # The client is not trusted: the store ignores paths that are not its files.
         reported = dict.fromkeys(paths[:MAX_DAMAGED])
         bad = [path for path in reported if self._store.quarantine(path, "a query could not read it")]
         return {}, json.dumps({"set_aside": bad}).encode()
@@ -249,7 +249,7 @@ class Requests:
     ) -> _Answer:
         process = (0, 0)
         if pid or (job and (reset or value is not None)):
-            # The process or job must exist: a change for a wrong name must not seem to work.
+            # Raises NotFound for an unknown process or job, so that a change for a wrong name does not seem to work.
             who = self._answers.chosen([pid] if pid else [], job)[0]
             process = (who.pid, who.start_ns) if pid else process
         if reset:
@@ -267,7 +267,9 @@ class Requests:
 
 
 def _holds(needs: Mapping[str, Need], segment: Segment) -> bool:
-    """Tests a segment against the rows that are needed by table; without tables everything is needed."""
+    """Returns whether ``segment`` may contain rows that ``needs``, by table, asks for. Without tables all rows are
+    needed.
+    """
     if segment.table not in needs:
         return not needs
     return needs[segment.table].holds(segment.ts_min, segment.ts_max, segment.jobs)

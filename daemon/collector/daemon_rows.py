@@ -1,4 +1,6 @@
-"""Rows that the daemon records about itself: its store, cost, versions and the service's findings. Also its status."""
+"""Makes the rows that the daemon records about itself (store, cost, versions), the rows of findings that the service
+sends, and the status of the collector.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ class FindingRows:
         ``diagnosis.findings``.
         """
         if not isinstance(rows, list) or len(rows) > _MAX_ROWS:
-            raise UsageError(f"give a list of at most {_MAX_ROWS} rows")
+            raise UsageError(f"findings must be a list of at most {_MAX_ROWS} rows")
         own = {"node": self._node, "ts": self._clock.pair().real_ns}
         self._sink.put(_TABLE, batch_of(_TABLE, [checked_row(_TABLE, row, _OWN) | own for row in rows]))
         return len(rows)
@@ -97,7 +99,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _package(name: str) -> str | None:
-    # Imported here: it takes 1.7 MB, and few queries need it.
+    # Imported here, since it takes 1.7 MB and few queries need it.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -107,7 +109,7 @@ def _package(name: str) -> str | None:
 
 
 def _distribution() -> str | None:
-    """Returns the name of the system that the daemon sees, by os-release(5): in a container, of the image."""
+    """Returns the name of the distribution by os-release(5); in a container it is the distribution of the image."""
     try:
         return platform.freedesktop_os_release().get("PRETTY_NAME", "")[:_MAX_TEXT] or None
     except OSError:
@@ -115,7 +117,7 @@ def _distribution() -> str | None:
 
 
 INTERVAL_NS = 10_000_000_000
-# The estimated time of a hit at a cheap probe point, ns (docs/benchmarks.md), by which probing.cost multiplies hits.
+# The estimated time of a hit of a cheap probe, ns (docs/benchmarks.md): probing.cost multiplies the hits by it.
 HIT_NS = 1000
 # The estimated time of a sample of some 30 frames, with its clock tick, ns (docs/benchmarks.md).
 SAMPLE_NS = 10_000
@@ -135,7 +137,7 @@ class _Usage(NamedTuple):
 
 
 class CostMeter:
-    """Puts rows of probing.cost every ten seconds; ``tick`` is called more often."""
+    """Puts rows of probing.cost every ten seconds. ``tick`` may be called more often."""
 
     def __init__(
         self, node: str, clock: Clock, sink: Sink, hits: Callable[[], int], samples: Callable[[], int]
@@ -175,7 +177,7 @@ def _own_processes() -> dict[int, _Usage]:
     """
     pids = {os.getpid()}
     parent = os.getppid()
-    # psutil finds children by a look at all processes of the node: 11 us for each.
+    # The kernel's list of children is used because psutil reads all processes of the node, 11 us each.
     with contextlib.suppress(OSError):
         pids |= {int(p) for p in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()}
     found = {}
@@ -189,7 +191,7 @@ def _own_processes() -> dict[int, _Usage]:
     return found
 
 
-# The drain counts as hanging after this time without a look at the rings, s: it looks ten times a second.
+# The drain counts as hanging if it finishes no step for this time, s. It usually finishes several steps a second.
 STILL_S = 3.0
 _MAX_REASON = 300
 
@@ -197,9 +199,9 @@ _MAX_REASON = 300
 class Status:
     """The state of the collector: ``starting`` until ``ready`` is set.
 
-    ``paused`` returns why all probes are paused, or an empty text; ``drain`` the seconds since the last step of the
-    drain and the bytes that wait in the rings; ``waiting`` the rows that wait for the log; ``losses`` the reported
-    losses by source and stage.
+    ``paused`` returns why all probes are paused, or an empty text. ``drain`` returns the seconds since the last step of
+    the drain, and the bytes that wait in the rings. ``waiting`` returns the number of rows that wait for the log,
+    ``losses`` the number of reported losses by source and stage.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ QUIET_LOOK_S, LOOK_S, SOON_S = 0.5, 0.1, 0.01
 # A ring with fewer records than this is looked at every LOOK_S, because a job may begin at full speed.
 QUIET_RECORDS = 256
 # How long finished operations may wait in a ring, s. A drain costs about the same for one record and for a thousand, so
-# it waits for many records; a power cut loses the waiting ones. A query drains the rings first.
+# it waits for many records; a power cut loses the waiting records. A query drains the rings first.
 REST_S = 1.0
 # A ring is drained at once when it is filled to one part in FULL_SHARE, or in its own ``full_share``.
 FULL_SHARE = 16
@@ -58,7 +58,7 @@ class _Record(NamedTuple):
 
 
 class DrainLoop:
-    """Drains the rings in a thread. ``consumers`` has one for each ring. Each look at the rings calls all of
+    """Drains the rings in a thread. ``consumers``: the consumer of each ring. Each look at the rings calls all of
     ``each_look``, and passes the records of a ring to ``record``.
 
     ``takes`` returns how many of a ring's first records may become rows now. Records of ``identified`` consumers wait
@@ -108,7 +108,8 @@ class DrainLoop:
     def resume(self) -> dict[str, int]:
         """Moves the position of every ring after the records that the log holds. Returns the reported losses by ring.
 
-        If a ring's consumer position is ahead of the log's, records were lost with a part of the log: that is a loss.
+        If the consumer position of a ring is ahead of the position in the log, a part of the log with records was lost:
+        this is reported as a loss.
         """
         boot_id = self._clock.boot_id
         for name, ring in self._rings.items():

@@ -1,7 +1,7 @@
-"""The source of processes: hands events of the kernel to discovery, and new mappings to the watch of libraries.
+"""The source of processes: passes events of the kernel to discovery, and new mappings to the watch of libraries.
 
-A process with frequent events is handed over more and more rarely (``Pace``). Records of a process that is not
-identified yet wait in their ring for a short time (``IdentityWait``).
+The more events a process has, the more rarely it is passed on (``Pace``). Records of a process that is not identified
+yet wait in their ring for a short time (``IdentityWait``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ QUIET_S = 30.0
 
 @dataclass(slots=True)
 class _Known:
-    """A process with events. Times are on time.monotonic(). ``due``: when the process may pass again."""
+    """A process with events. ``seen``: the last event; ``due``: when the process may pass again; ``span``: the next
+    pause, s; ``waits``: it had an event since it last passed. Times are on time.monotonic().
+    """
 
     seen: float
     due: float
@@ -48,13 +50,15 @@ class _Known:
 
 
 class Pace:
-    """Lets a process pass more and more rarely the more events it has. For one thread."""
+    """Lets a process with frequent events pass only after growing pauses. For one thread."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
 
     def passing(self, pids: Iterable[int]) -> list[int]:
-        """Returns those of ``pids`` that pass now, and earlier processes whose pause is over. Call it often."""
+        """Returns the processes among ``pids``, which had events, that pass now, and earlier processes whose pause is
+        over. Call it often.
+        """
         now = time.monotonic()
         for pid in pids:
             known = self._known.get(pid)
@@ -73,7 +77,7 @@ class Pace:
 
 
 FORK, EXEC, EXIT, OOM = 1, 2, 3, 4
-# The time between two scans of all processes, s, if the kernel does not report new mappings.
+# The interval at which all processes are scanned, s, if the kernel does not report new mappings.
 SCAN_S = 30.0
 
 
@@ -81,7 +85,7 @@ class Lifecycle(Source):
     """The source of processes. ``mappings``: None if the kernel refuses to report new mappings; then young processes
     are polled.
 
-    ``quarantined`` returns the processes that are not read for a while, since an earlier read did not end.
+    ``quarantined`` returns the processes in quarantine.
     """
 
     name = "processes"
@@ -118,13 +122,13 @@ class Lifecycle(Source):
         self._settings.forget(process.pid, process.start_ns)
 
     def states(self, totals: Totals) -> list[SourceState]:
-        silent = [f"process {q.pid} does not let itself be read ({q.op})" for q in self._quarantined()]
+        silent = [f"process {q.pid} is not read, an earlier read did not end ({q.op})" for q in self._quarantined()]
         if self._mappings is None:
             silent.append("new mappings are found by polling: kernel.perf_event_paranoid is above 2")
         return [totals.of(self.name, self.table, "lifecycle", reason=first_of(silent))]
 
     def assemble(self, records: npt.NDArray[Any], _: ClockPair) -> Mapping[str, pa.RecordBatch]:
-        """Hands records of the ring ``lifecycle`` to discovery, which puts the rows once a process is identified."""
+        """Passes records of the ring ``lifecycle`` to discovery, which puts rows once a process is identified."""
         fields = ("type", "tgid", "start_ns", "ktime", "ppid", "exit_code")
         for kind, tgid, start_ns, ktime, ppid, status in zip(*(records[f].tolist() for f in fields), strict=True):
             if kind == FORK:
@@ -142,7 +146,7 @@ class Lifecycle(Source):
         return {}
 
     def read_mappings(self) -> None:
-        """Hands processes with new mappings to the watch of libraries and to discovery. One thread calls it often."""
+        """Passes processes with new mappings to the watch of libraries and to discovery. One thread calls it often."""
         pids = self._polled() if self._mappings is None else self._reported(self._mappings)
         for pid in pids:
             self._libraries.seen(pid)
@@ -164,9 +168,9 @@ class Lifecycle(Source):
         return set(self._young.due())
 
 
-# The longest time that rows wait for the identity of their process, s; it delays only queries.
+# The longest time for which records wait for the identity of their process, s. The wait delays only queries.
 HOLD_S = 0.5
-# The most processes that are remembered as waited for, at some 200 bytes each. The oldest is dropped first.
+# The most processes for which records may wait, some 200 bytes each; the oldest is dropped first.
 MAX_SEEN = 65536
 _MIX = np.uint64(0x9E37_79B9_7F4A_7C15)
 
@@ -180,10 +184,10 @@ class IdentityWait:
         self._since: OrderedDict[tuple[int, int], float] = OrderedDict()
 
     def takes(self, records: npt.NDArray[Any]) -> int:
-        """Returns how many of the first ``records`` can become rows now: those before the first with an awaited
-        process.
+        """Returns how many of the first ``records`` may become rows now: all before the first record whose process is
+        awaited.
 
-        ``records`` have ``tgid`` and ``start_ns``. The wait for all their processes begins now.
+        ``records`` have ``tgid`` and ``start_ns``. The wait for each unknown process in them begins now.
         """
         mixed = records["start_ns"] * _MIX + records["tgid"]
         firsts = np.unique(mixed, return_index=True)[1].tolist()

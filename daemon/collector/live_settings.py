@@ -1,7 +1,7 @@
 """Settings that can be changed while the daemon runs: for all processes, for a job, or for one process.
 
-The most specific change holds: the change for the process, else for its job, else for all processes, else the
-configuration. A change can expire, and can be kept over a restart.
+The most specific change applies: the change for the process, or else for its job, or else for all processes, or else
+the configuration. A change can expire, and can be kept across a restart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from probing.daemon.store.maintenance.grace import Deletion
 
 __all__ = ("SETTINGS", "Changes")
 
-# The settings that can be changed. True: also for a single job or process.
+# The settings that can be changed; True: also for a single job or process.
 SETTINGS = {
     "sampling.hz": True,
     "sampling.off_cpu": True,
@@ -70,8 +70,8 @@ class _Change(msgspec.Struct, frozen=True):
 class Changes:
     """The changed settings. Safe for any thread. ``listeners`` are called, without arguments, after every change.
 
-    ``path``: the file of changes that outlive the daemon. ``now_ns`` returns UTC ns. ``deletes`` returns the rows of
-    the store that given values would delete; ``waiting`` returns, by key, the rows that present values will delete.
+    ``path``: the file of changes that outlive the daemon. ``now_ns`` returns UTC ns. ``deletes`` returns the stored
+    rows that given values would delete; ``waiting`` returns, by key, the rows that the current values will delete.
     """
 
     def __init__(self, config: Config, path: Path, now_ns: Callable[[], int]) -> None:
@@ -108,19 +108,18 @@ class Changes:
         persist: bool = False,
         confirmed: bool = False,
     ) -> None:
-        """Changes a setting. Raises UsageError or ConfigError for a wrong value, StoreError if the file is not written.
-
-        Raises UsageError for a value that would delete rows, unless it is ``confirmed``.
+        """Changes a setting. Raises UsageError or ConfigError for a wrong value, UsageError for a value that would
+        delete rows unless it is ``confirmed``, StoreError if the file cannot be written.
         """
         self._check(key, bool(job or process[0]))
         self._require(key, text, confirmed=confirmed)
         if persist and process[0]:
-            raise UsageError("a change for one process cannot outlive it", hint="persist it for the job")
+            raise UsageError("a change for one process cannot outlive the process", hint="persist it for the job")
         until = self._now_ns() + for_ms * 1_000_000 if for_ms else 0
         made = _Change(key, text, job, *process, until, persist)
         with self._lock:
             if len(self._changes) >= MAX_CHANGES and made.scope not in self._changes:
-                raise ConfigError(f"there are {MAX_CHANGES} changes already", hint="take some back with --reset")
+                raise ConfigError(f"there are {MAX_CHANGES} changes already", hint="undo some with --reset")
             self._put({**self._changes, made.scope: made})
         self._notify()
 
@@ -162,8 +161,8 @@ class Changes:
             self._notify()
 
     def to_list(self, key: str = "") -> list[dict[str, object]]:
-        """Returns fields of probing.v1.Setting for ``key``: the value for all processes, and each change. Raises
-        UsageError.
+        """Returns the value for all processes, and each change, of the setting ``key`` (empty: of all settings), as
+        dicts with the fields of probing.v1.Setting. Raises UsageError.
         """
         if key:
             self._check(key, particular=False)
@@ -208,14 +207,14 @@ class Changes:
             rows = f"{effect.rows} row{'s' if effect.rows != 1 else ''}"
             raise UsageError(
                 f"{key} = {text[:80]} would delete {rows} ({effect.size} bytes in {effect.segments} segments)",
-                hint=f"confirm it with --yes: they go {effect.left_s:.0f} s later, unless the limit is set back",
+                hint=f"confirm with --yes: the rows are deleted {effect.left_s:.0f} s later, unless the limit is reset",
             )
 
     def _check(self, key: str, particular: bool) -> None:
         if key not in SETTINGS:
             raise _unknown(key[:80], {name for name, _ in options()})
         if particular and not SETTINGS[key]:
-            raise UsageError(f"{key} is one for all processes", hint="leave --job and --pid out")
+            raise UsageError(f"{key} can only be set for all processes", hint="leave --job and --pid out")
 
     def _notify(self) -> None:
         for listener in self.listeners:
@@ -236,7 +235,7 @@ class Changes:
                 os.fsync(file.fileno())
             partial.replace(self._path)
         except OSError as e:
-            raise StoreError(f"the change cannot be kept in {self._path}: {e.strerror}") from e
+            raise StoreError(f"the change cannot be written to {self._path}: {e.strerror}") from e
 
     def _read(self) -> list[_Change]:
         try:
@@ -248,7 +247,7 @@ class Changes:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, ProbingError) as e:
-            # A damaged file does not keep the daemon from starting; its changes are lost and have to be made again.
+            # A damaged file must not prevent the start; its changes are lost and have to be made again.
             _log.warning("the changed settings in %s are ignored, since the file cannot be read: %s", self._path, e)
             return []
         return found[:MAX_CHANGES]

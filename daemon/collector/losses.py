@@ -1,4 +1,4 @@
-"""Reports losses as rows of probing.losses: full rings, spent budgets (by process if it is identified), and pauses of
+"""Reports losses as rows of probing.losses: full rings, hits beyond the budget (by process if possible), and pauses of
 all probes.
 """
 
@@ -12,17 +12,17 @@ from probing.daemon.source import Loss, ProbeSlot, Sink
 
 __all__ = ("LossMeter",)
 
-# The time for which a probe stays off that all processes together hit too often, ns.
+# How long a probe stays off after all processes together hit it too often, ns.
 REST_NS = 10_000_000_000
 # PROBE_BUDGETS of guard.bpf.h.
 PROBE_BUDGETS = 8
-# Tables whose operations stay open when their probes miss ends.
+# Tables of operations that stay open if their probes miss the end.
 ENDS_SEEN_BY = ("comm.ops", "cuda.syncs")
 
 
 class _Refusals:
-    """Reports refused hits. ``look`` reports the hits refused since the last look of this collector, or of the previous
-    collector.
+    """Reports refused hits. ``look`` reports the hits refused since its last call, or since the last report of the
+    previous collector.
 
     ``blinded`` is called with the monotonic time up to which ends of operations may have been missed, and the pid
     (None: all processes).
@@ -43,7 +43,7 @@ class _Refusals:
         self._budget = budget
         self._blinded = blinded
         self._reported = {slot: session.reported_refusals(slot) for slot in slots}
-        # Refusals by process at the last report; `left` in `_report` counts later refusals.
+        # The refusals by process at the last report, from which ``_report`` computes the later refusals.
         last = max((ts for _, ts in self._reported.values()), default=0)
         self._of_processes = session.refusals(before_ns=last - pair.mono_to_utc_ns)
         for slot in slots:
@@ -66,7 +66,7 @@ class _Refusals:
             if counts["off_ns"] and pair.mono_ns - counts["off_ns"] > REST_NS:
                 self._session.set_budget(slot, self._budget)
         if of_processes is not None:
-            # Processes that the kernel dropped are dropped here, too.
+            # Processes that were dropped from the kernel's map are dropped here, too.
             self._of_processes = {key: min(self._of_processes.get(key, 0), n) for key, n in of_processes.items()}
 
     def _report(
@@ -84,7 +84,7 @@ class _Refusals:
         limit = f"more than {self._budget} times a second"
         for (number, pid), refused in of_processes.items():
             before = self._of_processes.get((number, pid), 0)
-            # A count smaller than before was reset, and it may have grown since the total was read.
+            # A count that is smaller than before was reset. Counts may have grown since the total was read.
             more = min(refused - before if refused >= before else refused, left)
             if number == slot and more > 0:
                 self._lose(probe, probe.why or f"this process hit {probe.name} {limit}", since, pair, more, pid)
@@ -94,9 +94,7 @@ class _Refusals:
             reason = f"{probe.name} was hit more than {PROBE_BUDGETS * self._budget} times a second and switched off"
             self._lose(probe, reason, since, pair, left, None)
         elif left:
-            self._lose(
-                probe, f"processes that are not known any more hit {probe.name} {limit}", since, pair, left, None
-            )
+            self._lose(probe, f"processes that are no longer known hit {probe.name} {limit}", since, pair, left, None)
         self._reported[slot] = counts["refused"], pair.real_ns
         self._session.set_reported_refusals(slot, *self._reported[slot])
 
@@ -110,9 +108,9 @@ INTERVAL_NS = 1_000_000_000
 
 
 class LossMeter:
-    """Reads the counters once a second; ``tick`` is called more often. ``tables``: the table of each ring.
+    """Reads the counters once a second; ``tick`` may be called more often. ``tables``: the table of each ring.
 
-    ``also`` returns losses that other parts report; ``blinded``: see ``_Refusals``.
+    ``also`` returns the losses of the store; ``blinded``: see ``_Refusals``.
     """
 
     def __init__(
@@ -141,12 +139,12 @@ class LossMeter:
 
     @property
     def lost(self) -> dict[str, int]:
-        """Returns, by ring, the lost records that rows of probing.losses report."""
+        """The number of lost records by ring that rows of probing.losses report."""
         return dict(self._lost)
 
     @property
     def off(self) -> list[str]:
-        """Returns the names of the probes that were off at the last tick, since they were hit too often."""
+        """The names of the probes that were off at the last tick, because they were hit too often."""
         return self._refusals.off(self._counters)
 
     @property
@@ -160,7 +158,9 @@ class LossMeter:
         return self._counters.get("python_samples", {}).get("pushed", 0)
 
     def pause(self, paused: bool) -> None:
-        """Reports the time without probes, however short, as a gap of every table when probes are resumed."""
+        """Notes the begin of a pause. At its end, reports the time without probes, however short, as a gap of each
+        table.
+        """
         now = self._clock.pair().real_ns
         if paused:
             self._paused_since = self._paused_since or now

@@ -12,8 +12,8 @@ __all__ = ("Pausing",)
 
 
 class Pausing:
-    """The state of the pause. ``asked``: a client paused the probes. The file pauses the probes as
-    long as it exists.
+    """The state of the pause. ``asked``: a client has paused the probes. ``file`` pauses the probes as long as it
+    exists.
     """
 
     def __init__(self, session: Session, file: Path, clock: Clock) -> None:
@@ -22,11 +22,11 @@ class Pausing:
         self._clock = clock
         # A restart keeps a pause that a client asked for; a pause by the file ends with the file.
         self.asked = session.paused and not file.exists()
-        # When the pause began, UTC ns; None: an earlier daemon began it.
+        # When the pause began, UTC ns; None if an earlier daemon began it.
         self._since: int | None = None
 
     def follow(self) -> bool:
-        """Pauses or resumes the session as ``asked`` and the file say. Returns whether that changed the session."""
+        """Pauses or resumes the session, as ``asked`` and the file require. Returns whether this changed anything."""
         wanted = self.asked or self._file.exists()
         if wanted == self._session.paused:
             return False
@@ -36,8 +36,8 @@ class Pausing:
 
     @property
     def reason(self) -> str:
-        """Returns why probes are paused, as ``paused since 2026-11-22 03:12:07Z by `probingctl pause```; empty if they
-        are not.
+        """Returns why the probes are paused, such as ``paused since 2026-11-22 03:12:07Z by `probingctl pause```; empty
+        if they are not paused.
         """
         if not self._session.paused:
             return ""

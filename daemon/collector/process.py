@@ -1,4 +1,4 @@
-"""The main function of the process that collects. The supervisor or a unit starts it with its rights."""
+"""The main function of the collector process. The supervisor or a systemd unit starts it with its rights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ("main",)
 
 # The time between two checks, s: while programs are still to be loaded, and later.
 _SOON_S, _CHECK_S = 0.5, 1.0
-# The status that systemd shows is renewed at every second check.
+# The status that systemd shows is updated at every second check.
 _STATUS_CHECKS = 2
 
 
@@ -40,7 +40,7 @@ def main() -> int:
         ends.callback(watch.stop)
         collector = Collector(config)
         ends.callback(collector.stop)
-        # The watch stops first, since ending may take longer than it allows for a step of a healthy collector.
+        # The watchdog stops first, since the end of the collector may take longer than a step of a healthy collector.
         ends.callback(watch.stop)
         collector.start()
         gc.collect()

@@ -1,6 +1,6 @@
-"""Records the rings to a file (``probes.recordings``), and makes rows from such a recording without BPF or processes.
+"""Records the rings to a file (``probes.recordings``), and makes rows from a recording without BPF or processes.
 
-``python -m probing.daemon.collector.replay FILE`` counts the rows of each table.
+``python -m probing.daemon.collector.recordings FILE`` counts the rows of each table.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Record = Callable[[str, ClockPair, npt.NDArray[Any]], None]
 
 
 def open_recorder(folder: Path, clock: Clock) -> Recorder:
-    """Returns a recorder to a new file in ``folder``. Raises ConfigError where the file cannot be created."""
+    """Returns a recorder that writes to a new file in ``folder``. Raises ConfigError if it cannot be created."""
     path = folder / f"rings-{clock.pair().real_ns}.recording"
     try:
         return Recorder(path)
     except OSError as e:
-        hint = "the directory must be there and belong to the collector's user"
-        raise ConfigError(f"no recording can be made at {path}: {e.strerror}", hint=hint) from e
+        hint = "the directory must exist and belong to the collector's user"
+        raise ConfigError(f"the recording {path} cannot be created: {e.strerror}", hint=hint) from e
 
 
 class Unknown:
-    """The ``Processes`` of a recording: each pid counts as a job of its own."""
+    """The ``Processes`` of a recording, in which each pid counts as a job of its own."""
 
     def identity(self, pid: int, start_ns: int) -> Identity | None:
         return Identity(pid, start_ns, f"pid:{pid}", "", "other")

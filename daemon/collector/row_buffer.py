@@ -1,4 +1,4 @@
-"""Holds the rows that sources put between two drains."""
+"""Keeps the rows that sources put until the next drain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ("RowBuffer",)
 
 # The most rows that wait while the log cannot be written; further rows are dropped and counted.
 MAX_WAITING_ROWS = 200_000
-# The most distinct losses that wait; of further losses only the counts are kept.
+# The most distinct losses that wait; further losses are only counted.
 MAX_WAITING_LOSSES = 4096
 
 
@@ -39,7 +39,8 @@ class RowBuffer:
         self._batches: dict[str, list[pa.RecordBatch]] = defaultdict(list)
         self._losses: dict[tuple[str, str, str, str, int | None], Loss] = {}
         self._waiting = 0
-        # How far memories of jobs were read: for the rows that were put, and for the rows that were taken.
+        # The positions up to which memories of jobs were read, by name: for the rows that were put, and for the rows
+        # that ``take`` returned last.
         self._read: dict[str, int] = {}
         self.taken_read: dict[str, int] = {}
         self.rows: dict[str, int] = defaultdict(int)
@@ -58,7 +59,7 @@ class RowBuffer:
         if not batch.schema.equals(self._tables[table].physical):
             raise TypeError(f"rows for {table} do not have its schema")
         with self._lock:
-            # Also where the rows are refused: then they are a loss, and are not read again.
+            # The position also counts if the rows are refused: then they are a loss, and are not read again.
             self._read.update(read)
             if self._waiting + batch.num_rows > MAX_WAITING_ROWS:
                 now = self._clock.pair().real_ns
@@ -71,12 +72,12 @@ class RowBuffer:
             self.observe(table, batch, self._clock.pair())
 
     def observe(self, table: str, batch: pa.RecordBatch, pair: ClockPair) -> None:
-        """Shows a batch, made with ``pair``, to the observers of its table."""
+        """Passes a batch, made with ``pair``, to the observers of its table."""
         for observer in self.observers.get(table, ()):
             observer(batch, pair)
 
     def restore(self, read: Mapping[str, int]) -> None:
-        """Takes over how far the collector before this one had read memories of jobs."""
+        """Takes over the positions up to which the previous collector had read memories of jobs."""
         with self._lock:
             self._read.update(read)
 
@@ -102,8 +103,8 @@ class RowBuffer:
             self._losses[key] = loss
 
     def take(self) -> dict[str, list[pa.RecordBatch]]:
-        """Removes and returns all rows, by table; the losses are rows of ``probing.losses``. ``taken_read`` belongs to
-        them."""
+        """Removes and returns all rows, by table; losses become rows of ``probing.losses``. Sets ``taken_read`` to the
+        positions that belong to these rows."""
         with self._lock:
             self.taken_read = dict(self._read)
             if not self._batches and not self._losses:

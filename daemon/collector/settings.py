@@ -24,7 +24,7 @@ _TABLE_BYTES, _TABLE_DAYS = "store.table_max_bytes", "store.table_max_age_days"
 
 
 def limits_of(config: Config, value: Callable[[str], Any]) -> StoreLimits:
-    """Returns the limits of the store. ``value`` returns a live setting. Raises ConfigError."""
+    """Returns the limits of the store. ``value`` returns the current value of a setting. Raises ConfigError."""
     store = config.store
     tables: dict[str, TableLimits] = {}
     for name, size in _table_numbers(_TABLE_BYTES, value(_TABLE_BYTES)).items():
@@ -77,7 +77,7 @@ def _table_numbers(key: str, entries: Sequence[str]) -> Mapping[str, float]:
     return found
 
 
-# Returns the hint for a name that no stored table has; empty if a stored table has the name.
+# Returns a hint if no stored table has the name ``name``; empty if there is such a table.
 def _no_table(name: str) -> str:
     schema, _, rest = name.partition(".")
     if schema == SCHEMA and USER_NAME.fullmatch(rest):
@@ -86,11 +86,11 @@ def _no_table(name: str) -> str:
     if name in known:
         return ""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"those with limits of their own can be {', '.join(sorted(known))}"
+    return f"did you mean {near[0]}?" if near else f"tables that can have a limit: {', '.join(sorted(known))}"
 
 
 def own_users(config: Config) -> frozenset[int]:
-    """Returns the uids of the daemon's processes, except root's: root may also train."""
+    """Returns the uids of the daemon's processes, except root, who may also train."""
     users = config.users
     found = set()
     for user in (users.collector, users.service, users.worker):

@@ -50,7 +50,7 @@ __all__ = (
 
 
 def objects_of(kinds: Sequence[SourceType]) -> tuple[list[str], list[str]]:
-    """Returns the names of the BPF objects that sources need, and of the objects that they can do without."""
+    """Returns the names of the BPF objects that sources require, and of optional objects."""
     return [name for kind in kinds for name in kind.objects], [name for kind in kinds for name in kind.optional_objects]
 
 
@@ -60,7 +60,7 @@ def ring_sizes_of(kinds: Sequence[SourceType], config: Config) -> dict[str, int]
 
 
 class SourceSet:
-    """The sources, built in the order of the list and then fixed. Iterating yields the sources."""
+    """The sources, in the order in which they were built. Iterating yields the sources."""
 
     def __init__(self, buffer: RowBuffer) -> None:
         self._buffer = buffer
@@ -70,7 +70,7 @@ class SourceSet:
         return iter(self._sources)
 
     def build(self, kinds: Sequence[SourceType], context: Context, undo: ExitStack) -> None:
-        """Makes a source of each kind. ``undo`` stops the sources, the last first."""
+        """Makes a source of each class in ``kinds``. ``undo`` stops the sources, the last one first."""
         for kind in kinds:
             source = kind.make(context)
             context.share(source)
@@ -116,12 +116,12 @@ class SourceSet:
             source.start()
 
     def settings_changed(self) -> list[ProbedLibrary]:
-        """Tells the sources that settings changed. Returns the libraries that have to be attached again."""
+        """Notifies the sources of changed settings. Returns the libraries whose probes have to be attached again."""
         return [library for source in self._sources if source.settings_changed() for library in source.libraries]
 
     def pause(self, paused: bool, mono_ns: int) -> None:
-        """Tells sources that the session was paused or resumed at ``mono_ns``: while probes are off, ends of operations
-        are missed.
+        """Notifies the sources that the session was paused or resumed at ``mono_ns``. While probes are off, ends of
+        operations are missed.
         """
         for source in self._sources:
             source.pause(paused)

@@ -1,4 +1,4 @@
-"""Runs periodic work outside the thread that drains the rings: a slow step delays only its own ticker."""
+"""Runs periodic work in threads other than the draining thread. A slow step delays only its own ticker."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _log = logging.getLogger(__name__)
 
 
 class Ticker:
-    """A thread that calls each of ``steps`` every ``interval_s`` seconds, at the same moments as other tickers do.
+    """A thread that calls each of ``steps`` every ``interval_s`` seconds, at the same moments as other tickers.
 
-    A step that fails is logged and called again.
-    With ``wakes`` (descriptors) the thread sleeps until one is readable: it handles the events of an interval together.
+    An exception of a step is logged, and the step is called again. With ``wakes`` (descriptors) the thread also sleeps
+    until a descriptor is readable, so that it handles the events of an interval together.
     """
 
     def __init__(

@@ -1,6 +1,4 @@
-"""Takes over from another version: writes the finished and open records that its programs still hold
-to the log, once.
-"""
+"""Takes over from another version: writes finished and open records in the maps of its programs to the log, once."""
 
 from __future__ import annotations
 
@@ -26,9 +24,9 @@ Records = npt.NDArray[Any]
 def take_over_layouts(
     session: Session, consumers: Mapping[str, RingConsumer], log: Store, sink: Sink, clock: Clock
 ) -> None:
-    """Writes the records in all layouts of another version to the log, for rings that have a map of open records.
+    """Writes the records in all layouts of other versions to the log, for rings that have a map of open records.
 
-    Reports as lost the time in which no daemon ran and the adopted programs recorded nothing.
+    Reports the time in which no daemon ran, and adopted programs recorded nothing, as a loss.
     """
     pair = clock.pair()
     for ring, consumer in consumers.items():
@@ -36,7 +34,7 @@ def take_over_layouts(
             continue
         if session.blind:
             since, until = (t + pair.mono_to_utc_ns for t in session.blind)
-            reason = "no daemon ran for longer than a minute, and the programs slept"
+            reason = "no daemon ran for longer than a minute, and the programs stopped recording"
             sink.lost(Loss(ring, consumer.table, "kernel", reason, since, until))
         for foreign in session.foreign:
             take_over(foreign, ring, consumer, session.rings[ring].record, log, sink, clock)
@@ -51,11 +49,11 @@ def take_over(
     sink: Sink,
     clock: Clock,
 ) -> None:
-    """Writes as rows the records that ``ring`` and the map of open records of another version's stopped layout still
-    hold; then removes that layout.
+    """Writes rows of the records in ``ring`` and in the map of open records of ``foreign``, a stopped layout of another
+    version; then removes the layout.
 
-    The position is logged under the layout's name, so a kill in between writes nothing twice. Fields that the other
-    version lacks are zero, and are reported as a loss.
+    The position is logged under the name of the layout, so that nothing is written twice if this process is killed in
+    between. Fields that the other version lacks are zero, and are reported as a loss.
     """
     pair = clock.pair()
     source = foreign.rings.get(ring)
@@ -72,7 +70,7 @@ def take_over(
             reason = f"the version before did not record {', '.join(missing)}"
             sink.lost(Loss(ring, consumer.table, "assembly", reason, pair.real_ns, pair.real_ns, 0))
     foreign.remove()
-    _log.info("took over what layout %s held", foreign.name)
+    _log.info("took over the records of layout %s", foreign.name)
 
 
 def _is_written(known: RingPosition | None, boot_id: str, map_id: int) -> bool:

@@ -1,10 +1,10 @@
 """The hook process: for one finding it starts the configured command, or posts to the configured URL, and ends.
 
-The connection at descriptor 0 brings the finding as JSON and the ``parts`` to run (empty: both). The answer is
-{"failed": [TEXT, ...], "again": [PART, ...]}. The command and the URL come from the configuration alone. The process
-has no rights; it has no sandbox, since the command is the administrator's. It does not end with its connection, so that
-a restart of the service cuts no page short. Whatever the command leaves running ends with this process, even in another
-session: as the subreaper (prctl(2)) this process becomes the parent of each orphan.
+The connection at descriptor 0 brings the finding as JSON, and the ``parts`` to run (empty: both). The answer is
+{"failed": [TEXT, ...], "again": [PART, ...]}. The command and the URL come only from the configuration. The process has
+no rights, but no sandbox, since the command is the administrator's. It does not end when its connection closes, so that
+a restart of the service interrupts no hook. Processes that the command leaves running end with this process, even in
+another session: as the subreaper (prctl(2)) this process becomes the parent of each orphan.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from probing.daemon.ipc import Channel
 __all__ = ("main",)
 
 RECEIVE_S = 5.0
-# The time to end processes that the command left, s.
+# The time for ending processes that the command left, s.
 END_S = 5.0
 _PAUSE_S = 0.01
 _PR_SET_CHILD_SUBREAPER = 36
@@ -49,7 +49,7 @@ _VARIABLES = ("finding_id", "job", "run", "node", "verdict", "severity", "senten
 
 
 def main() -> int:
-    """Runs the hook. Returns 0, or 1 when it failed or no finding came."""
+    """Runs the hook. Returns 0, or 1 if it failed or no finding came."""
     config = Config.from_args(sys.argv[1:]).diagnose
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
@@ -73,14 +73,14 @@ def main() -> int:
 
 
 class _Outcome(NamedTuple):
-    """The outcome of a part of the hook. ``texts``: what went wrong; ``again``: the part has to be tried again."""
+    """The outcome of a part of the hook. ``texts``: its errors; ``again``: the part has to be tried again."""
 
     texts: list[str]
     again: bool
 
 
 def _run(config: DiagnoseConfig, finding: bytes, header: Mapping[str, Any]) -> dict[str, _Outcome]:
-    """Returns the outcome of each requested part; the parts of a hook are its command and its webhook."""
+    """Runs the requested parts, of which a hook has two: its command and its webhook. Returns the outcome of each."""
     wanted, seconds = header.get("parts") or (_COMMAND, _WEBHOOK), config.hook_timeout_s
     outcomes: dict[str, _Outcome] = {}
     if config.hook and _COMMAND in wanted:
@@ -95,7 +95,7 @@ def _run(config: DiagnoseConfig, finding: bytes, header: Mapping[str, Any]) -> d
 
 def _start(command: list[str], finding: bytes, variables: Mapping[str, str], timeout: float) -> list[str]:
     """Runs the command in a new session, and kills the processes that it leaves. Returns why it failed."""
-    # SIGTERM waits until this process can kill the command; the command itself gets SIGTERM as usual.
+    # SIGTERM is blocked until this process can kill the command. The command unblocks it for itself.
     signal.pthread_sigmask(signal.SIG_BLOCK, _END)
     try:
         process = subprocess.Popen(
@@ -126,9 +126,9 @@ def _start(command: list[str], finding: bytes, variables: Mapping[str, str], tim
 
 
 def _end_orphans(seconds: float) -> bool:
-    """Kills the children of this process, and their children as they become its own, until none is left. Returns False
-    if some are left after ``seconds``."""
-    # The kernel does not reuse a child's pid before the child was waited for.
+    """Kills the children of this process, and orphans that become its children, until none is left. Returns False if
+    some are left after ``seconds``."""
+    # The kernel does not reuse the pid of a child before this process has waited for the child.
     children = Path("/proc/thread-self/children")
     until = time.monotonic() + seconds
     while True:
@@ -189,14 +189,14 @@ def _too_late(number: int, frame: FrameType | None) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    # The exception ends the command and all that it left; no second signal may interrupt that.
+    # The exception ends the command and the processes that it left; a second signal must not interrupt that.
     del frame
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(1)
 
 
 def _variables(header: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the variables PROBING_*. They contain texts of targets, so these are escaped."""
+    """Returns the variables PROBING_*. Their texts, which may come from targets, are escaped."""
     return {
         f"PROBING_{name.upper()}": escape(str(header[name]), MAX_VALUE)
         for name in _VARIABLES

@@ -1,9 +1,10 @@
 """Runs one piece of code in one process, and ends. The connection at descriptor 0 brings the request.
 
-``eval`` (the fields of ``inject.evaluation.Evaluation``): payload, JSON, what ``inject.evaluation.evaluate`` returns.
+``eval`` (the fields of ``inject.evaluation.Evaluation``): the payload of the answer is the JSON of
+``inject.evaluation.evaluate``.
 
-It is the only process of the daemon that may trace others. It has CAP_SYS_PTRACE alone, opens nothing to write, makes
-no socket and starts nothing; the process that it traces goes on unchanged whenever it is killed.
+The injector is the only process of the daemon that may trace other processes. Its only right is CAP_SYS_PTRACE. It
+opens no file for writing, makes no socket and starts no process. If it is killed, the traced process goes on unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main() -> int:
         request = channel.receive(RECEIVE_S)
         request.close_fds()
         if request.header.get("op") != "eval":
-            raise UsageError(f"an injector knows no request {request.header.get('op')!r}")
+            raise UsageError(f"an injector has no request {request.header.get('op')!r}")
         found = evaluate(Evaluation.from_dict(request.header))
         answer = Message({}, json.dumps(found).encode())
     except ProbingError as e:

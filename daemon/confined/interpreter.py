@@ -1,13 +1,13 @@
-"""Runs an interpreter that a client named to get its versions, and ends. The request comes by the connection at
-descriptor 0.
+"""Runs the Python interpreter that a client named, to get its versions, and ends. The request comes by the connection
+at descriptor 0.
 
-``versions`` (``python``: a path, ``deadline`` on time.monotonic()): header ``versions`` {python, torch, cuda, nccl}
-without those that are missing.
+``versions`` (``python``: a path, ``deadline`` on time.monotonic()): the header of the answer has ``versions`` {python,
+torch, cuda, nccl}, without missing versions.
 
-The file may be any program, so it runs without rights as the user of the parsers. Landlock lets it read and execute,
-but write nowhere; seccomp refuses sockets, forks, signals and changes of files; limits bound memory, CPU time,
-descriptors and output. It gets no variable of the daemon, has its own session, and is killed at the deadline. torch
-itself is not imported: its versions are in torch/version.py and in the metadata of packages.
+The file may be any program, so it runs without rights as the user of the parsers. Landlock lets it read and execute
+files, but not write any; seccomp refuses sockets, forks, signals and changes of files; limits bound memory, CPU time,
+descriptors and output. The program gets no variable of the daemon, has its own session, and is killed at the deadline.
+torch itself is not imported: its versions are in torch/version.py and in the metadata of packages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PR_SET_PDEATHSIG = 1
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 _libc = ctypes.CDLL(None)
 _STARTS = ("clone", "clone3", "fork", "vfork", "execve", "kill")
-# ncclGetVersion and NCCL_VERSION of nccl.h: 22705 is 2.27.5; of versions before 2.9, 2804 is 2.8.4.
+# ncclGetVersion and NCCL_VERSION of nccl.h: 22705 is 2.27.5. Before 2.9 the numbers are shorter: 2804 is 2.8.4.
 _SCRIPT = r"""
 import importlib.util, json, platform, runpy, sys
 found = {"python": platform.python_version()}
@@ -100,7 +100,7 @@ def _give_up_rights() -> None:
 
 def _versions(request: Header) -> dict[str, str]:
     python = request.get("python")
-    # The deadline is on the machine's clock, so it includes the start of this process.
+    # The deadline is on the machine's clock, so the time includes the start of this process.
     timeout = min(float(request.get("deadline") or 0) - time.monotonic(), MAX_S)
     if not isinstance(python, str) or not python.startswith("/"):
         raise UsageError("the request names no interpreter")
@@ -134,7 +134,7 @@ def _run(command: list[str], timeout: float) -> tuple[int, bytes, bytes]:
         )
     except (OSError, subprocess.SubprocessError) as e:
         reason = getattr(e, "strerror", None) or type(e).__name__
-        hint = "the user of the parsers (users.worker) must be able to read and execute it, and all above it"
+        hint = "the user of the parsers (users.worker) must be able to execute the file and to enter its directories"
         raise TargetError(f"{command[0]} cannot be started: {reason}", hint=hint) from None
     finally:
         os.close(nothing)
@@ -145,7 +145,9 @@ def _run(command: list[str], timeout: float) -> tuple[int, bytes, bytes]:
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
     if outputs is None:
-        raise TargetTimeout(f"{command[0]} did not answer within {timeout:.0f} s", hint="is it an interpreter?")
+        raise TargetTimeout(
+            f"{command[0]} did not answer within {timeout:.0f} s", hint="check that it is a Python interpreter"
+        )
     return code, *outputs
 
 

@@ -1,14 +1,14 @@
-"""The process that talks to NVIDIA's driver. Its only right is to open the device files of the GPUs.
+"""The process that calls NVIDIA's driver. Its only right is to open the device files of the GPUs.
 
-A call into the driver may hang forever, and the driver may crash the process, so it does nothing else. It answers
-requests on descriptor 0 until the connection closes:
+A call into the driver may hang forever, and the driver may crash the process, so the process has no other task. It
+answers requests on descriptor 0 until the connection closes:
 
 * ``ping``: header ``pid``.
-* ``poll`` (``slow``, ``links``, ``pairs``): payload, JSON, ``gpu.nvml.snapshot.Snapshots.poll``; or header ``failed``
-  {``kind``, ``text``} when there is no driver to talk to, after which the process ends.
+* ``poll`` (``slow``, ``links``, ``pairs``): the payload is the JSON of ``gpu.nvml.snapshot.Snapshots.poll``. If the
+  driver fails, the header has ``failed`` {``kind``, ``text``} instead, and the process ends.
 
 When a call takes longer than ``gpu.call_timeout_s``, a watchdog answers in its place with header ``hung`` {``call``,
-``device``, ``seconds``} and the events that wait, and ends the process.
+``device``, ``seconds``} and the waiting events, and ends the process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from probing.daemon.ipc import Channel, ChannelClosed
 __all__ = ("main",)
 
 MEMORY_BYTES = 8 << 30
-# CPU time for the life of the process: months at 1 % of a core. Then another process is started.
+# CPU time for the life of the process, s: months at 1 % of a core. Then another process is started.
 CPU_SECONDS = 86_400
 # The driver opens these files to read and write, and controls them by ioctl.
 _DEVICES = ("/dev/nvidiactl", "/dev/nvidia[0-9]*", "/dev/nvidia-caps", "/dev/nvidia-nvswitch*")
@@ -50,7 +50,7 @@ _READABLE = (
 
 
 def main() -> int:
-    """Serves the connection at descriptor 0 until it closes, or the driver is gone."""
+    """Serves the connection at descriptor 0 until it closes or the driver fails."""
     config = Config.from_args(sys.argv[1:]).gpu
     folder = [str(Path(config.library).parent)] if config.library else []
 
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def _poll(channel: Channel, sending: threading.Lock, snapshots: Snapshots, header: dict[str, object]) -> bool:
-    """Answers a poll. Returns False if there is no driver to go on with."""
+    """Answers a poll. Returns False if the driver failed."""
     try:
         wanted = {name: bool(header.get(name)) for name in ("slow", "links", "pairs")}
         payload = json.dumps(snapshots.poll(**wanted), separators=(",", ":")).encode()

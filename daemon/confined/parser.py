@@ -1,8 +1,8 @@
 """The parser: the process without rights that parses files of targets.
 
-It gets files as descriptors. Before it reads the first, it limits its memory and CPU time, gives up new privileges, and
-by Landlock gives up all files except the interpreter's. It handles one request at a time, each limited in CPU time, and
-can be killed at any time.
+It gets files as descriptors. Before it reads the first file, it limits its memory and CPU time, gives up new privileges
+and, by Landlock, all files except the interpreter's. It handles one request at a time, with a limit of CPU time for
+each, and can be killed at any time. Its requests, and the answers or the modules that define them:
 
 * ``ping``: header ``pid`` of the parser.
 * ``symbols`` (``patterns``, and one descriptor): payload, JSON, ``found``: ``elf.symbols.FileSymbols``, with the
@@ -39,10 +39,10 @@ from probing.daemon.ipc import Message
 __all__ = ("main",)
 
 MEMORY_BYTES = 3 << 30
-# For the life of the process, s: the kernel ends it then, and the pool starts another.
+# CPU time for the life of the process, s: then the kernel ends it, and the pool starts another process.
 CPU_SECONDS = 600
-# For one request, s, and for what is asked of a library, which takes 0.2 s at most. The signal repeats, since code that
-# catches all may go on.
+# CPU time for a request, s, and for a request about a library, which takes 0.2 s at most. The signal repeats, since
+# code that catches all exceptions may go on.
 REQUEST_CPU_S = 10.0
 LIBRARY_CPU_S = 3.0
 _AGAIN_S = 0.1
@@ -64,7 +64,7 @@ def _give_up_rights() -> None:
 
 def _error_of(e: Exception) -> ProbingError:
     if isinstance(e, MemoryError):
-        return UnsupportedTarget("the file asks for more memory than a parser has")
+        return UnsupportedTarget("parsing the file needs more memory than a parser may use")
     return internal_error("a parser", e)
 
 
@@ -90,7 +90,7 @@ def _bounded(seconds: float) -> Iterator[None]:
 def _too_long(_: int, frame: FrameType | None) -> None:
     while frame is not None:
         if frame.f_code is _answer.__code__:
-            raise UnsupportedTarget("the file takes more CPU time than a parser may use for it")
+            raise UnsupportedTarget("parsing the file needs more CPU time than a parser may use")
         frame = frame.f_back
 
 
@@ -105,7 +105,7 @@ def _symbols_answer(request: Message) -> bytes:
     return json.dumps({"found": [symbols, elf.first_vaddr, elf.relocated, elf.machine]}).encode()
 
 
-# A module is imported at the first request for it: each pool of parsers gets only a few kinds of requests.
+# A module is imported at the first request that needs it, since each pool of parsers gets only a few types of requests.
 _MODULES = {
     "flight_dump": "nccl_uprobes.flight_recorder.dump",
     "interface_addresses": "net.interfaces.addresses",

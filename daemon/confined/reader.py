@@ -1,8 +1,8 @@
-"""The reader: the process that reads targets, and does nothing else. It handles one request at a time, and can be
-killed at any time.
+"""The reader: the process that reads targets, its only task. It handles one request at a time, and can be killed at any
+time.
 
-A read of a target can block forever (memory behind userfaultfd, a file on a dead server). So callers have a deadline;
-then they close the connection, which ends the process (``serving``).
+A read of a target can block forever (memory behind userfaultfd, a file on a dead server). So callers have a deadline,
+at which they close the connection, which ends the process (``serving``).
 
 Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any process of this pid. Answers by op:
 
@@ -98,7 +98,7 @@ def _answer(request: Header) -> Message:
         try:
             answer = handler(target, request)
         except ProbingError:
-            # If the process has ended, that explains any other error.
+            # If the process has ended, its end is the reason of any other error.
             target.check()
             raise
         try:
@@ -167,7 +167,7 @@ def _file(request: Header) -> Message:
 
 
 def _named(request: Header) -> Target:
-    # The request does not name them pid and start_ns, so that a hanging file system does not quarantine the process.
+    # The fields are not called pid and start_ns, so that a hanging file system does not put the process in quarantine.
     pid, start_ns = request["process"]
     return Target(int(pid) or os.getpid(), int(start_ns))
 

@@ -1,7 +1,7 @@
 """Drops the rights of a process before it reads anything: sets limits, forbids new privileges, files and system calls.
 
-Landlock (Linux 5.13) hides all files except named ones from the process and the threads that it starts. seccomp refuses
-the calls that the process does not need. A mechanism that the kernel lacks is left out. Numbers come from
+Landlock (Linux 5.13) hides all files except listed files from the process and the threads that it starts. seccomp
+refuses the system calls that the process does not need. A mechanism that the kernel lacks is left out. Numbers:
 include/uapi/linux/{landlock,ioprio}.h and the generic syscall table; they are the same on x86-64 and arm64.
 """
 
@@ -31,7 +31,7 @@ _VERSION_FLAG = 1
 _RULE_PATH_BENEATH = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _IOCTL_DEV = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 15
-# All rights as a mask, by the first version of the ABI that has them.
+# The mask of all rights, by the first version of the ABI that has them.
 _FS_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 _NET_RIGHTS = {4: 0b11}
 _SCOPES = {6: 0b11}
@@ -44,7 +44,7 @@ _SYSTEM_PATHS = (
     "/etc/localtime",
     "/dev/null",
     "/dev/urandom",
-    # DuckDB 2.0.0 ends with an internal error when it sees the limits of its cgroup and cannot open them.
+    # DuckDB 2.0.0 ends with an internal error if it sees the limits of its cgroup but cannot open them.
     "/proc/self/cgroup",
     "/sys/fs/cgroup",
     "/proc/meminfo",
@@ -56,7 +56,7 @@ NICENESS = 10
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _LOWEST_BEST_EFFORT = 2 << 13 | 7
-# This score is above the job's 0: the kernel kills this process before the job.
+# The kernel kills this process before the job, whose score is 0.
 _OOM_SCORE = 500
 
 _PACKAGES = (probing.api, probing.daemon, probing.diagnosis, probing.federation)
@@ -79,8 +79,9 @@ def limit(memory_bytes: int, cpu_seconds: int, *, descriptors: int = MAX_DESCRIP
 class MemoryBound:
     """Limits the private writable memory that this process allocates from now on to ``size`` bytes.
 
-    The kernel counts it (RLIMIT_DATA, which includes mappings since Linux 4.7): a larger allocation fails, so resident
-    memory stays below. Create it before ``confine``, and start it when everything is loaded and warm.
+    The kernel counts this memory (RLIMIT_DATA, which includes mappings since Linux 4.7): an allocation beyond the limit
+    fails, so resident memory stays below. Create the object before ``confine``, and call ``start`` when everything is
+    loaded and warm.
     """
 
     def __init__(self, size: int) -> None:
@@ -94,7 +95,7 @@ class MemoryBound:
 
     @property
     def used(self) -> float:
-        """The used part of ``size``, 0 to 1."""
+        """The used share of ``size``, 0 to 1."""
         return (self._data() - self._start) / self._size
 
     def _data(self) -> int:
@@ -103,8 +104,8 @@ class MemoryBound:
 
 
 def stand_back(niceness: int = NICENESS) -> None:
-    """Lets the job and the collector have CPU and disk first; the kernel kills this process before them when memory
-    runs out.
+    """Gives the job and the collector priority for CPU and disk; if memory runs out, the kernel kills this process
+    before them.
     """
     os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
     if number := _IOPRIO_SET.get(platform.machine()):
@@ -121,12 +122,12 @@ def confine(
     executable: Iterable[str] = (),
     kept: Collection[str] = (),
 ) -> bool:
-    """Restricts this process to reading ``readable`` and the interpreter's files, and refuses the calls of ``seccomp``
-    except ``kept``. It may also read and execute what is beneath ``executable``.
+    """Restricts this process to reading ``readable`` and the interpreter's files, and refuses the system calls of
+    ``seccomp`` except ``kept``. Files below ``executable`` may be read and executed.
 
-    ``devices`` are device files, or folders of them, that it may also write to and control; where the kernel cannot
-    hide files, their modes alone decide this. Call it before threads start: a running thread keeps its rights. Returns
-    False if the kernel cannot hide files.
+    ``devices``: device files, or folders of device files, to which the process may also write, and which it may
+    control; if the kernel cannot hide files, only the modes of these files decide. Call this before threads start,
+    since a running thread keeps its rights. Returns False if the kernel cannot hide files.
     """
     _no_new_privs()
     hidden = _hide_files(readable, devices, executable)
@@ -135,7 +136,7 @@ def confine(
 
 
 def restrict(kept: Collection[str]) -> None:
-    """Forbids this process the calls of ``seccomp`` except ``kept``. Call it before threads start."""
+    """Forbids this process the system calls of ``seccomp`` except ``kept``. Call this before threads start."""
     _no_new_privs()
     refuse_calls(kept)
 

@@ -1,10 +1,10 @@
 """Refuses system calls to a process for good, by a seccomp filter (Linux 3.17).
 
-It forbids what Landlock allows: sockets, other processes, files opened for writing, changes of modes and owners, memory
-that limits do not count. READER, INJECTOR, SERVICE and COLLECTOR are the calls that these processes keep. Calls that a
-kernel or an architecture lacks are left out. Numbers: arch/x86/entry/syscalls/syscall_64.tbl and
-include/uapi/asm-generic/unistd.h (arm64) in Linux 6.18; layout of the program and of its input:
-include/uapi/linux/{filter,seccomp,audit}.h.
+The filter forbids actions that Landlock allows: sockets, access to other processes, files opened for writing, changes
+of modes and owners, memory that limits do not count. READER, INJECTOR, SERVICE and COLLECTOR are the calls that these
+processes keep. Calls that a kernel or an architecture lacks are left out. Numbers:
+arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (arm64) in Linux 6.18; layout of the
+program and of its input: include/uapi/linux/{filter,seccomp,audit}.h.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = (
     "refuse_calls",
 )
 
-# Name, number on x86-64, number on arm64; a dash where the architecture lacks the call.
+# Name, number on x86-64, number on arm64; a dash if the architecture lacks the call.
 _TABLE = """
 socket 41 198        socketpair 53 199        connect 42 203            bind 49 200             listen 50 201
 accept 43 202        accept4 288 242          shmget 29 194             shmat 30 196            msgget 68 186
@@ -58,7 +58,7 @@ chown 92 -           lchown 94 -              fchown 93 55              fchownat
 utimes 235 -         futimesat 261 -          utimensat 280 88          setxattr 188 5          lsetxattr 189 6
 fsetxattr 190 7      removexattr 197 14       lremovexattr 198 15       fremovexattr 199 16
 """
-# Calls that seem to be missing: glibc then starts threads with clone, whose flags a filter can see.
+# Calls that are answered as missing (ENOSYS): glibc then starts threads with clone, whose flags a filter can check.
 _ABSENT_TABLE = """
 clone3 435 435       openat2 437 437          io_uring_setup 425 425    io_uring_enter 426 426
 io_uring_register 427 427
@@ -82,7 +82,7 @@ COLLECTOR = frozenset(
     " symlinkat utime utimes utimensat futimesat kill tgkill pidfd_open pidfd_send_signal prlimit64 memfd_create"
     " capset setpriority ioprio_set sched_setscheduler sched_setparam sched_setattr".split()
 )
-# The last call that was reviewed: mseal. Later calls, and calls of x32, are answered as absent.
+# The last system call that was reviewed: mseal. Later calls, and calls of x32, are answered as missing.
 _NEWEST = 462
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CLONE_THREAD = 0x10000
@@ -93,12 +93,12 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _ARCHES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _SECCOMP = (317, 277)
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
-# Without this flag, kernels before 5.16 slow the process down against an attack that SQL cannot make.
+# Without this flag, kernels before 5.16 slow the process down to prevent an attack that is impossible by SQL.
 _SPEC_ALLOW = 4
 
 
 class _Instruction(NamedTuple):
-    """An instruction of the filter. ``yes`` and ``no``: how many instructions to skip."""
+    """An instruction of the filter. ``yes`` and ``no``: the number of instructions to skip if a test holds or not."""
 
     code: int
     value: int
@@ -135,10 +135,10 @@ def calls_can_be_refused() -> bool:
 
 
 def refuse_calls(kept: Collection[str] = ()) -> bool:
-    """Forbids SYSTEM_CALLS except ``kept`` to this thread and all that it starts. Returns False if the kernel cannot do
-    so.
+    """Forbids SYSTEM_CALLS except ``kept`` to this thread and to all threads and processes that it starts. Returns
+    False if the kernel has no filters.
 
-    Needs no_new_privs. Raises PrivilegeError when the kernel has filters, but refuses this one.
+    Needs no_new_privs. Raises PrivilegeError if the kernel has filters, but refuses this filter.
     """
     if not calls_can_be_refused():
         return False
@@ -149,9 +149,9 @@ def refuse_calls(kept: Collection[str] = ()) -> bool:
 
 
 def program(machine: str, pid: int, kept: Collection[str] = ()) -> bytes:
-    """Returns the filter for ``machine`` (as in ``platform.machine()``) and process ``pid`` without the calls ``kept``.
+    """Returns the filter for ``machine`` (as in ``platform.machine()``) and process ``pid``, which allows ``kept``.
 
-    The filter is an array of struct sock_filter. Raises KeyError for a machine whose numbers are missing here.
+    The filter is an array of struct sock_filter. Raises KeyError for a machine that is not in the tables.
     """
     arch, column = _ARCHES[machine]
     steps = [
@@ -175,7 +175,7 @@ def program(machine: str, pid: int, kept: Collection[str] = ()) -> bytes:
 
 
 def _look(name: str, pid: int) -> list[_Instruction]:
-    """Returns instructions that decide by an argument. Its low half is enough: the kernel also uses only 32 bits of
+    """Returns instructions that decide by an argument. They check its low half, since the kernel uses only 32 bits of
     these arguments.
     """
     allow, refuse = _Instruction(_RETURN, _ALLOW), _refusal(errno.EPERM)

@@ -1,7 +1,7 @@
 """Serves requests on the connection that a confined process inherits as descriptor 0.
 
-The process handles one request at a time, and may hang in any of them. So callers close the connection at their
-deadline; a thread here waits for that and ends the process.
+The process handles one request at a time, and may hang in any request. So callers close the connection at their
+deadline, and a thread here waits for this and ends the process.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def inherit(give_up_rights: Callable[[], object]) -> Channel:
     """
     # The log names the process after its module.
     log_to_stderr(sys.argv[0].rpartition("/")[2].removesuffix(".py"))
-    # Ctrl-C reaches every process of the terminal; the supervisor ends the daemon's own.
+    # Ctrl-C reaches every process of the terminal, but the supervisor ends the processes of the daemon.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=0)
-    # This comes before any thread starts, because Landlock and seccomp hold only for later threads.
+    # This comes before any thread starts, because Landlock and seccomp apply only to this thread and later threads.
     give_up_rights()
     _end_on_hangup(connection.fileno())
     return Channel(connection)
 
 
 def requests(channel: Channel) -> Iterator[Message]:
-    """Yields requests until the connection closes; closes the descriptors of a request that its handler left."""
-    # What is imported stays.
+    """Yields requests until the connection closes. Closes the descriptors that the handler of a request left open."""
+    # Imported modules stay, so the garbage collector need not visit them.
     gc.freeze()
     while True:
         try:
@@ -62,8 +62,8 @@ def serve(
 ) -> None:
     """Answers each request by ``answer(request)`` until the connection closes.
 
-    The descriptors of an answer are closed when it is sent. A ProbingError is sent as it is, any other exception as the
-    error that ``error_of`` returns for it. So a bad request does not end the process.
+    The descriptors of an answer are closed after it is sent. A bad request does not end the process: a ProbingError is
+    sent as the answer, and for any other exception the error that ``error_of`` returns.
     """
     with suppress(ChannelClosed):
         for request in requests(channel):
@@ -82,7 +82,7 @@ def serve(
 
 
 def internal_error(process: str, e: Exception) -> InternalError:
-    """Logs ``e`` with its traceback, and returns an error that names it. ``process``: "a reader", "the gate", ..."""
+    """Logs ``e`` with its traceback, and returns an error with its text. ``process``: "a reader", "the gate", ..."""
     _log.error("%s failed", process, exc_info=e)
     return InternalError(f"{process} failed: {type(e).__name__}: {e}")
 

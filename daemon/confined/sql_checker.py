@@ -1,10 +1,10 @@
-"""A worker that checks queries and does not run them. Parsing hostile text can take long, and this process can be
-killed.
+"""A worker that checks queries and does not run them. Parsing hostile text can take long, so the worker may be killed
+at any time.
 
-The payload of a request ``{"op": "check"}`` is JSON: ``statements``, ``now_ns``, and ``users`` and ``views`` once the
-worker asked for them. If a statement needs one of these that the request lacks, the answer is ``{"end": {"needs":
-"users" | "views"}}``. Otherwise it is ``{"end": {}}`` with a JSON list as payload: for each statement its checked form
-or its ``error``. ``{"error": ...}`` answers a wrong request.
+The payload of a request ``{"op": "check"}`` is JSON: ``statements``, ``now_ns``, and optionally ``users`` (tables of
+users) and ``views``. If a statement needs ``users`` or ``views`` and the request lacks them, the answer is ``{"end":
+{"needs": "users" | "views"}}``. Otherwise the answer is ``{"end": {}}`` with a JSON list as payload: for each statement
+its checked form or its ``error``. The answer to a wrong request is ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from probing.daemon.query.gate import check
 
 __all__ = ("CPU_S", "serve")
 
-# CPU time for one request, s; a query of ten thousand nodes through three views takes a tenth of it.
+# CPU time for one request, s; a query of ten thousand nodes through three views takes a tenth of this.
 CPU_S = 3.0
 _log = logging.getLogger(__name__)
 
 
 class _Needed(Exception):
-    """Raised when a statement needs tables or views that the request lacks; the argument says which."""
+    """Raised when a statement needs tables or views that the request lacks; the argument is users or views."""
 
 
 def serve(channel: Channel, memory: MemoryBound) -> None:

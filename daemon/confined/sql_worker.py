@@ -1,15 +1,15 @@
 """The process that runs or checks SQL: ``python -m probing.daemon.confined.sql_worker``, with a connection as fd 0.
 
 The first message ``{"op": "warm", "role": ...}`` chooses the task: ``gate`` checks queries (``sql_checker``), any other
-role runs them. ``{"warm": true}`` answers it once the process has started. The process has no rights, has limits on
+role runs them. The answer is ``{"warm": true}`` once the process has started. The process has no rights, has limits on
 memory and CPU, and may read only the store's files.
 
-For each statement of a request in turn it sends messages ``{"part": "arrow"}``, each with a piece of an Arrow IPC
-stream, and then ``{"statement": {"rows": N}}`` or ``{"statement": {"error": ...}}``. ``{"end": ...}`` ends the answer.
-``{"error": ...}`` answers a wrong request. If the request wants progress, messages ``{"progress": fraction}`` come
-before the parts of a long statement. ``last`` in the last message says that the worker answers no other request.
+The answer to a request has, for each statement in turn, messages ``{"part": "arrow"}``, each with a piece of an Arrow
+IPC stream, and then ``{"statement": {"rows": N}}`` or ``{"statement": {"error": ...}}``; it ends with ``{"end": ...}``.
+The answer to a wrong request is ``{"error": ...}``. If the request wants progress, messages ``{"progress": fraction}``
+come before the parts of a long statement. If ``last`` in the last message is true, the worker answers no other request.
 
-The process ends at once when the other end closes the connection: so callers enforce their deadline.
+The process ends at once when the other end closes the connection, by which callers enforce their deadline.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ("main", "serve")
 
-# Address space in addition to what DuckDB manages: the interpreter, libraries and thread stacks.
+# Address space in addition to the memory for a query: the interpreter, libraries and thread stacks.
 OVERHEAD_BYTES = 2 << 30
 CPU_SECONDS = 3600
 THREADS = 2
@@ -66,9 +66,9 @@ def _give_up_rights(config: Config) -> None:
     threading.stack_size(256 * 1024)
     stand_back()
     limit(config.query.memory_bytes + OVERHEAD_BYTES, CPU_SECONDS)
-    # Arrow's arena takes address space, which is limited here.
+    # Arrow's own allocator would reserve address space, which is limited here.
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
-    # Otherwise jemalloc keeps freed memory mapped, and it counts against the bound.
+    # Otherwise jemalloc keeps freed memory mapped, which counts against the limit.
     os.environ["DUCKDB_JE_MALLOC_CONF"] = "retain:false"
     confine([config.state_dir])
 

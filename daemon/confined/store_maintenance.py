@@ -1,14 +1,14 @@
 """The process that reads files of the store: it seals, merges, salvages and decodes them. It has no rights and writes
 no file.
 
-Started as ``python -m probing.daemon.confined.store_maintenance`` with a connection as descriptor 0, by the supervisor
-for the collector, and with the argument ``decode`` by ``probingd verify`` and ``import``. It may be killed at any time.
-Requests:
+The supervisor starts it for the collector, as ``python -m probing.daemon.confined.store_maintenance`` with a connection
+as descriptor 0; ``probingd verify`` and ``import`` start it with the argument ``decode``. It may be killed at any time.
+Requests (``job``: the number of a task):
 
 * ``ping``: answered with ``{"pid"}``.
-* ``give`` (``job``, descriptors): adds files, in order, to the task of this number. Not answered.
-* ``begin`` (``job``, ``what``, ``fields``): begins the task ``what`` of ``tasks.worker`` or ``tasks.decode`` over them.
-  Not answered.
+* ``give`` (``job``, descriptors): adds files, in order, to the task. Not answered.
+* ``begin`` (``job``, ``what``, ``fields``): begins the function ``what`` of ``tasks.worker`` or ``tasks.decode`` over
+  the files of the task. Not answered.
 * ``next`` (``job``): answered with the task's steps (``tasks.messages``) up to the next turn, or to ``{"end"}``.
 * ``drop`` (``job``): ends a task that is not complete. Not answered.
 """
@@ -69,10 +69,10 @@ def _give_up_rights() -> None:
     if sys.argv[1:] == ["decode"]:
         limit(MEMORY_BYTES, DECODER_CPU_SECONDS)
     else:
-        # This process is not niced: the log must not grow faster than it is sealed.
+        # This process keeps its CPU priority, since the log must not grow faster than it is sealed.
         stand_back(niceness=0)
         limit(MEMORY_BYTES, CPU_SECONDS)
-    # Imported now: afterwards Landlock hides the files of the package.
+    # Imported before ``confine``, after which Landlock hides the files of the package.
     import pyarrow.parquet  # noqa: F401
 
     confine(())
@@ -102,7 +102,7 @@ def _take(channel: Channel, request: Message, tasks: dict[int, _Task]) -> None:
 
 
 def _next(channel: Channel, task: _Task) -> bool:
-    """Sends the task's steps up to the next turn. Returns whether the task has ended, complete or failed."""
+    """Sends the task's steps up to the next turn. Returns whether the task has ended, either complete or failed."""
     try:
         for step in task.steps:
             channel.send(*pack_step(step))
@@ -121,7 +121,7 @@ def _error_of(e: Exception) -> ProbingError:
     if isinstance(e, ProbingError):
         return e
     if isinstance(e, MemoryError):
-        return InternalError("it needs more memory than it may use")
+        return InternalError("the task needs more memory than the process may use")
     if isinstance(e, pa.ArrowException | OSError | ValueError | KeyError | TypeError | OverflowError):
         return FormatError(" ".join(str(e).split())[:MAX_TEXT] or type(e).__name__)
     return internal_error("maintenance", e)

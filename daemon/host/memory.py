@@ -23,7 +23,7 @@ _ROLES = ("trainer", "data_loader")
 
 
 class ProcessMemorySource(Source):
-    """Reads the memory of processes. It asks a reader for all at once, so a tick costs 0.1 ms for each process."""
+    """Reads the memory of processes, all with one request to a reader: a tick costs 0.1 ms for each process."""
 
     name = "memory"
     table = MEMORY.name

@@ -1,1 +1,1 @@
-"""Rows that jobs write about themselves, with ``probing.ExternalTable``, spans, events, metrics and steps."""
+"""Reads the rows that jobs report with ``probing.ExternalTable``, spans, events, metrics and steps."""

@@ -1,4 +1,4 @@
-"""Arrow batches from rows that a job wrote: typed columns, with the identity of the process."""
+"""Makes Arrow batches from rows that a job wrote: typed columns, and the identity of the process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from probing.spans import METRICS, TRACE
 __all__ = ("BUILT_IN", "job_batch", "metric_batch", "span_batch")
 
 _RECORD_TYPES = ("span_start", "span_end", "event")
-# The columns that the library writes into its own tables.
+# The columns of the tables that the library ``probing`` itself writes: types by name.
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "trace_event": {name: kind for name, kind, _ in TRACE},
     "training_metrics": {name: kind for name, kind, _ in METRICS},
@@ -31,7 +31,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
 def job_batch(
     node: str, who: Identity, rows: Rows, columns: Mapping[str, str], table: Table, pair: ClockPair
 ) -> pa.RecordBatch:
-    """Returns the rows as a batch of ``table``, which ``job_table`` has made, and which has all of ``columns``."""
+    """Returns the rows as a batch of ``table``, which is made by ``job_table`` and has all of ``columns``."""
     found = _common(node, who, rows, pair)
     found["timestamp"] = numbers(
         np.where(rows["time"] == NO_INTEGER, (rows["mono_ns"] + pair.mono_to_utc_ns) // 1000, rows["time"])
@@ -78,7 +78,7 @@ def _common(node: str, who: Identity, rows: Rows, pair: ClockPair) -> dict[str, 
     count = len(rows)
     which, pids = np.zeros(count, np.intp), np.full(count, who.pid)
     found = identity_columns(node, [who], which, pids, np.full(count, who.start_ns))
-    # A process writes nothing before it starts: times of the log stay within the life of the job.
+    # A process cannot write before it starts: earlier times, which a job may write, are replaced.
     earliest = who.start_ns - pair.boot_ns + pair.mono_ns
     found["ts"] = times(np.maximum(rows["mono_ns"], earliest) + pair.mono_to_utc_ns)
     return found
@@ -91,7 +91,7 @@ def _column(rows: Rows, name: str, kind: str) -> pa.Array[Any]:
     if kind == "f64":
         return numbers(values, np.isnan(values))
     distinct, which = np.unique(values, return_inverse=True)
-    # Few texts are distinct. The bytes of a text that was cut may end within a character.
+    # Only distinct texts are decoded, which are few. A text that was cut may end within a character.
     texts = [None if text == NO_TEXT else text.decode(errors="ignore") for text in distinct.tolist()]
     place = numbers(which.astype(np.int32))
     return pa.DictionaryArray.from_arrays(place, pa.array(texts, pa.string())).dictionary_decode()

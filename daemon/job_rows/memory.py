@@ -1,8 +1,8 @@
-"""Reads the memory of a table that a job fills (``sdk/rows.py`` writes it). All of its content is hostile.
+"""Reads the memory of a table that a job fills by ``sdk/rows.py``. All of its content may be hostile.
 
-The memory is a sealed file that cannot shrink. It holds a description and a ring of slots; each slot has the number of
-its row before and after the row, so that a slot which is being written is recognised. The reader copies slots before it
-looks at them, writes nothing, and knows which numbers it has missed.
+The memory is a sealed file that cannot shrink. It contains a description and a ring of slots; each slot has the number
+of its row before and after the row, so that a slot that is being written is recognized. This module copies slots before
+it checks them, writes nothing, and counts the rows that it missed.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from probing.rows import HEAD, HEADER_BYTES, LONG, MAGIC, MEMORY_NAME
 __all__ = ("MEMORY_LINK", "RowMemory", "Rows", "Taken")
 
 MEMORY_LINK = f"/memfd:{MEMORY_NAME}"
-"""How the link of such a descriptor in /proc/PID/fd begins."""
+"""The begin of the link of such a memory file in /proc/PID/fd."""
 _MAX_BYTES = 2 << 20
 _MAX_NUMBER = 1 << 53
-# Rows that one call copies in order at first: most calls find none or few.
+# The number of rows that a call copies first, since most calls find few or none.
 _FIRST = 16
 Rows = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """``rows``: new rows, oldest first, with the fields ``mono_ns``, ``time`` and the columns. ``lost``: the number of
-    rows before the last that were overwritten before they were read."""
+    """The result of a read. ``rows``: new rows, oldest first, with the fields ``mono_ns``, ``time`` and the columns.
+    ``lost``: the number of rows that were overwritten before they were read."""
 
     rows: Rows
     lost: int
 
 
 class RowMemory:
-    """``table`` and ``columns`` (the type of each by name) are what the job says; both have the form of names.
+    """The memory of a table. ``table`` and ``columns`` (types by name) are from the job; all names are valid.
 
-    The descriptor ``fd`` stays the caller's. ``position``: the number of the next row, None where the memory was not
-    read before: then rows that were overwritten are no loss. Raises FormatError for memory that is no such table.
+    The caller keeps ``fd``. ``position``: the number of the next row; None if the memory was not read before: then
+    overwritten rows are no loss. Raises FormatError for memory that is no such table.
     """
 
     def __init__(self, fd: int, position: int | None = None) -> None:
@@ -66,7 +66,7 @@ class RowMemory:
         self._slots: Rows = np.frombuffer(memory, dtype, count, HEADER_BYTES)
         self._new = position is None
         self._next = position or 1
-        # The number at which a slot was not written yet though later slots were, at the last call.
+        # The number of a row that was missing at the last call although later rows were written; 0: none.
         self._hole = 0
 
     @property
@@ -81,7 +81,7 @@ class RowMemory:
             self._new = False
             self._next += len(rows)
             return Taken(rows, 0)
-        # A thread that ends between taking a number and writing its row leaves a hole for good.
+        # A thread that ends after it took a number, and before it writes its row, leaves a hole forever.
         ahead = bool((following > self._next).any())
         overwritten = int(following[0]) > self._next
         if not ahead or not (overwritten or self._hole == self._next):
@@ -90,8 +90,8 @@ class RowMemory:
         return self._newest(before_ns, most)
 
     def _in_order(self, before_ns: int, most: int) -> tuple[Rows, npt.NDArray[np.uint64]]:
-        """Returns the rows whose numbers follow one another from the next number, and the numbers in the slots that
-        were looked at."""
+        """Returns the rows from the next number on, up to the first missing row, and the numbers in all slots that were
+        copied."""
         most = min(most, len(self._slots))
         size = min(_FIRST, most)
         while True:
@@ -104,7 +104,7 @@ class RowMemory:
             size = min(4 * size, most)
 
     def _newest(self, before_ns: int, most: int) -> Taken:
-        """Returns the newest whole rows, and counts those that are missing before them."""
+        """Returns the newest complete rows, and counts the rows that are missing before them."""
         rows = self._slots.copy()
         numbers = rows["number"]
         whole = (numbers == rows["again"]) & (numbers >= self._next) & (numbers < _MAX_NUMBER)
@@ -124,17 +124,17 @@ def _described(text: bytes) -> tuple[str, dict[str, str], np.dtype[np.void]]:
         value = json.loads(text)
         table, columns = value["table"], [(str(name), str(kind), int(size)) for name, kind, size in value["columns"]]
     except (ValueError, TypeError, KeyError, RecursionError) as e:
-        raise FormatError(f"the description of a job's table makes no sense: {type(e).__name__}") from None
+        raise FormatError(f"the description of a job's table is malformed: {type(e).__name__}") from None
     names = [name for name, _, _ in columns]
     if not isinstance(table, str) or not all(map(USER_NAME.fullmatch, [table, *names])):
-        raise FormatError("the names of a job's table and its columns must be of a-z, 0-9 and _")
+        raise FormatError("the names of a job's table and its columns must consist of a-z, 0-9 and _")
     if not 0 < len(set(names)) == len(names) <= MAX_COLUMNS:
-        raise FormatError(f"the job's table {table} has {len(names)} columns, or two of one name")
+        raise FormatError(f"the job's table {table} has {len(names)} columns, or two columns with the same name")
     fields: list[tuple[str, str]] = [("number", "<u8"), ("mono_ns", "<i8"), ("time", "<i8")]
     for name, kind, size in columns:
         if kind not in JOB_TYPES or not (2 <= size <= LONG if kind == "text" else size == 8):
             raise FormatError(f"the job's table {table} has a column of type {kind[:20]!r} with {size} bytes")
-        # A text begins with its length; what follows it is zero.
+        # A text begins with its length; the bytes after the text are zero.
         fields += (
             [(f"{name}:length", "u1"), (f":{name}", f"S{size - 1}")]
             if kind == "text"

@@ -1,4 +1,4 @@
-"""The source of rows that jobs write: finds the memory of their tables, and turns new rows into rows of ours."""
+"""The source of rows that jobs report: finds the memory of their tables, and stores new rows."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ __all__ = ("JobRows",)
 
 INTERVAL_S = 1.0
 READ_TIMEOUT_S = 1.0
-# The pause between two looks for the memory of a process, s: at first, and at most, as most jobs never have any.
+# The pause between two searches for new memory of a process, s: at first, and at most, since most jobs never have any.
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0
-# Rows that one turn takes: of a table, and of all jobs together, of which each user has an equal share.
+# The most rows that a turn reads: of a table, and of all jobs together, of which each user has an equal share.
 MAX_ROWS, MAX_TURN_ROWS = 8_192, 65_536
-# Tables that are read: of a process, of the jobs of a user, of all jobs.
+# The most tables that are read: of a process, of the jobs of a user, of all jobs.
 MAX_OF_PROCESS, MAX_OF_USER, MAX_MEMORIES = 40, 256, 512
-# A row is read when it is this old: a processor may show the number of a row before the row, ns.
+# A row is read once it is this old, ns: the number of a row may become visible to other CPUs before the row.
 SETTLE_NS = 5_000_000
 
 
 @dataclass(slots=True)
 class _Process:
-    """A trainer. ``memories``: what it writes, by inode; None where it was refused. Times are CLOCK_MONOTONIC ns."""
+    """A trainer. ``memories``: its tables by inode, None for a refused table. ``look_at_ns``: when new memory is
+    searched next, CLOCK_MONOTONIC.
+    """
 
     identity: Identity
     memories: dict[int, RowMemory | None] = field(default_factory=dict)
@@ -65,8 +67,8 @@ class JobRows(Source):
         rows_read: Mapping[str, int] = MappingProxyType({}),
         enabled: Callable[[Identity], bool] = lambda _: True,
     ) -> None:
-        """``rows_read``: how far memories were read before this daemon, by ``_name``. ``enabled``: whether a process is
-        read."""
+        """``rows_read``: the position up to which each memory was read by an earlier daemon, by ``_name``. ``enabled``
+        returns whether a process is read."""
         self._enabled = enabled
         self._rows_read = rows_read
         self._readers, self._tables, self._sink, self._clock, self._node = readers, tables, sink, clock, node
@@ -92,7 +94,7 @@ class JobRows(Source):
         self._worker.start()
 
     def finish(self) -> None:
-        """Takes the last rows: what a job writes from now on stays in its memory for the next daemon."""
+        """Reads the last rows. Rows that a job writes later stay in its memory for the next daemon."""
         self._worker.stop()
         self.turn()
 
@@ -111,7 +113,7 @@ class JobRows(Source):
         self._sink.forget([name for name in self._rows_read if not alive(*map(int, name.split(":")[:2]))])
 
     def process_exited(self, process: Identity) -> None:
-        """The memory outlives the process: its last rows are read with the next turn."""
+        """Requests that the next turn reads the last rows of the process, whose memory this daemon keeps mapped."""
         with self._lock:
             if (ended := self._processes.get(process.key)) is not None:
                 ended.ended = True
@@ -123,7 +125,7 @@ class JobRows(Source):
         return [totals.of(self.name, self.table, detail=f"{memories} tables of jobs, {self._rows} rows")]
 
     def turn(self) -> None:
-        """Looks for new memory, and takes all new rows."""
+        """Searches for new memory, and reads all new rows."""
         if self._paused:
             return
         with self._lock:
@@ -142,7 +144,7 @@ class JobRows(Source):
                     self._processes.pop(key, None)
                 self._sink.forget([_name(key, inode) for inode in process.memories])
         with self._lock:
-            # The next turn begins with another process: none is always the last of its user.
+            # The next turn begins with another process, so that no process is always the last of its user.
             if (first := next(iter(self._processes), None)) is not None:
                 self._processes[first] = self._processes.pop(first)
 
@@ -177,7 +179,7 @@ class JobRows(Source):
                 or of_user.total() >= MAX_MEMORIES
             ):
                 raise FormatError(
-                    f"more than {MAX_OF_PROCESS} tables of a process or {MAX_OF_USER} of a user are not read"
+                    f"at most {MAX_OF_PROCESS} tables of a process and {MAX_OF_USER} tables of a user are read"
                 )
             return RowMemory(fd, self._rows_read.get(name))
         except FormatError as e:

@@ -1,4 +1,4 @@
-"""Attaches probes to libc's write functions in single processes, and ends them."""
+"""Attaches probes to libc's write functions in single processes, and detaches them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WRITE, _WRITEV = SLOTS.reserve("logs", 60, 2)
 # Function of libc -> (program, slot). musl's stdio does not call these functions: it makes the system calls itself.
 FUNCTIONS = {"write": ("log_write", _WRITE), "writev": ("log_writev", _WRITEV)}
 READ_TIMEOUT_S = 2.0
-# The pause before a process that did not answer is tried again, s, and the number of tries.
+# If a process does not answer: the pause before the next try, s, and the most tries.
 RETRY_S = 1.0
 MAX_TRIES = 10
 MAX_FILES = 256
@@ -43,14 +43,14 @@ class _Point(NamedTuple):
 class Attachments:
     """Attaches and detaches in its own thread; ``want`` and ``drop`` are safe for any thread.
 
-    ``symbols`` finds symbols by name in the file at a descriptor. ``fuse``: files of FUSE mounts are probed, too.
+    ``symbols`` finds symbols by name in a file, given as a descriptor. ``fuse``: files of FUSE mounts are probed, too.
     """
 
     def __init__(self, session: Session, readers: ReaderPool, symbols: SymbolFinder, *, fuse: bool = False) -> None:
         self._fuse = fuse
         self._session, self._readers, self._symbols = session, readers, symbols
         self._work: queue.SimpleQueue[tuple[ProcessKey, bool] | None] = queue.SimpleQueue()
-        # Only the thread uses the rest.
+        # Only the thread uses the following attributes; ``reasons`` may be read by any thread.
         self._links: dict[ProcessKey, list[Link]] = {}
         self._points: dict[tuple[int, ...], list[_Point]] = {}
         self._tries: dict[ProcessKey, int] = {}
@@ -61,7 +61,7 @@ class Attachments:
         self._thread.start()
 
     def stop(self) -> None:
-        """Detaches all programs."""
+        """Stops the thread and detaches all probes."""
         if self._thread.is_alive():
             self._work.put(None)
             self._thread.join()
@@ -134,7 +134,9 @@ class Attachments:
                 self._session.detach(link)
             raise
         if not links:
-            raise UnsupportedTarget("it maps no libc that has write", hint="a static program's output is not seen")
+            raise UnsupportedTarget(
+                "it maps no libc with the function write", hint="the output of a statically linked program is not seen"
+            )
         return links
 
     def _points_of(self, fd: int) -> list[_Point]:
@@ -159,6 +161,6 @@ class Attachments:
 
 
 def is_libc(path: bytes) -> bool:
-    """Returns whether a mapped file can be a libc, by its path."""
+    """Returns whether the file ``path`` can be a libc, by its name."""
     name = path.removesuffix(b" (deleted)").rpartition(b"/")[2]
     return _LIBC.fullmatch(name) is not None

@@ -1,5 +1,5 @@
-"""Assembles lines from the pieces that threads write, and chooses the lines to store: lines that contain a text of a
-list, and the last lines of tracebacks. The rate is limited for each process.
+"""Assembles lines from the pieces that threads write, and chooses the lines to store: lines that contain a configured
+text, and the last lines of tracebacks. The rate of stored lines is limited for each process.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = (
     "Writer",
 )
 
-# The rest of a longer line is dropped. When there are more writers, the oldest unfinished line is dropped.
+# The limits: the rest of a longer line is dropped, and with more writers the oldest unfinished line.
 MAX_LINE = 4096
 MAX_WRITERS = 4096
-# A carriage return ends a line, too: progress bars write no other line end.
+# A carriage return ends a line, too, since progress bars write no newlines.
 _END = re.compile(rb"[\r\n]")
 
 
 class Writer(NamedTuple):
-    """A thread and the descriptor that it writes to: lines of two threads do not mix."""
+    """A thread, and the descriptor to which it writes: so lines of two threads do not mix."""
 
     pid: int
     start_ns: int
@@ -35,8 +35,8 @@ class Writer(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of the text of one call, ``offset`` bytes from the call's begin. ``cut``: the rest of the text was not
-    seen.
+    """A part of the text of one call, ``offset`` bytes after the begin of the text. ``cut``: the rest of the text was
+    not recorded.
     """
 
     writer: Writer
@@ -47,10 +47,10 @@ class Piece(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A finished line. ``mono_ns``: when its first piece was written; always later than the previous line, even in one
-    call.
+    """A finished line. ``mono_ns``: when its first piece was written, adjusted so that it is later than the previous
+    line of the writer, even in the same call.
 
-    ``cut``: the text that its call wrote after it was not seen.
+    ``cut``: the text that its call wrote after the line was not recorded.
     """
 
     writer: Writer
@@ -70,13 +70,13 @@ class _Partial(NamedTuple):
 
 
 class Lines:
-    """Unfinished lines, by writer. For one thread."""
+    """Assembles lines; keeps the unfinished line of each writer. For one thread."""
 
     def __init__(self) -> None:
         self._partial: dict[Writer, _Partial] = {}
 
     def feed(self, piece: Piece) -> list[Line]:
-        """Returns the lines that ``piece`` ends, without line ends and without empty lines."""
+        """Returns the lines that ``piece`` completes, without line ends and without empty lines."""
         writer = piece.writer
         before = self._partial.pop(writer, None)
         lines: list[Line] = []
@@ -118,7 +118,7 @@ class Lines:
 
 
 def _follows(before: _Partial, piece: Piece) -> bool:
-    """Returns whether ``piece`` continues ``before``: in the same call, or at the begin of the next one."""
+    """Returns whether ``piece`` follows ``before`` in the same call, or begins another call."""
     return piece.offset == (before.expected if piece.mono_ns == before.call_ns else 0)
 
 
@@ -126,24 +126,24 @@ SECOND_NS = 1_000_000_000
 MAX_PROCESSES = 4096
 _TRACEBACK = b"Traceback (most recent call last):"
 _FRAME = b'  File "'
-# A traceback with more frames than this was mixed with other output, or its end was not seen.
+# A traceback with more lines than this was mixed with other output, or its end was not recorded.
 _MOST_FRAMES = 2048
 MAX_TRACEBACKS = 1024
 
 
 class Patterns:
-    """Plain texts, matched as bytes (UTF-8), case-sensitive."""
+    """The configured texts, matched as bytes (UTF-8), case-sensitive."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = [(text, text.encode()) for text in texts if text]
 
     def kind(self, line: bytes) -> str | None:
-        """Returns the first of the texts that ``line`` contains, or None."""
+        """Returns the first configured text that ``line`` contains, or None."""
         return next((text for text, encoded in self._texts if encoded in line), None)
 
 
 class _Open(NamedTuple):
-    """An unfinished traceback. ``prefix``: the length of what precedes each line; None before the first frame."""
+    """An unfinished traceback. ``prefix``: the length of the prefix of each line; None before the first frame."""
 
     kind: str
     prefix: int | None = None
@@ -151,17 +151,18 @@ class _Open(NamedTuple):
 
 
 class Tracebacks:
-    """Recognizes the last line of a traceback, which names the exception: the first line after it that is not indented.
+    """Recognizes the last line of a traceback, which names the exception: the first line after the frames that is not
+    indented. For one thread.
 
-    For one thread. Launchers and torch put a prefix before each line, such as ``[rank1]: ``, some with the time.
+    Launchers and torch put a prefix before each line, such as ``[rank1]: ``, some with the time.
     """
 
     def __init__(self) -> None:
         self._open: dict[Writer, _Open] = {}
 
     def kind(self, writer: Writer, line: bytes, kind: str | None) -> str | None:
-        """Returns the kind of ``line``: ``kind``, the text that it contains, or the kind of a traceback that
-        it ends.
+        """Returns the kind of ``line``: ``kind``, which is the configured text in it, or else the kind of the traceback
+        that the line ends.
         """
         begun = self._open.pop(writer, None)
         if kind is not None and _TRACEBACK in line:
@@ -179,7 +180,7 @@ class Tracebacks:
         return kind
 
     def end(self, writer: Writer) -> None:
-        """Drops a traceback whose end was not seen."""
+        """Drops the unfinished traceback of ``writer``, whose end was not recorded."""
         self._open.pop(writer, None)
 
     def forget(self, pid: int, start_ns: int) -> None:
@@ -189,8 +190,8 @@ class Tracebacks:
 
 
 class _Allowance(NamedTuple):
-    """The lines of a process: how many were stored in ``second``, and by kind how many were suppressed since the last
-    stored line.
+    """Counts of lines of a process: those that were ``stored`` in ``second``, and by kind those that were suppressed
+    since the last stored line.
     """
 
     second: int
@@ -199,18 +200,18 @@ class _Allowance(NamedTuple):
 
 
 class RateLimit:
-    """Limits the lines of each process to ``lines_per_s``, by the times of its lines. For one thread."""
+    """Limits the stored lines of each process to ``lines_per_s``, by the times of the lines. For one thread."""
 
     def __init__(self, lines_per_s: int) -> None:
         self.lines_per_s = lines_per_s
         self._known: dict[tuple[int, int], _Allowance] = {}
 
     def take(self, pid: int, start_ns: int, kind: str, mono_ns: int) -> int | None:
-        """Returns how many lines of this kind were suppressed before this line; None if this line is to be suppressed,
-        too.
+        """Returns the number of lines of ``kind`` that were suppressed since the last stored line; None: this line must
+        be suppressed, too.
         """
         known = self._known.pop((pid, start_ns), None)
-        # Lines are reported when they end: a line that began long ago must not open an earlier second again.
+        # A line comes when it ends, with the time when it began: it must not reopen an earlier second.
         second = max(mono_ns // SECOND_NS, known.second if known is not None else 0)
         stored = known.stored if known is not None and known.second == second else 0
         suppressed = dict(known.suppressed) if known is not None else {}
@@ -225,6 +226,6 @@ class RateLimit:
         return left_out
 
     def forget(self, pid: int, start_ns: int) -> int:
-        """Drops the state of a process that ended. Returns how many suppressed lines no row reports."""
+        """Drops the state of a process that ended. Returns the number of suppressed lines that no row reports."""
         known = self._known.pop((pid, start_ns), None)
         return 0 if known is None else sum(number for _, number in known.suppressed)

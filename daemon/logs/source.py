@@ -1,4 +1,4 @@
-"""The source of log lines: records the lines that trainers write to stdout and stderr, where this is enabled."""
+"""The source of process.logs: records lines that trainers write to stdout and stderr, if ``logs.enabled`` is true."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class LogSource(Source):
-    """The source of lines of output. ``enabled`` returns whether the lines of a process are recorded now."""
+    """The source of process.logs. ``enabled`` returns whether lines of a process are recorded now."""
 
     name = "logs"
     table = TABLE
@@ -97,7 +97,7 @@ class LogSource(Source):
         self.stop()
 
     def stop(self) -> None:
-        """Ends the programs on the trainers: nobody would make rows of their records."""
+        """Detaches all probes, since nobody would make rows of their records."""
         self._attachments.stop()
 
     @property
@@ -115,7 +115,7 @@ class LogSource(Source):
 
     @property
     def slots(self) -> dict[int, str]:
-        """Returns slot -> the program and the function of libc whose calls the slot counts."""
+        """Returns "PROGRAM FUNCTION" by slot: the function of libc whose calls the slot counts, and its program."""
         return {slot: f"{program} {name}" for name, (program, slot) in FUNCTIONS.items()}
 
     @property
@@ -125,7 +125,7 @@ class LogSource(Source):
 
     @property
     def reason(self) -> str:
-        """Returns why the output of a trainer cannot be watched; empty if all can."""
+        """Returns why the output of a trainer cannot be watched; empty if there is no such trainer."""
         return next(iter(list(self._attachments.reasons.values())), "")
 
     def settings_changed(self) -> bool:
@@ -168,7 +168,7 @@ class LogSource(Source):
             self._sink.lost(Loss(self.name, TABLE, "rate", reason, now, now, suppressed, who.pid))
 
     def assemble(self, records: npt.NDArray[Any], pair: ClockPair) -> dict[str, pa.RecordBatch]:
-        """Returns a batch of ``process.logs`` from records of the ring ``log_writes``, or nothing."""
+        """Returns a batch of ``process.logs`` from records of the ring ``log_writes``, or an empty dict."""
         if not len(records):
             return {}
         with self._lock:
@@ -217,7 +217,7 @@ class LogSource(Source):
 
 
 def shown(line: bytes, limit: int) -> str:
-    """Returns a line as it is stored: at most ``limit`` bytes of UTF-8, redacted, printable characters only."""
+    """Returns the text of a line to store: redacted, only printable characters, at most ``limit`` bytes of UTF-8."""
     text = _TERMINAL.sub("", line.decode(errors="replace")).replace("\t", " ")
     text = escape(redacted(text))
     encoded = text.encode()

@@ -1,4 +1,4 @@
-"""Computes the growth of counters between two readings as arrays, with a row for each port or interface."""
+"""Computes the growth of counters between two readings, in arrays with a row for each port or interface."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _Flags = npt.NDArray[np.bool_]
 
 
 class Differences(NamedTuple):
-    """The growth of counters, ``rise[row, counter]``, since the previous reading ``interval`` ns ago; not valid where
-    ``missing``.
+    """The growth of counters, ``rise[row, counter]``, since the previous reading ``interval`` ns ago. Where ``missing``
+    is True, the growth is unknown.
     """
 
     rise: _Integers
     missing: _Flags
     interval: _Integers
     new: _Flags
-    """Rows without a reading before, or whose counters began again: a counter went back."""
+    """Rows without a previous reading, or with a counter that decreased: the counters were reset."""
 
 
 class Counters:
-    """Keeps the last reading of each named thing. Not safe for two threads."""
+    """Keeps the last reading of each port or interface, by name. Not safe for two threads."""
 
     def __init__(self) -> None:
         self._rows: dict[Hashable, int] = {}
@@ -37,10 +37,10 @@ class Counters:
         self._read_ns: _Integers = np.zeros(0, np.int64)
 
     def read(self, names: Sequence[Hashable], values: _Integers, mono_ns: int) -> Differences:
-        """Stores a reading of all present things. Returns its differences to the previous reading.
+        """Stores a reading of all present ports or interfaces. Returns its differences to the previous reading.
 
-        ``values[row, counter]`` is UNKNOWN where a counter could not be read. A row in which any counter went back has
-        no differences: it may be another device of the same name.
+        ``values[row, counter]`` is UNKNOWN if a counter could not be read. A row in which any counter decreased has no
+        differences: it may be another device with the same name.
         """
         count = len(names)
         before = np.full(values.shape, UNKNOWN, np.int64)
@@ -60,5 +60,5 @@ class Counters:
 
 
 def per_second(rise: _Integers, interval: _Integers, factor: float = 1.0) -> npt.NDArray[np.float64]:
-    """Returns ``rise`` times ``factor`` a second; 0 where ``interval`` (ns) is 0."""
+    """Returns ``rise`` times ``factor`` per second of ``interval`` (ns). An interval of 0 counts as 1 ns."""
     return rise * (factor * 1e9) / np.maximum(interval, 1)

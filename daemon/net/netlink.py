@@ -1,4 +1,4 @@
-"""Asks the kernel for a list by netlink, and splits the answer into messages and attributes.
+"""Requests a list from the kernel by netlink, and splits the answer into messages and attributes.
 
 Formats: netlink(7), include/uapi/linux/netlink.h; all numbers are in the byte order of the machine. pyroute2 0.9.7
 decodes every attribute of a message: this takes 50 us for a TCP connection, and its import takes 250 ms. 64 ranks have
@@ -30,10 +30,10 @@ _sequence = itertools.count(1)
 
 
 def dump(sock: socket.socket, kind: int, body: bytes, *, most_bytes: int) -> list[bytes]:
-    """Returns the kernel's answer to a request of type ``kind`` with NLM_F_DUMP, piece by piece as received.
+    """Returns the kernel's answer to a request of type ``kind`` with NLM_F_DUMP, as the pieces that were received.
 
-    The time-out of ``sock`` is for each piece. Stops, without an error, at ``most_bytes``: then the socket must not be
-    used again. Raises TargetError where the kernel refuses, TargetTimeout.
+    The timeout of ``sock`` is for each piece. Stops, without an error, at ``most_bytes``: then the socket must not be
+    used again. Raises TargetTimeout, or TargetError if the kernel refuses.
     """
     sequence = next(_sequence) & 0xFFFFFFFF
     try:
@@ -51,14 +51,14 @@ def dump(sock: socket.socket, kind: int, body: bytes, *, most_bytes: int) -> lis
     except TimeoutError as e:
         raise TargetTimeout("the kernel does not answer over netlink") from e
     except OSError as e:
-        raise TargetError(f"the kernel cannot be asked over netlink: {e.strerror}") from e
+        raise TargetError(f"a request to the kernel over netlink failed: {e.strerror}") from e
     return pieces
 
 
 def messages(piece: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields (type, begin, end) of each message's body in a piece, leaving out messages that only end or pad a list.
+    """Yields (type, begin, end) of the body of each message in a piece, without messages that only end or pad a list.
 
-    Raises CorruptTarget for a length that is malformed, TargetError for the kernel's refusal.
+    Raises CorruptTarget for an impossible length, TargetError if the kernel refused the request.
     """
     at = 0
     while at + HEADER.size <= len(piece):
@@ -94,10 +94,10 @@ def text_of(value: bytes, limit: int = 64) -> str:
 
 
 def _ends(piece: bytes) -> bool:
-    """Returns whether this piece has the last message of the list, or the kernel's refusal."""
+    """Returns whether this piece contains the end of the list, or the kernel's refusal."""
     length, kind = HEADER.unpack_from(piece)[:2]
     if length >= HEADER.size and len(piece) % length == 0 and kind > _DONE:
-        # Lists mostly have messages of one length, and need no walk then.
+        # Most lists have messages of the same length: then only the last message of the piece is read.
         last = HEADER.unpack_from(piece, len(piece) - length)
         if last[:2] == (length, kind):
             return False

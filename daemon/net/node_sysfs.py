@@ -1,4 +1,4 @@
-"""Finds where the network of the node can be read, since a reader may be in a private network namespace."""
+"""Finds processes and directories that show the network of the node: a reader may be in a private network namespace."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ __all__ = ("node_processes", "node_sysfs")
 
 
 def node_processes() -> list[int]:
-    """Returns processes whose network namespace should be the node's, the likeliest first.
+    """Returns the pids of processes that should be in the network namespace of the node, the likeliest first.
 
-    The first process of the node is in that namespace, but the daemon sees it only under systemd or with the host's
-    pids. This process is in the namespace in which the daemon was started.
+    Pid 1 is in that namespace if it is the first process of the node, that is under systemd or with the host's pids.
+    This process is in the namespace in which the daemon was started.
     """
     return [1, os.getpid()]
 
 
 def node_sysfs(name: str, processes: Iterable[int] = ()) -> Path:
-    """Returns /sys/class/NAME in the root of the first of ``processes`` whose root may be read, else in this process's
-    root.
-
-    A sysfs shows the network namespace of the process that mounted it.
+    """Returns /sys/class/NAME in the root of the first of ``processes`` whose root may be read, or else in the root of
+    this process. A sysfs shows the network namespace of the process that mounted it.
     """
     for pid in processes:
         path = Path(f"/proc/{pid:d}/root/sys/class")

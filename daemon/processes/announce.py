@@ -42,7 +42,7 @@ class Announcer:
                 listener.process_identified(process.identity)
 
     def out_of_memory(self, process: Process, mono_ns: int) -> None:
-        """Publishes that the kernel kills a process for lack of memory; the exit follows."""
+        """Publishes that the kernel kills a process for lack of memory; its exit is published later."""
         ts_ns = mono_ns + self._clock.pair().mono_to_utc_ns
         row = event_row(self._node, ts_ns, "oom_kill", process)
         self._sink.put("process.events", batch_of("process.events", [row]))

@@ -35,7 +35,7 @@ class _State(TypedDict):
 
 
 def _read_states(readers: ReaderPool, processes: list[Process]) -> dict[ProcessKey, tuple[str | None, list[str]]]:
-    """Returns state and thread names of each process, without the processes that could not be read in time."""
+    """Returns state and thread names of processes, by key; processes that could not be read in time are left out."""
     if not processes:
         return {}
     targets = [list(process.key) for process in processes]
@@ -46,10 +46,10 @@ def _read_states(readers: ReaderPool, processes: list[Process]) -> dict[ProcessK
     except ProbingError as e:
         _log.warning("the states of processes cannot be read: %s", e.message)
         return {}
-    found: dict[ProcessKey, tuple[str | None, list[str]]] = {}
+    by_key: dict[ProcessKey, tuple[str | None, list[str]]] = {}
     for process, seen in zip(processes, states, strict=True):
-        found[process.key] = (state_name(seen["state"]), seen["threads"]) if seen else ("exited", [])
-    return found
+        by_key[process.key] = (state_name(seen["state"]), seen["threads"]) if seen else ("exited", [])
+    return by_key
 
 
 def backends_of(threads: Iterable[str]) -> set[str]:
@@ -80,10 +80,10 @@ def _no_backends(_pid: int, _start_ns: int) -> Iterable[str]:
 class Discovery:
     """The source ``processes``, and the ``Processes`` that all other sources use. Safe for any thread.
 
-    ``python_version``, ``module_state``, ``backends`` (pid, start_ns), ``runs_python`` (pid, start_ns, tid) and
-    ``training_threads`` (of many processes) ask other sources and may raise ProbingError. ``cgroup``: watch only
-    processes of this control group; empty: all. ``own``: pids to ignore. ``rescan_s``: how often all processes are
-    listed, s; ``grace_s``: how long a process may be missing from the list without an exit event, s.
+    The functions ``python_version``, ``module_state``, ``backends`` (pid, start_ns), ``runs_python`` (pid, start_ns,
+    tid) and ``training_threads`` (of many processes) ask other sources and may raise ProbingError. ``cgroup``: watch
+    only processes of this control group; empty: all. ``own``: pids to ignore. ``rescan_s``: the interval at which all
+    processes are listed, s; ``grace_s``: how long a process may be missing from the list without an exit event, s.
     """
 
     name = "processes"
@@ -136,14 +136,14 @@ class Discovery:
         )
 
     def start(self) -> None:
-        """Starts with a scan of all processes; ``scanned`` waits for its end."""
+        """Starts the thread, which first scans all processes; ``scanned`` waits for the end of this scan."""
         self._identification.start()
 
     def stop(self) -> None:
         self._identification.stop()
 
     def scanned(self, timeout: float) -> bool:
-        """Waits until all processes that lived at the start were read. Returns False after ``timeout`` seconds."""
+        """Waits until all processes that ran at the start have been read. Returns False after ``timeout`` seconds."""
         return self._identification.scanned.wait(timeout)
 
     # The following methods queue events from the collector. Times are CLOCK_MONOTONIC ns.
@@ -157,19 +157,19 @@ class Discovery:
         self._identification.post("fork", tgid, start_ns, ktime, ppid)
 
     def on_exit(self, tgid: int, start_ns: int, ktime: int, status: int | None = None) -> None:
-        """Queues that a process exited. ``status``: the status that waitpid(2) returns, None if unknown."""
+        """Queues the exit of a process. ``status``: the status that waitpid(2) returns, None if unknown."""
         self._identification.post("exit", tgid, start_ns, ktime, status)
 
     def on_oom(self, tgid: int, start_ns: int, ktime: int) -> None:
-        """Queues that the kernel kills a process for lack of memory. ``start_ns`` is 0 if unknown."""
+        """Queues the fact that the kernel kills a process for lack of memory. ``start_ns`` is 0 if unknown."""
         self._identification.post("oom", tgid, start_ns, ktime)
 
     def on_mapping(self, pid: int) -> None:
-        """Queues that a process mapped a library of interest."""
+        """Queues the fact that a process mapped a library of interest."""
         self._identification.post("mapping", pid)
 
     def on_communicator(self, pid: int, start_ns: int, membership: Membership) -> None:
-        """Queues that a process has a communicator. A communicator of the whole job gives a rank that the environment
+        """Queues a communicator of a process. If it spans the job, it gives the process a rank that the environment
         lacks.
         """
         self._identification.post("membership", (pid, start_ns), membership)
@@ -188,9 +188,7 @@ class Discovery:
         return process.identity if process is not None else self._lineage.inherited(key)
 
     def expected(self, pid: int, start_ns: int) -> bool:
-        """Returns whether the process may still be identified: it is neither identified nor known to have ended. Takes
-        no lock.
-        """
+        """Returns whether the process is not identified yet and, as far as is known, has not ended. Takes no lock."""
         key = ProcessKey(pid, start_ns)
         return self._registry.get(key) is None and not self._lineage.has_ended(key)
 
@@ -228,10 +226,8 @@ class Discovery:
         return batch_of("process.envs", [row for p in live for row in env_rows(self._node, pair.real_ns, p)])
 
     def restore(self, rows: pa.Table) -> int:
-        """Adds the processes in stored rows of process.events of this boot. Returns their number. Call it before
-        ``start``.
-
-        ``rows`` has the columns RESTORED.
+        """Adds the processes of this boot from ``rows``, stored rows of process.events with the columns RESTORED.
+        Returns their number. Call it before ``start``.
         """
         count = 0
         with self._known:

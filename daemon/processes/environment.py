@@ -2,7 +2,8 @@
 
 /proc/PID/environ has the variables as they were at exec. A program that sets a variable, as Ray Train sets RANK,
 changes only the array that libc's ``environ`` points to. A program that sets its title (vLLM, SGLang and Ray, by
-setproctitle) overwrites the text of that file, and makes libc's array point to a copy. So libc's array is read, too.
+setproctitle) overwrites the text of /proc/PID/environ, and makes libc's array point to a copy. So libc's array is read,
+too.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from probing.daemon.processes.procfs import parse_environ
 
 __all__ = ("ALLOWED_NAMES", "read_environ")
 
-# The most variables of an environment that are read; the rest is left out.
+# The most variables of an environment that are read.
 MAX_VARIABLES = 16_384
-# How often an environment is read again if it changes meanwhile.
+# The most reads of an environment that changes while it is read.
 ATTEMPTS = 3
 # The bytes that are read of each variable at first: enough for any name of ALLOWED_NAMES.
 _HEAD = 64
 _TEXT = 4 * 512 + _HEAD
 _SYMBOLS = ("environ", "__environ")
-# The first page of a mapped file, at any line of /proc/PID/maps.
+# A line of /proc/PID/maps with the first page of a mapped file.
 _BEGIN = re.compile(rb"^([0-9a-f]{1,16})-[0-9a-f]{1,16} r\S+ 0+ \S+ [1-9][0-9]* +(/[^\n]*)$", re.MULTILINE)
 _PROGRAM = re.compile(rb"/python[0-9.]*[a-z]*$")
 # glibc's libc.so.6 and libc-2.31.so; musl's libc.so, which is its dynamic linker and has that name in most systems.
@@ -148,13 +149,13 @@ ALLOWED_NAMES = frozenset((*_SLURM, *_TORCH, *_MPI, *_OTHERS, *_LIBRARIES))
 def read_environ(memory: Memory, maps: bytes, program: bytes, names: Collection[str]) -> dict[str, str] | None:
     """Returns the variables in ``names`` as getenv(3) finds them now, values cut at 512 characters.
 
-    ``maps``: the text of /proc/PID/maps; ``program``: the path of the process's program. None if no ``environ`` can be
-    read: before libc has started, in a program that is linked statically, or while it changes. Raises like
-    ``Memory.read_many``.
+    ``maps``: the text of /proc/PID/maps; ``program``: the path of the process's program. Returns None if no ``environ``
+    can be read: before libc has started, in a statically linked program, or while ``environ`` changes. Raises the
+    errors of ``Memory.read_many``.
     """
     for start in _candidates(maps, program):
-        if (at := _address(memory, start)) and (found := _variables(memory, at, names)) is not None:
-            return found
+        if (at := _address(memory, start)) and (variables := _variables(memory, at, names)) is not None:
+            return variables
     return None
 
 
@@ -195,9 +196,7 @@ def _variables(memory: Memory, at: int, names: Collection[str]) -> dict[str, str
 
 
 def _pointers(memory: Memory, at: int) -> list[int] | None:
-    """Returns the addresses in the array to which the word at ``at`` points, up to its end; None if there is
-    no array.
-    """
+    """Returns the pointers in the array to which the word at ``at`` points; None if it points to no array."""
     array = _word(memory.read_many([(at, 8)])[0])
     found: list[int] = []
     while array and len(found) < MAX_VARIABLES:
@@ -214,7 +213,7 @@ def _pointers(memory: Memory, at: int) -> list[int] | None:
 
 
 def _allowed(memory: Memory, pointers: list[int], wanted: Collection[bytes]) -> Iterator[int]:
-    """Yields the addresses among ``pointers`` at which a variable in ``wanted`` may be."""
+    """Yields the addresses in ``pointers`` that may hold a variable in ``wanted``."""
     heads = [_within_page(pointer, _HEAD) for pointer in pointers]
     for (pointer, size), head in zip(heads, memory.read_many(heads), strict=True):
         name, equals, _ = (head or b"").partition(b"=")

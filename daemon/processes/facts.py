@@ -1,4 +1,4 @@
-"""Facts about a process from a reader, checked and frozen. Identities are computed only from them."""
+"""Facts about a process from a reader, checked and frozen. Identities are computed only from these facts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _GROUP_THREADS = ("pt_gloo", "pt_nccl", "pt_ucc", "pt_mpi", "gloo_")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts about a process. ``ancestors``: (pid, start_ns, name of the program), the parent first. Texts are clean
-    already.
+    """The facts about a process. ``ancestors``: (pid, start_ns, name of the program), the parent first. All texts went
+    through ``clean_text``.
 
     ``environ``: the variables that the process has now or had at exec; ``current``: the names of the variables that it
     has now. ``uid``: the real uid. ``owner``: see ``owners.owner_of``. ``coordinator``: "HOST:PORT" where the ranks of
-    the job meet, if the process's Python modules have it.
+    the job meet, if Python modules of the process contain it.
     """
 
     pid: int
@@ -68,10 +68,10 @@ class Facts:
         return any(name.startswith(_GROUP_THREADS) for name in self.threads)
 
     def after(self, before: Facts) -> Facts:
-        """Returns these facts, completed by facts that only an earlier reading of the same program has.
+        """Returns these facts, completed by ``before``, an earlier reading of the same program.
 
         A variable of exec stays when the title of the process was written over it, or when it was removed. The
-        ancestors stay when one of them ended and its child got the first process as parent.
+        ancestors stay when one of them ended and the first process became the parent of its child.
         """
         now = {name: self.environ[name] for name in self.current}
         return replace(
@@ -84,7 +84,7 @@ class Facts:
 
     @classmethod
     def from_reader(cls, header: Mapping[str, Any]) -> Facts:
-        """Returns the facts in a reader's answer to ``identity``. Raises InternalError for anything else."""
+        """Returns the facts in a reader's answer to ``identity``. Raises InternalError if the answer is malformed."""
         try:
             current = header["variables"] or {}
             environ = {**header["environ"], **current}

@@ -1,6 +1,6 @@
 """Opens files as a process sees them: the file of a mapping, or a file by one of its paths.
 
-No link leads out of the root of the process, and no file of FUSE is opened: the kernel lets every user of such a file
+No link leads out of the root of the process. Files on FUSE can be refused: the kernel lets every user of such a file
 wait for the program that serves it.
 """
 
@@ -58,25 +58,25 @@ _STATFS_BYTES = 256
 
 
 def _file_system(handle: int) -> int | None:
-    """Returns the magic number of the file system of a descriptor, None where it cannot be known."""
+    """Returns the magic number of the file system of a descriptor, None if fstatfs(2) fails."""
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     return None if _libc.fstatfs(handle, buffer) else int(struct.unpack_from("=l", buffer)[0])
 
 
 def _refuse_served(handle: int, name: str) -> None:
-    """Raises UnsupportedTarget if the file of the descriptor ``handle`` is on FUSE, or if this cannot be found out.
+    """Raises UnsupportedTarget if the file of the descriptor ``handle`` is on FUSE, or its file system is unknown.
 
-    The call itself may wait for the program that serves the file: only a reader may make it.
+    Only a reader may call this, since the call may wait for the program that serves the file.
     """
     if _file_system(handle) in (None, _FUSE_MAGIC):
         raise UnsupportedTarget(
             f"{name} lies on a file system that a program serves (FUSE)",
-            hint="probes.fuse = true allows it: while such a program keeps a probe waiting, no process forks",
+            hint="probes.fuse = true allows it, but no process can fork while such a program keeps a probe waiting",
         )
 
 
 MAX_MAPS = 16 << 20
-# How many leading bytes are compared when device and inode cannot be: the ELF header and the build id.
+# The bytes compared when device and inode cannot be compared: the ELF header and the build id.
 _HEAD = 4096
 
 
@@ -134,7 +134,7 @@ def _from_path(target: Target, mapping: Mapping, served: bool) -> int:
     try:
         handle = handle_below(root, mapping.path)
     except FileNotFoundError as e:
-        raise UnsupportedTarget(f"process {target.pid} maps {_name(mapping)}, which is not there any more") from e
+        raise UnsupportedTarget(f"process {target.pid} maps {_name(mapping)}, which does not exist any more") from e
     except OSError as e:
         raise UnsupportedTarget(f"{_name(mapping)} of process {target.pid} cannot be opened: {e.strerror}") from e
     finally:
@@ -173,14 +173,14 @@ def _name(mapping: Mapping) -> str:
     return clean_text(mapping.path, 256)
 
 
-# Descriptors of a process that are looked at; files of one answer.
+# The most descriptors of a process that are examined, and the most files in one answer.
 _MAX_DESCRIPTORS = 4_096
 _MAX_MEMORY_FILES = 16
 
 
 def open_memory_files(target: Target, link: bytes, known: Collection[int]) -> tuple[list[int], list[int]]:
-    """Opens the memory files (memfd) of a process whose link in /proc/PID/fd begins with ``link``, but not those with
-    an inode in ``known``. Returns their inodes and read-only descriptors, at most 16."""
+    """Opens the memory files (memfd) of a process whose link in /proc/PID/fd begins with ``link``, except files with an
+    inode in ``known``. Returns the inodes and read-only descriptors of at most 16 files."""
     inodes: list[int] = []
     opened: list[int] = []
     folder = target.open("fd")
@@ -196,7 +196,7 @@ def open_memory_files(target: Target, link: bytes, known: Collection[int]) -> tu
                 continue
             try:
                 inode = os.fstat(handle).st_ino
-                # Anybody can name a file so: only memory opens without waiting for a program.
+                # Any file can have such a name; only a file on tmpfs opens without waiting for a program.
                 if inode in known or inode in inodes or _file_system(handle) != _TMPFS_MAGIC:
                     continue
                 if len(opened) < _MAX_MEMORY_FILES:
@@ -227,8 +227,8 @@ def find_files(target: Target, request: Header) -> Header:
 
     ``files``: for each path ``{path, dev, inode, size, mtime_ns, uid}`` or None. A path is absolute, begins with
     ``$HOME/`` or ``$XDG_CACHE_HOME/`` as the process has them, or is relative to its working directory; ``paths``: the
-    resolved paths, None without such a variable. ``uid``: of the process. ``witness``: the pid of a process that sees
-    the same files under the same paths, even after the target ended: 1, or 0 for any reader, or None.
+    resolved paths, None if the process lacks the variable. ``uid``: the user of the process. ``witness``: a process
+    that sees the same files under the same paths, even after the target ended: 0 for any reader, 1 for pid 1, or None.
     """
     paths = request.get("paths")
     if not isinstance(paths, list) or len(paths) > MAX_PATHS or not all(isinstance(path, str) for path in paths):
@@ -300,7 +300,7 @@ def _handle(target: Target, path: str) -> int | None:
 
 
 def _described(path: str, found: os.stat_result, uid: int) -> Header | None:
-    # A reader may read every file: a process must not make it read another user's.
+    # A reader may read every file: a process must not make it read a file of another user.
     if not stat.S_ISREG(found.st_mode) or found.st_uid != uid:
         return None
     return {
@@ -340,7 +340,7 @@ def _witness(target: Target) -> int | None:
                 if all(_place(other, name) == _place(target, name) for name in ("root", "ns/mnt")):
                     return pid
         except (OSError, ProcessGone, PrivilegeError):
-            continue  # the file may not be read
+            continue  # this process may not be read
     return None
 
 

@@ -1,8 +1,8 @@
 """The thread that identifies processes, from events and scans.
 
-Readers read several processes at once, each with a deadline; this thread alone decides. Some changes come without an
-event: a process imports torch a second after its start, or an event was lost. They show when a process is looked at
-again, more and more rarely, and when all processes are listed from time to time.
+Readers read several processes at once, each with a deadline; only this thread assigns identities. Some changes come
+without an event: a process imports torch a second after its start, or an event was lost. So each process is read again
+after growing pauses, and all processes are listed from time to time.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from probing.daemon.source import Loss, ProcessKey, Sink
 __all__ = ("Identification",)
 
 MAX_QUEUE = 100_000
-# The pause after exec or fork, s, in which the process gets its program and first libraries.
+# The time from exec or fork to the first read, s: the process maps its program and first libraries meanwhile.
 SETTLE_S = 0.03
-# How long the results of one batch are awaited, s, so that older processes are identified before younger ones.
+# How long the thread waits for the results of a batch, s, so that older processes are identified before younger ones.
 BATCH_S, SCAN_BATCH_S = 0.25, 0.6
 READ_TIMEOUT_S = 1.0
-# The most looks at a process only for its Python version, and only for a rank that its modules have.
+# The most reads of a process only for its Python version, and only for the rank in its Python modules.
 MAX_LOOKS, MAX_MODULE_LOOKS = 10, 22
-# With more waiting reads of Pythons than this, no modules are read: a later look asks again.
+# While this many reads of versions and modules wait, no further modules are read: a later look tries again.
 MAX_WAITING = 64
-# The pause before a process that could not be read is read again, s; a quarantine refuses it at once.
+# The pause after a failed read of a process, s, at first and at most; a read during a quarantine fails at once.
 RETRY_S, MAX_RETRY_S = 2.5, 300.0
 _log = logging.getLogger(__name__)
 
 
 class Identification:
-    """Identifies processes in a thread. ``post`` is for any thread, all else for this object's thread. ``known`` guards
-    ``registry``.
+    """Identifies processes in a thread. ``post`` is for any thread, all else for this object's thread. The lock
+    ``known`` guards ``registry``.
 
-    The pids in ``own``, the daemon's processes, are ignored. Reading each new reader would keep the readers busy, and
-    more readers start while readers are slow.
+    ``own``: the daemon's processes, which are ignored. Otherwise each new reader would have to be read, and would make
+    slow readers slower.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Identification:
         self.scanned = threading.Event()
         self._thread: threading.Thread | None = None
         self._executor: ThreadPoolExecutor | None = None
-        # The version and modules of a Python take several reads, which must not delay the other processes.
+        # Finds the version and modules of a Python: this takes several reads, which must not delay other processes.
         self._pythons: ThreadPoolExecutor | None = None
         self._waiting: set[Future[None]] = set()
-        # The times of looks; the pids to be read whatever their program is; the processes that are being read.
+        # The schedule of reads; the pids to read whatever their program is; the processes that are being read.
         self._agenda = Agenda()
         self._wanted: set[int] = set()
         self._reading: dict[ProcessKey, Future[Facts]] = {}
@@ -156,15 +156,15 @@ class Identification:
                 self._look_at_due()
                 self._look_at_late()
             except ProbingError as e:
-                _log.warning("processes cannot be looked at: %s", e.message)
+                _log.warning("processes cannot be identified: %s", e.message)
             except Exception:  # an error with one process must not end the watch of all others
-                _log.exception("looking at processes failed")
+                _log.exception("identifying processes failed")
             if not self._queue:
                 self._wake.wait(max(0.0, self._agenda.next_at(next_scan) - time.monotonic()))
             self._wake.clear()
 
     def _scan(self) -> bool:
-        """Lists all processes, as events may have been lost. Returns False when they could not be listed."""
+        """Lists all processes, since events may have been lost. Returns False if that fails."""
         try:
             found = self._list(None)
         except ProbingError as e:
@@ -182,15 +182,15 @@ class Identification:
         for key in [key for key in fresh if key.pid in self._own]:
             self._ignored.add(key)
             del fresh[key]
-        # Processes that may train come first: they must not wait for the many others.
+        # Processes that may train are read first: they must not wait for the many others.
         self._read([key for key, exe in fresh.items() if _may_train(exe)], settle=SCAN_BATCH_S)
         self._read([key for key, exe in fresh.items() if not _may_train(exe)], settle=SCAN_BATCH_S)
         self.scanned.set()
         return True
 
     def _end_missing(self, alive: set[ProcessKey]) -> None:
-        """Ends processes that were missing from the list for ``grace_s``: until then their exit events may be on the
-        way.
+        """Marks processes as ended that were missing from the list for ``grace_s``: until then their exit events may
+        still arrive.
         """
         now = time.monotonic()
         with self._known:
@@ -210,7 +210,7 @@ class Identification:
         elif kind == "exec":
             self._replaced(values[0], values[1])
         elif kind == "fork":
-            # Only children of watched processes matter; any other process shows when it calls exec.
+            # Only children of watched processes are read now; any other process is read when it calls exec.
             with self._known:
                 parents = {pid for pid, _ in self._registry.alive()}
             if values[3] in parents:
@@ -247,12 +247,12 @@ class Identification:
             else:
                 changed = self._registry.note_membership(key, *values)
         if kind in ("backends", "membership") and key in self._looks and key not in self._grouped:
-            # A process with a process group has set all variables from which the group was made.
+            # Once a process has a process group, all variables from which the group was made are set: read them.
             self._grouped.add(key)
             self._wanted.add(key[0])
             self._agenda.add(key[0], 0.0)
         if kind == "python" and values == (None,) and self._looks.get(key, MAX_LOOKS) < MAX_LOOKS:
-            # The process may just have started, or was slow to read: the next look tries again.
+            # The process may just have started, or was slow to read: the next read tries again.
             self._versioned.discard(key)
             self._wanted.add(key[0])
             self._agenda.add(key[0], AGAIN_S[min(self._looks[key], len(AGAIN_S)) - 1])
@@ -307,7 +307,9 @@ class Identification:
         return payload_of(list[Summary], self._readers.call("list", timeout=READ_TIMEOUT_S * 5, pids=pids))
 
     def _read(self, keys: Iterable[ProcessKey], settle: float = BATCH_S) -> None:
-        """Reads processes, several at once. A read that takes longer than ``settle`` seconds comes back as an event."""
+        """Reads processes, several at once. The result of a read that takes longer than ``settle`` seconds is posted as
+        an event.
+        """
         assert self._executor is not None
         fresh = [key for key in keys if key not in self._reading]
         for key in fresh:
@@ -343,7 +345,7 @@ class Identification:
         future = self._reading.pop(key)
         if key in self._outdated:
             self._outdated.discard(key)
-            # A process that has ended since cannot be read again.
+            # A process that has ended meanwhile cannot be read again.
             if key not in self._early_exits:
                 self._wanted.add(key[0])
                 self._agenda.add(key[0], 0.0)
@@ -358,7 +360,7 @@ class Identification:
             self._early_exits.pop(key, None)
             looks = self._looks[key] = self._looks.get(key, 0) + 1
             _log.log(
-                logging.INFO if looks == 1 else logging.DEBUG, "process %d is not known yet: %s", key[0], e.message
+                logging.INFO if looks == 1 else logging.DEBUG, "process %d is not identified yet: %s", key[0], e.message
             )
             self._wanted.add(key[0])
             self._agenda.add(key[0], min(RETRY_S * 2**looks, MAX_RETRY_S))
@@ -374,7 +376,7 @@ class Identification:
         return not self._cgroup or any(f"{path}/".startswith(f"{self._cgroup}/") for path in facts.cgroup)
 
     def _read_launchers(self, found: list[Facts]) -> None:
-        # Launchers are read before their ranks: they name the run.
+        # Launchers are identified before their ranks, since they name the run.
         own = {facts.key for facts in found}
         with self._known:
             missing = {
@@ -389,7 +391,7 @@ class Identification:
             self._read(missing)
 
     def _follow(self, facts: Facts) -> None:
-        """Reads the Python version of a process, and schedules the next look while its role may change."""
+        """Reads the Python version of a process, and schedules its next read while its role may change."""
         key = facts.key
         with self._known:
             process = self._registry.get(key)
@@ -464,6 +466,6 @@ def _only_modules_know(facts: Facts, process: Process) -> bool:
 
 
 def _may_train(program: str) -> bool:
-    """Returns whether a program of this name or path may be a Python, or may start the ranks of a job."""
+    """Returns whether ``program``, a name or path, may be a Python interpreter or may start the ranks of a job."""
     name = program.rpartition("/")[2]
     return name.startswith("python") or name in NATIVE_LAUNCHERS or not name

@@ -26,10 +26,10 @@ _POD_INDEX = re.compile(r"(.+)-(?:master|worker|launcher|chief|trainer|node|head
 
 
 class Ranks(NamedTuple):
-    """The ranks of a process. ``certain``: only ranks have these variables; helpers inherit the variables of a
-    scheduler, too.
+    """The ranks of a process. ``certain``: the variables are set for ranks only. The variables of a scheduler are not
+    certain, because helpers inherit them.
 
-    ``source``: see ``ranking``.
+    ``source``: the evidence, see ``ranking``.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     """A job. ``source``: slurm, kubernetes, torchelastic, ray, master or pid.
 
     ``unique``: the count of restarts is enough to name a run of the job. ``proven``: the process is in a control group
-    that only the scheduler makes, of this Slurm job or of a pod.
+    of this Slurm job, or of a pod, which only the scheduler can create.
     """
 
     name: str
@@ -75,9 +75,10 @@ _SIZES = (
 
 
 def ranks_of(environ: Environ, current: Collection[str] = ()) -> Ranks | None:
-    """Returns the ranks by torchrun, Slurm, Open MPI, MVAPICH or MPICH, in this order; None without a valid set.
+    """Returns the ranks in the variables of torchrun, Slurm, Open MPI, MVAPICH or MPICH, tried in this order; None
+    without a valid set.
 
-    ``current``: the names of variables that the process has now; the others it had only at exec.
+    ``current``: the names of the variables that the process has now; it had all others only at exec.
     """
     for rank_name, size_name, local_name, node_names, certain in _RANK_NAMES:
         rank, size = _number(environ, rank_name), _number(environ, size_name)
@@ -94,7 +95,7 @@ def job_of(
 ) -> Job | None:
     """Returns the job in the environment, or None. ``coordinator``: "HOST:PORT" where its ranks meet, if known.
 
-    ``cgroup``: the paths of the process's control groups. Slurm's group names the job whatever SLURM_JOB_ID says.
+    ``cgroup``: the paths of the process's control groups. If Slurm's group and SLURM_JOB_ID differ, the group counts.
     """
     if slurm := _digits(environ, "SLURM_JOB_ID"):
         step, group = _digits(environ, "SLURM_STEP_ID"), slurm_job(cgroup)
@@ -130,7 +131,7 @@ def meeting_place(environ: Environ, coordinator: str = "") -> str:
 
 
 def restarts_of(environ: Environ) -> str:
-    """Returns the restarts by the scheduler and the launcher: ``0``, or ``1.2`` when scheduler and launcher count."""
+    """Returns the number of restarts by scheduler and launcher: ``0``, or ``1.2`` if both count their restarts."""
     counts = [_digits(environ, name) for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")]
     return ".".join(count for count in counts if count) or "0"
 
@@ -138,7 +139,7 @@ def restarts_of(environ: Environ) -> str:
 def on_one_node(environ: Environ, job: Job, coordinator: str = "") -> bool:
     """Returns whether all ranks of the job run on this node, so that local facts can name the run.
 
-    Without variables that show this, a job counts as spanning nodes, unless its master is local.
+    If no variable tells, the job counts as spanning nodes, unless the address of its master is local.
     """
     if job.source == "pid" or _local(environ.get("MASTER_ADDR", "") or _host(meeting_place(environ, coordinator))):
         return True

@@ -11,16 +11,17 @@ from probing.daemon.source import Identity, ProcessKey
 
 __all__ = ("Lineage",)
 
-# The most records that are kept, of some 200 bytes each; the records of a process arrive within seconds of its fork.
+# The most entries that are kept, some 200 bytes each. They are needed for seconds: the records of a process arrive soon
+# after its fork.
 MAX_FORKS = MAX_ENDED = 8192
-# How many forks are followed back: a process that becomes a daemon forks twice.
+# How many forks are followed from child to parent: a process that becomes a daemon forks twice.
 _MAX_DEPTH = 4
 
 
 class Lineage:
     """Recent forks, and recent ends of processes that were never identified. Any thread may read, without a lock.
 
-    ``newest`` returns the watched process that had a pid last.
+    ``newest`` returns the last watched process with a pid.
     """
 
     def __init__(self, newest: Callable[[int], Process | None]) -> None:

@@ -1,5 +1,5 @@
-"""Checks in /proc whether a process lives, who its user is, and whether it is the daemon's own; no read waits for the
-process.
+"""Checks in /proc whether a process lives, who its user is, and whether it belongs to the daemon. No check waits for
+the process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ProcessNow(NamedTuple):
 
 
 def process_now(pid: int) -> ProcessNow | None:
-    """Returns the process with this pid; None for no process or a kernel thread."""
+    """Returns the process with this pid; None if there is none or it is a kernel thread."""
     try:
         stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
     except (OSError, ProbingError):
@@ -54,7 +54,7 @@ def is_alive(pid: int, start_ns: int) -> bool:
 
 
 def running_thread(pid: int) -> int | None:
-    """Returns a thread of the process that has not ended, preferably the main thread; None: all threads have ended."""
+    """Returns the tid of a thread that has not ended, preferably the main thread; None if all threads have ended."""
     try:
         with os.scandir(f"/proc/{pid}/task") as entries:
             tids = sorted((int(entry.name) for entry in entries), key=lambda tid: (tid != pid, tid))
@@ -64,7 +64,7 @@ def running_thread(pid: int) -> int | None:
 
 
 def thread_exists(pid: int, tid: int) -> bool:
-    """Returns whether the process has the thread and the thread has not ended."""
+    """Returns whether /proc lists the thread ``tid`` of the process."""
     return Path(f"/proc/{pid}/task/{tid}").exists()
 
 
@@ -89,10 +89,10 @@ _MAX_BYTES = 64 << 10
 
 
 class OwnProcesses:
-    """The pids of the daemon's own processes. ``users``: the uids of these processes; if empty, no process counts.
+    """The set of the pids of the daemon's processes. ``users``: the uids of these processes; empty: the set is empty.
 
     A uid is not enough: in a container the daemon's users may have the numbers of other users of the host. So a process
-    must also be in the control group of this process, or in probingd.slice like this process.
+    must also be in the control groups of this process, or both must be in probingd.slice.
     """
 
     def __init__(self, users: frozenset[int]) -> None:

@@ -1,8 +1,8 @@
-"""Reads a loaded ELF file only from memory, for files that are deleted or have no section headers.
+"""Reads a loaded ELF file from the memory of a process, since the file may be deleted or lack section headers.
 
-The dynamic linker needs no section headers: it finds symbols by PT_DYNAMIC and DT_GNU_HASH. Format: the System V gABI,
-chapters 4 and 5; for the hash table ``elf/dl-lookup.c`` of glibc 2.36. The target controls this memory, so every count
-is limited.
+Like the dynamic linker, it needs no section headers: it finds symbols by PT_DYNAMIC and DT_GNU_HASH. Format: the System
+V gABI, chapters 4 and 5; for the hash table ``elf/dl-lookup.c`` of glibc 2.36. The target controls this memory, so
+every count is limited.
 """
 
 from __future__ import annotations
@@ -50,18 +50,20 @@ class Loaded:
 
     @classmethod
     def at(cls, read: Read, start: int) -> Loaded:
-        """Returns the file loaded at ``start``. Raises NotPython when no 64-bit little-endian ELF file is there."""
+        """Returns the file loaded at ``start``. Raises NotPython if it is not a 64-bit little-endian ELF file that can
+        be run.
+        """
         head = read([(start, _HEADER)])[0] or b""
         if head[:6] != b"\x7fELF\x02\x01":
-            raise NotPython("no 64-bit ELF file is loaded there")
+            raise NotPython(f"no 64-bit ELF file is loaded at {start:#x}")
         kind, at, size, count = struct.unpack("<16xH14xQ14xHH6x", head)
         if kind not in (_ET_EXEC, _ET_DYN) or size != _PROGRAM_HEADER or not 0 < count <= _MAX_HEADERS or at > PAGE:
-            raise NotPython("the ELF file that is loaded there is none that can be run")
+            raise NotPython(f"the ELF file loaded at {start:#x} is neither a program nor a library")
         table = read([(start + at, size * count)])[0] or b""
         headers = [h for h in struct.iter_unpack("<IIQQQQQQ", table) if h[0] in (_PT_LOAD, _PT_DYNAMIC)]
         loads = [h for h in headers if h[0] == _PT_LOAD]
         if not loads:
-            raise NotPython("the ELF file that is loaded there has nothing to load")
+            raise NotPython(f"the ELF file loaded at {start:#x} has no segment to load")
         relocated, first = kind == _ET_DYN, loads[0][3]
         bias = start - (first & -PAGE) if relocated else 0
         made = cls(first, relocated, bias, [Segment(h[3] + bias, h[6], bool(h[1] & _WRITABLE)) for h in loads])
@@ -71,7 +73,7 @@ class Loaded:
         return made
 
     def symbols(self, read: Read, names: Iterable[str]) -> dict[str, int]:
-        """Returns the addresses before relocation of the symbols among ``names`` that the file exports."""
+        """Returns, for the ``names`` that the file exports, the addresses before relocation."""
         if not {_DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH} <= self._tags.keys():
             return {}
         table = self._tags[_DT_GNU_HASH]

@@ -1,7 +1,7 @@
 """Reads another process's memory in batches, without stopping it.
 
-``process_vm_readv`` takes up to 1024 remote ranges in one call. It stops at the first range that faults: this range is
-returned as None, and another call continues after it.
+``process_vm_readv`` takes up to 1024 remote ranges in one call, and stops at the first range that faults. This range is
+returned as None, and another call reads the ranges after it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Memory(Protocol):
     bytes_read: int
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        """Returns the bytes of each (address, size), or None if they cannot be read as a whole.
+        """Returns the bytes of each range (address, size), or None for a range that cannot be read as a whole.
 
         Raises ProcessGone, PrivilegeError, or CorruptTarget when the reads exceed the bounds.
         """
@@ -66,12 +66,10 @@ class ProcessMemory:
         return result
 
     def _read_all(self, flat: array[int]) -> list[bytes | None]:
-        """Returns the same as ``read_many``. ``flat``: address, size, address, size, and so on, each of them
-        plausible.
-        """
+        """Returns the same as ``read_many``. ``flat``: address, size, address, size, and so on, of plausible ranges."""
         total = sum(flat[1::2])
         if self.bytes_read + total > self._max_bytes:
-            raise CorruptTarget(f"process {self.pid}: a walk would read more than {self._max_bytes} bytes")
+            raise CorruptTarget(f"process {self.pid}: a request would read more than {self._max_bytes} bytes")
         result: list[bytes | None] = []
         while 2 * len(result) < len(flat):
             result += self._read_batch(flat[2 * len(result) : 2 * (len(result) + IOV_MAX)])
@@ -80,7 +78,7 @@ class ProcessMemory:
     def _read_batch(self, remote: array[int]) -> list[bytes | None]:
         """Returns the bytes of the ranges before the first fault, and None for the faulty range, if there is one."""
         if self.calls >= self._max_calls:
-            raise CorruptTarget(f"process {self.pid}: a walk took more than {self._max_calls} reads")
+            raise CorruptTarget(f"process {self.pid}: a request took more than {self._max_calls} reads")
         self.calls += 1
         ends = list(accumulate(remote[1::2]))
         buffer = ctypes.create_string_buffer(ends[-1])
@@ -99,7 +97,7 @@ class ProcessMemory:
             if count >= 0:
                 return count
             code = ctypes.get_errno()
-            # A thread that has ended has no memory, and the main thread may end before the others.
+            # A thread that has ended has no memory, and the main thread may end before other threads: read another one.
             tid = running_thread(self.pid) if code == errno.ESRCH else None
             if tid in (None, self._tid):
                 return _failed(self.pid, code)
@@ -117,7 +115,7 @@ class FakeMemory:
 
     def read_many(self, ranges: Sequence[Range]) -> list[bytes | None]:
         if self.calls >= self._max_calls:
-            raise CorruptTarget(f"a walk took more than {self._max_calls} reads")
+            raise CorruptTarget(f"a request took more than {self._max_calls} reads")
         self.calls += 1
         return [self._read(*r) if _plausible(r) else None for r in ranges]
 
@@ -130,7 +128,7 @@ class FakeMemory:
 
 
 def _flat(ranges: Sequence[Range]) -> array[int] | None:
-    """Returns addresses and sizes in one array; None when one of them is not plausible."""
+    """Returns addresses and sizes in one array; None if a range is not plausible."""
     try:
         flat = array("Q", chain.from_iterable(ranges))
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Finds our network namespace, and makes sockets in the namespaces of processes."""
+"""Identifies the network namespace of this process, and makes sockets in the namespaces of other processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def own_namespace() -> tuple[int, int]:
-    """Returns (device, inode) of our network namespace."""
+    """Returns (device, inode) of the network namespace of this process."""
     found = Path("/proc/self/ns/net").stat()
     return found.st_dev, found.st_ino
 
@@ -27,7 +27,7 @@ def socket_in(namespace: int, family: int, kind: int, protocol: int = 0) -> sock
     """Returns a socket in the network namespace with the descriptor ``namespace``.
 
     A thread enters the namespace, makes the socket, and ends: a socket keeps the namespace of its creator. Raises
-    PrivilegeError for lack of CAP_SYS_ADMIN, UnsupportedTarget for a namespace that cannot be entered.
+    PrivilegeError without CAP_SYS_ADMIN, UnsupportedTarget for a namespace that cannot be entered.
     """
     made: list[socket.socket | int] = []
 

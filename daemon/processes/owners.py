@@ -1,12 +1,11 @@
-"""Finds the owner of a job: the user to whom its processes belong, by the kernel. A job name belongs to one user.
+"""Finds the owner of a job: the user to whom the kernel says that its processes belong. A job name belongs to one user.
 
 Environment variables name a job, and any user can set them. So another user's job of the same name is another job,
-``NAME (uid N)``, and its processes are never joined with, counted among or diagnosed with the first job's.
+``NAME (uid N)``: its processes are never joined, counted or diagnosed with the processes of the first job.
 
-``container_of`` finds container and pod in the paths of control groups.
-
-Shapes: docker, containerd, CRI-O and podman with the cgroupfs and the systemd driver, Kubernetes' quality-of-service
-slices, nested nodes (kind), LXC, systemd-nspawn, BuildKit, Amazon ECS. The innermost container counts.
+``container_of`` finds container and pod in the paths of control groups of docker, containerd, CRI-O and podman with the
+cgroupfs and the systemd driver, Kubernetes' quality-of-service slices, nested nodes (kind), LXC, systemd-nspawn,
+BuildKit and Amazon ECS. The innermost container counts.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def _container(path: str) -> str | None:
 
 
 MAX_NAMES = 4096
-"""Names whose owner is remembered."""
+"""The most job names whose owners are kept."""
 # include/uapi/linux/nsfs.h; ioctl_ns(2).
 _NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704
 # User namespaces nest 32 deep (kernel/user_namespace.c).
@@ -76,8 +75,8 @@ def owner_of(open_file: Callable[[str], int], uid: int, cgroup: Iterable[str]) -
 
     ``open_file`` returns a descriptor of a file of /proc/PID; ``uid``: the real uid of the process on this host. In a
     user namespace the owner is the creator of the outermost namespace: a rootless container has many uids, all of one
-    user. If root created it, the owner is ``uid``; but in a pod, whose uids no other pod has on the host, the owner is
-    the uid inside the pod. Raises OSError and ProbingError.
+    user. If root created the namespace, the owner is ``uid``, or in a pod the uid inside the pod, since each pod has
+    other uids on the host. Raises OSError and ProbingError.
     """
     try:
         namespace = open_file("ns/user")
@@ -92,9 +91,8 @@ def owner_of(open_file: Callable[[str], int], uid: int, cgroup: Iterable[str]) -
 
 
 def _creator(namespace: int) -> int | None:
-    """Returns the uid of the user who made the outermost user namespace around ``namespace``; None for our namespace.
-
-    Closes ``namespace``.
+    """Returns the uid of the user who made the outermost user namespace around ``namespace``; None for the namespace of
+    this process. Closes ``namespace``.
     """
     ours = Path("/proc/self/ns/user").stat().st_ino
     try:
@@ -128,7 +126,7 @@ def _inside(uid_map: int, uid: int) -> int:
 
 
 class _Holder(NamedTuple):
-    """The owner of a job name. ``proven``: a control group of the scheduler shows that the job belongs to ``owner``."""
+    """The owner of a job name. ``proven``: the scheduler's control group shows that the job belongs to ``owner``."""
 
     owner: int
     proven: bool
@@ -138,17 +136,17 @@ class JobNames:
     """Names the jobs of a node so that two owners never share a name.
 
     A name belongs to its first owner, or to the owner whose processes are in the control group of the scheduler's job.
-    If a scheduler uses control groups, a process outside of them gets no new name from that scheduler.
+    Once processes in control groups of a scheduler were seen, only such processes may claim new names of its jobs.
     """
 
     def __init__(self) -> None:
         self._holders: OrderedDict[str, _Holder] = OrderedDict()
         self._names_of: Counter[int] = Counter()
-        # Schedulers (``Job.source``) whose control groups were seen.
+        # The schedulers (``Job.source``) whose control groups were seen.
         self._proving: set[str] = set()
 
     def name(self, job: Job, owner: int) -> str:
-        """Returns the name of a job of ``owner`` for all tables."""
+        """Returns the name by which all tables show a job of ``owner``."""
         if job.proven:
             self._proving.add(job.source)
         holder = self._holders.get(job.name)

@@ -1,6 +1,6 @@
 """Sends requests to parser processes, each with a deadline. A collector has a pool of parsers for each kind of file.
 
-The symbols of a file are parsed once.
+The symbols of a file are parsed once and cached.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ParserPool:
         """Returns the symbols of the ELF file ``fd`` whose names match ``patterns``.
 
         The caller keeps ``fd``. Answers and refusals are cached by (device, inode, size, mtime). Raises
-        UnsupportedTarget for a file that is malformed or asks for too much, TargetTimeout for no answer in time.
+        UnsupportedTarget for a file that is malformed or exceeds a limit, TargetTimeout if no answer comes in time.
         """
         found = os.fstat(fd)
         key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, tuple(patterns))
@@ -97,7 +97,7 @@ class ParserPool:
                 answer = self._ask(header, payload, fds, deadline)
             except ChannelClosed as e:
                 raise TargetTimeout(
-                    "the parser process ended while it read a file", hint="the file asks for more than a parser may use"
+                    "the parser process ended while it read a file", hint="the file may take more memory than allowed"
                 ) from e
         answer.close_fds()
         try:
@@ -119,7 +119,7 @@ class ParserPool:
             answer = channel.answer(TRANSFER_S)
             done = self._pool.release
         except ChannelTimeout as e:
-            raise TargetTimeout("a file could not be parsed in time", hint="is it a library at all?") from e
+            raise TargetTimeout("a file could not be parsed in time", hint="check that it is a valid library") from e
         except ChannelClosed:
             raise
         except ProbingError:
@@ -148,7 +148,7 @@ class ParserPools:
 
 
 def symbols_by(parsers: ParserPool) -> SymbolFinder:
-    """Returns a function that finds the symbols of the ELF file at a descriptor whose names match patterns."""
+    """Returns a function that finds the symbols of an ELF file, given as a descriptor, whose names match patterns."""
 
     def find(fd: int, patterns: Sequence[str]) -> Sequence[Symbol]:
         return parsers.symbols(fd, patterns, PARSE_TIMEOUT_S).symbols
@@ -157,7 +157,7 @@ def symbols_by(parsers: ParserPool) -> SymbolFinder:
 
 
 def answer_of(kind: type[_T], answer: Header) -> _T:
-    """Returns the answer of a parser, which has read what a job wrote, as a ``kind``. Raises InternalError."""
+    """Returns the answer of a parser, checked and converted to ``kind``. Raises InternalError."""
     try:
         return typed(kind, answer)
     except ValueError as e:

@@ -50,8 +50,8 @@ _MEMORY_NAMES = {
 
 
 class Stat(NamedTuple):
-    """The values of a stat file. ``state``: the kernel's letter (R, S, D, T, t, Z, X, I). ``start_ns``: ns since boot
-    in steps of a tick.
+    """The values of a stat file. ``state``: the kernel's letter (R, S, D, T, t, Z, X, I). ``start_ns``: ns since boot,
+    in multiples of a tick.
     """
 
     pid: int
@@ -94,7 +94,7 @@ def parse_stat(data: bytes) -> Stat:
     pid, opening, comm = head.partition(b" (")
     fields = rest.split()
     if not bracket or not opening or len(fields) < _FIELDS_AFTER_NAME:
-        raise CorruptTarget("stat of a process is cut short")
+        raise CorruptTarget("/proc/PID/stat of a process is cut short")
     try:
         return Stat(
             pid=_number(pid),
@@ -121,7 +121,7 @@ def parse_status(data: bytes) -> dict[str, list[int]]:
             try:
                 found[name.decode()] = [_number(word) for word in rest.split()[:32]]
             except ValueError as e:
-                raise CorruptTarget("status of a process holds no numbers") from e
+                raise CorruptTarget(f"/proc/PID/status of a process has no numbers after {name.decode()}") from e
     if not found.get("Uid"):
         raise CorruptTarget("/proc/PID/status of a process has no line Uid")
     return found
@@ -130,7 +130,7 @@ def parse_status(data: bytes) -> dict[str, list[int]]:
 def parse_memory(data: bytes) -> dict[str, int | None]:
     """Returns rss_bytes, peak_rss_bytes, anon_bytes, shmem_bytes and swap_bytes of /proc/PID/status.
 
-    None for a value that is absent or no number.
+    A value is None if it is missing or no number.
     """
     found = {name: int(number) * 1024 for name, number in _MEMORY.findall(data[: 64 * 1024])}
     return {column: found.get(name) for name, column in _MEMORY_NAMES.items()}
@@ -147,7 +147,7 @@ def parse_maps(data: bytes, limit: int = MAX_MAPPINGS) -> list[Mapping]:
             # A read stops at the end of a buffer, so only the last line can be incomplete.
             if data.endswith(line):
                 break
-            raise CorruptTarget("a line of maps is not as the kernel writes it")
+            raise CorruptTarget("a line of /proc/PID/maps of a process is malformed")
         mappings.append(_mapping(match))
     return mappings
 
@@ -181,8 +181,8 @@ def parse_cgroup(data: bytes) -> list[bytes]:
 
 
 def parse_environ(data: bytes, names: Collection[str], limit: int = 512) -> dict[str, str]:
-    """Returns the variables in ``names``, values cut at ``limit``; of a repeated name the first counts, as
-    with getenv.
+    """Returns the variables in ``names``, with values cut at ``limit``. If a name is repeated, its first value counts,
+    as with getenv.
     """
     wanted = {name.encode() for name in names}
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Keeps the targets that are not read for a while, because a read of them did not end."""
+"""Keeps processes in quarantine: they are not read for a while, because an earlier read did not end."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from probing.api.errors import TargetTimeout
 
 __all__ = ("Quarantine", "Quarantines")
 
-# The longest quarantine, s; the time doubles with each quarantine of a process in a row.
+# The longest quarantine, s. Each quarantine in a row of a process lasts twice as long as the one before.
 MAX_QUARANTINE_S = 480.0
 MAX_QUARANTINED = 4_096
 _log = logging.getLogger(__name__)
 
 
 class Quarantine(NamedTuple):
-    """A process in quarantine. ``since`` and ``until``: CLOCK_MONOTONIC s; ``times``: the number of quarantines in a
-    row.
+    """A process in quarantine, after the request ``op``. ``since`` and ``until``: CLOCK_MONOTONIC s; ``times``: the
+    number of quarantines in a row.
     """
 
     pid: int
@@ -43,10 +43,10 @@ class Quarantines:
         with self._lock:
             held = self._held.get((pid, start_ns)) if pid else None
         if held is not None and held.until > time.monotonic():
-            raise TargetTimeout(f"process {pid} is not read for a while because a read of it did not end ({held.op})")
+            raise TargetTimeout(f"process {pid} is in quarantine because an earlier read did not end ({held.op})")
 
     def add(self, pid: int, start_ns: int, op: str, first_s: float) -> None:
-        """Starts or prolongs a quarantine; the first quarantine of a process takes ``first_s`` seconds."""
+        """Starts a quarantine, or replaces the last one by a longer one; the first lasts ``first_s`` seconds."""
         now = time.monotonic()
         with self._lock:
             before = self._held.pop((pid, start_ns), None)
@@ -55,7 +55,7 @@ class Quarantines:
             self._held[pid, start_ns] = Quarantine(pid, start_ns, op, now, now + span, times)
             while len(self._held) > MAX_QUARANTINED:
                 self._held.popitem(last=False)
-        _log.warning("process %d cannot be read, a read did not end (%s): left alone for %g s", pid, op, span)
+        _log.warning("a read of process %d did not end (%s): it is not read again for %g s", pid, op, span)
 
     def end(self, pid: int, start_ns: int) -> None:
         """Ends the quarantine of a process that answered or exited."""

@@ -5,10 +5,9 @@ now (``environment``), or at exec (``exec``); the communicator that spans the jo
 and MPI (``scheduler``), if they differ between all trainers, since spawned processes inherit them; the process's title
 (``title``) and its arguments (``arguments``); the state of Python modules (``module``).
 
-Processes without RANK in their environment get their rank from the communicator that spans the job.
-
-torch calls the group of the whole job ``default_pg``. NCCL's pairs for send and receive have that name as well, so the
-largest group counts. A communicator of another name counts if its ranks are exactly the trainers of a run on one node.
+torch calls the group of the whole job ``default_pg``. NCCL's pairs for send and receive have this name as well, so the
+largest group counts. A communicator with another name spans the job if its ranks are exactly the trainers of a run on
+one node.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _MAX_OF_A_PROCESS = 64
 
 
 class Membership(NamedTuple):
-    """The place of a process in a communicator of ``size`` ranks: its ``rank``. ``comm``, ``name``, ``backend``: values
-    of the columns of these names."""
+    """The ``rank`` of a process in a communicator of ``size`` ranks. ``comm``, ``name`` and ``backend`` are as in the
+    columns of comm.communicators."""
 
     comm: str
     name: str | None
@@ -80,13 +79,13 @@ class SpanningCommunicators:
         return bool(self._of)
 
     def ranks_of(self, key: ProcessKey, trainers: Collection[ProcessKey], *, one_node: bool) -> Ranks | None:
-        """Returns rank and size of a process in its largest communicator that spans the job; None without one.
+        """Returns rank and size of a process in its largest communicator that spans the job; None if there is none.
 
-        ``trainers``: all trainers of its run on this node, including dead ones. ``one_node``: the job has no trainers
-        elsewhere.
+        ``trainers``: all trainers of its run on this node, also dead ones. ``one_node``: the job has no trainers on
+        other nodes.
         """
         spanning = [own for own in self._of.get(key, {}).values() if self._spans(own, trainers, one_node)]
-        # Of communicators with equal size the first counts.
+        # Among communicators of equal size, the first counts.
         best = max(spanning, key=lambda own: own.size, default=None)
         if best is not None:
             return Ranks(best.rank, best.size)
@@ -119,7 +118,7 @@ SOURCES = ("environment", "exec", "communicator", "scheduler", "title", "argumen
 
 
 class ModuleState(NamedTuple):
-    """The rank that the Python modules of a process have. ``coordinator``: "HOST:PORT" where the job's ranks meet, or
+    """The rank that Python modules of a process contain. ``coordinator``: "HOST:PORT" where the job's ranks meet, or
     empty.
     """
 
@@ -152,8 +151,8 @@ class Ranking:
     def ranks(self, facts: Facts, peers: Mapping[ProcessKey, Facts], *, one_node: bool) -> Ranks | None:
         """Returns the ranks of a trainer with their source; None if no evidence names them.
 
-        ``peers``: the trainers of its run on this node, including itself and dead trainers; empty while the run is
-        unknown. ``one_node``: the job has no trainers elsewhere.
+        ``peers``: all trainers of the run on this node, also dead ones; empty while the run is unknown. ``one_node``:
+        the job has no trainers on other nodes.
         """
         named = ranks_of(facts.environ, facts.current)
         if named is not None and named.certain:
@@ -171,8 +170,8 @@ class Ranking:
 
 
 def _distinct(peers: Mapping[ProcessKey, Facts]) -> bool:
-    """Returns whether the scheduler's ranks of all trainers differ: equal ranks are inherited from the process that it
-    started.
+    """Returns whether all trainers have different ranks in the scheduler's variables. Equal ranks are inherited from
+    the process that the scheduler started.
     """
     ranks = [named.rank for facts in peers.values() if (named := ranks_of(facts.environ)) is not None]
     return len(ranks) == len(set(ranks)) == len(peers)

@@ -1,8 +1,8 @@
-"""Sends requests to reader processes, each with a deadline. A target whose read did not end is not read for a while.
+"""Sends requests to reader processes, each with a deadline. A target whose read did not end is put in quarantine.
 
-``call_each`` reads many processes at once from a single thread, so that a slow or failed read delays no other: a thread
-for each process would wait longer for its turn than the readers need. ``ask_each`` uses threads, for processes that
-need several requests each.
+``call_each`` reads many processes at once from a single thread, and a slow or failed read delays no other read. A
+thread for each process would wait longer for its turn than the readers need. ``ask_each`` uses threads, for processes
+that need several requests each.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from probing.daemon.processes.quarantine import Quarantine, Quarantines
 __all__ = ("GRACE_S", "PATIENCE_S", "Failure", "ReaderPool", "ask_each", "payload_of", "seconds_left")
 
 QUARANTINE_S = 30.0
-# The first quarantine of a target, s, if its caller has a ``patience``: the target may only have been swapped out, or
-# the reader may only be slow on a busy machine.
+# The first quarantine of a target, s, if the caller set a ``patience`` or the reader was not blocked: the target may
+# only have been swapped out, or the machine may be busy.
 SHORT_QUARANTINE_S = 2.0
-# The pause between two looks at a reader that has not answered in time, s.
+# The interval at which a reader that has not answered in time is checked for progress, s.
 _LOOK_S = 0.1
-# A reader that runs, or waits for a CPU, gets this many timeouts more: a new reader would take longer to start.
+# A reader that runs, or waits for a CPU, gets this many further timeouts: a new reader would take longer to start.
 _EXTRA = 2
 _MAX_STAT = 4096
-# The time for the transfer of a reader's answer, in addition to the time that it spends on a process, s.
+# The time for the transfer of a reader's answer, in addition to the time for reading a process, s.
 _MARGIN_S = 0.05
-# A reader takes about 1 ms for a process; one that is blocked for longer, s, must not delay the others.
+# A usual ``patience``, s: a reader takes about 1 ms for a process, and a blocked reader must not delay other requests.
 PATIENCE_S = 0.04
-# A reader keeps the deadline itself. If it does not, it is given up this much later, s, and its target is left alone.
+# A reader keeps the deadline itself. If it does not, it is given up this much later, s, and its target is quarantined.
 GRACE_S = 1.0
 _HINT = "ask for fewer processes, or wait longer"
 _Key = tuple[int, int]
@@ -50,8 +50,8 @@ _Ask = Callable[[], Header]
 
 
 class _Blocked(ChannelTimeout):
-    """Raised when a reader neither runs nor waits for a CPU. ``patient``: it was given up after the caller's
-    ``patience``.
+    """Raised when a reader neither runs nor waits for a CPU. ``patient``: the caller had set a ``patience``, which is
+    over.
     """
 
     def __init__(self, *, patient: bool) -> None:
@@ -83,10 +83,10 @@ class ReaderPool:
     ) -> Message:
         """Sends a request to a reader (``confined/reader.py`` lists the ops). The caller owns the answer's descriptors.
 
-        ``timeout`` in seconds includes the wait for a free reader. A reader that is blocked, not only slow, is given up
-        after ``patience`` seconds. Without a patience a slow reader gets three times the timeout. ``pid`` 0 is for
-        requests about many processes. Raises ProcessGone, TargetTimeout (at once while the target is in quarantine),
-        another TargetError, PrivilegeError, or InternalError if no reader can be started.
+        ``timeout`` in seconds includes the wait for a free reader. A blocked reader is given up after ``patience``
+        seconds. Without a patience, a reader that is slow, but not blocked, gets three times the timeout. ``pid`` 0 is
+        for requests about many processes. Raises ProcessGone, TargetTimeout (at once while the target is in
+        quarantine), another TargetError, PrivilegeError, or InternalError if no reader can be started.
         """
         ((_, answer),) = self._round(op, {(pid, start_ns): lambda: args}, timeout, patience)
         if isinstance(answer, ProbingError):
@@ -98,8 +98,8 @@ class ReaderPool:
     ) -> Iterator[tuple[_Key, Message | ProbingError]]:
         """Makes ``call`` for many processes (pid, start_ns) at once: yields each process with its answer or error.
 
-        The functions in ``asks`` return the further arguments; each is called when a reader is free. Answers are in the
-        order in which they arrive.
+        The functions in ``asks`` return the further arguments of each request; they are called when a reader is free.
+        Answers come in the order of their arrival.
         """
         return self._round(op, asks, timeout, patience)
 
@@ -138,16 +138,16 @@ class ReaderPool:
             self._quarantines.add(*key, op, first)
         if patient:
             return TargetTimeout(
-                f"process {key[0]} does not let itself be read ({op})",
-                hint="its memory may lie on storage, or behind a handler, that does not answer",
+                f"the read of process {key[0]} is blocked ({op})",
+                hint="its memory may be on storage, or behind a page-fault handler, that does not answer",
             )
         return TargetTimeout(f"process {key[0]} could not be read in {timeout:g} s ({op})")
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A request that a reader works on: the time of the next look, and when it is given up even though the
-    reader runs.
+    """A request in progress. ``look``: when its reader is checked for progress next; ``last``: when it is given up even
+    if the reader runs. Both are on time.monotonic(). ``again``: this is the second try.
     """
 
     key: _Key
@@ -161,8 +161,8 @@ class _Asked:
 class _Round:
     """One call of ``call_each``: yields each process once with its answer or error, in the order of arrival.
 
-    ``deadline`` is on time.monotonic(). _Blocked is the error if a reader is blocked for ``patience`` seconds, or
-    without a patience at the deadline.
+    ``deadline`` is on time.monotonic(). The error is _Blocked if a reader is blocked for ``patience`` seconds, or,
+    without a patience, at the deadline.
     """
 
     def __init__(self, pool: Pool, op: str, asks: Mapping[_Key, _Ask], deadline: float, patience: float | None) -> None:
@@ -172,7 +172,7 @@ class _Round:
         self._waiting = deque((key, False) for key in asks)
         self._deadline = deadline
         self._patient = patience is not None
-        # There are two looks within the patience, so that the second is over when the patience ends.
+        # The reader is checked twice within the patience: if it has not run between the checks, it is blocked.
         self._look_s = _LOOK_S if patience is None else patience / 2
         self._busy: dict[int, _Asked] = {}
         self._readable = select.poll()
@@ -257,7 +257,7 @@ class _Round:
 
 
 class _Progress:
-    """Watches whether ``pid``, one of our readers, makes progress while it answers."""
+    """Checks whether the reader ``pid`` makes progress while it works on a request."""
 
     def __init__(self, pid: int) -> None:
         self._path = Path(f"/proc/{pid}/stat")
@@ -283,7 +283,7 @@ class _Progress:
         return switches if stat.state in "DS" else None
 
     def _switches(self) -> int:
-        # The number of times it was scheduled is finer than its CPU time, which is in ticks.
+        # The number of times that the reader was scheduled changes at each run; its CPU time is counted in ticks.
         return int(self._path.with_name("schedstat").read_text().split()[2])
 
 
@@ -334,7 +334,7 @@ def _outcome(target: _Key, future: Future[list[_Row]], deadline: float, what: st
 
 
 def payload_of(kind: type[_T], answer: Message) -> _T:
-    """Returns the JSON in the payload of a reader's answer as a ``kind``. Raises InternalError for anything else."""
+    """Returns the JSON in the payload of a reader's answer as a ``kind``. Raises InternalError for another payload."""
     try:
         return typed_json(kind, answer.payload)
     except ValueError as e:

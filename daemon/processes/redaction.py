@@ -14,7 +14,7 @@ from probing.daemon.processes.procfs import clean_text
 __all__ = ("command_text", "names_secret", "redacted", "takes_secret")
 
 MAX_COMMAND = 1_024
-# The characters of one argument that are read; the rest is never shown.
+# The most characters of an argument that are read and shown.
 MAX_ARGUMENT = 2 * MAX_COMMAND
 HIDDEN = "***"
 # Words that also count at the end of a longer word, as in dbpassword, hftoken, myapikey.
@@ -36,7 +36,7 @@ _KEY_OF = (
 # What may follow such a word, as in API_KEY_2 and token_value; --max-tokens, --tokenizer and --keyboard do not match.
 _AFTER = r"(?:[-_. ]?\d+|[-_. ](?:value|string|str|text|b64|base64))?"
 _NAME = re.compile(rf"(?:(?:{_GLUED})|^-*pass|(?:^|[^a-z0-9])(?:{_WORDS})|{_KEY_OF}){_AFTER}[\])]*$", re.IGNORECASE)
-# Names such as pad_token mean pieces of text, which are not secret.
+# Names such as pad_token mean tokens of a text, which are not secret.
 _OF_TEXT = re.compile(
     r"(?:^|[-_.])(?:bos|cls|eos|eot|image|mask|next|pad|prev|sep|special|start|stop|unk)[-_.]token$", re.IGNORECASE
 )

@@ -1,4 +1,4 @@
-"""Assigns identities to processes from their facts. It reads nothing, and uses no thread and no clock."""
+"""Assigns identities to processes from their facts. It does no I/O, and uses no thread and no clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from probing.daemon.source import Identity, ProcessKey
 __all__ = ("MAX_DEAD", "Process", "Registry", "settled")
 
 MAX_DEAD = 4_096
-# Sources of ranks that are evaluated again at each look: their evidence is kept with the facts.
+# Sources of ranks that are evaluated anew each time, since their evidence is kept with the facts.
 _FROM_ENVIRON = ("environment", "exec", "scheduler", "")
 _VERSION = re.compile(r"python([23]\.[0-9]{1,2})")
 
@@ -50,8 +50,8 @@ class Process:
 
 
 class Registry:
-    """The processes of the node. Not safe for two threads, except ``get`` and ``newest``. Start times count from the
-    boot ``boot_id``.
+    """The processes of the node. Not safe for two threads, except ``get`` and ``newest``. ``boot_id``: the boot from
+    which start times count.
     """
 
     def __init__(self, node: str, boot_id: str) -> None:
@@ -66,7 +66,7 @@ class Registry:
         self._newest: dict[int, Process] = {}
         self._restored: dict[ProcessKey, Mapping[str, Any]] = {}
         self._ranking = Ranking()
-        # Processes that called exec and were not read since.
+        # Processes that called exec and have not been read since then.
         self._replaced: set[ProcessKey] = set()
         self._pythons: dict[ProcessKey, str] = {}
         self._train_tids: dict[ProcessKey, int] = {}
@@ -75,9 +75,7 @@ class Registry:
         return key in self._facts and not self._gone(key)
 
     def live(self) -> list[Process]:
-        """Returns the live processes, with the owners taking turns: reading only the first of them is fair to
-        owners.
-        """
+        """Returns the live processes in an order in which the owners take turns: reading only the first N is fair."""
         live = [process for process in self._watched.values() if not process.ended]
         return in_turn(live, lambda process: process.identity.owner)
 
@@ -88,13 +86,13 @@ class Registry:
         return [*self.live(), *lost]
 
     def get(self, key: ProcessKey) -> Process | None:
-        """Returns a watched process, or None. For any thread: a process is always in one of two maps, and moves back at
-        most to the first.
+        """Returns a watched process, or None. For any thread: the first map is read again, because a process may move
+        between the two maps meanwhile.
         """
         return self._watched.get(key) or self._dead.get(key) or self._watched.get(key)
 
     def newest(self, pid: int) -> Process | None:
-        """Returns the watched process that had this pid last, dead or alive. For any thread."""
+        """Returns the last watched process with this pid, dead or alive. For any thread."""
         return self._newest.get(pid)
 
     def facts_of(self, key: ProcessKey) -> Facts | None:
@@ -105,7 +103,7 @@ class Registry:
         return self._gone(key) or (key in self._dead and key not in self._restored)
 
     def alive(self) -> list[ProcessKey]:
-        """Returns all live processes, watched or not, and restored processes that were not listed again yet."""
+        """Returns all live processes, watched or not, and the restored processes that have not been listed since."""
         return [key for key in self._facts if not self._gone(key)] + list(self._restored.keys() - self._facts.keys())
 
     def update(self, found: Iterable[Facts]) -> list[Process]:
@@ -146,7 +144,7 @@ class Registry:
         return Facts(*facts.key, environ={name: str(environ[name]) for name in ALLOWED_NAMES & environ.keys()})
 
     def note_backends(self, key: ProcessKey, backends: Iterable[str]) -> list[Process]:
-        """Adds collective backends that the process uses: they prove that it is in a process group."""
+        """Adds collective backends that a process uses, which prove that it is in a process group."""
         facts = self._facts.get(key)
         names = frozenset(f"pt_{name}" for name in backends)
         if facts is None or names <= facts.threads:
@@ -203,7 +201,7 @@ class Registry:
         if process is None:
             self._facts.pop(key, None)
             self._ranking.forget(key)
-            # An earlier daemon watched the process, which ended before this daemon looked.
+            # An earlier daemon watched the process, which ended before this daemon read it.
             return self._dead.get(key) if self._restored.pop(key, None) else None
         self._restored.pop(key, None)
         if process.ended:
@@ -213,7 +211,7 @@ class Registry:
         return process
 
     def restore(self, detail: Mapping[str, Any], process: Process, *, ended: bool) -> None:
-        """Adds a process of an earlier daemon of this boot; it counts as dead until it is listed again."""
+        """Adds a process that an earlier daemon of this boot watched; it counts as dead until it is listed again."""
         if not ended:
             self._restored[process.key] = detail
         process.started = process.published = process.ended = True
@@ -233,7 +231,7 @@ class Registry:
         return process is not None and process.ended
 
     def _bury(self, process: Process) -> None:
-        # Thousands of dead processes are kept, so only their identities are.
+        # Thousands of dead processes are kept, so their facts are dropped, except for the identity.
         facts = process.facts
         process.facts = Facts(facts.pid, facts.start_ns, facts.ppid, facts.uid, facts.owner)
         self._dead[process.key] = process
@@ -244,7 +242,7 @@ class Registry:
                 del self._newest[key[0]]
 
     def _forget_unrelated(self) -> None:
-        """Drops dead processes that no live role depends on and no table shows."""
+        """Moves dead processes on which no role of a live process depends, and which no table shows, to ``_dead``."""
         alive = [facts for key, facts in self._facts.items() if not self._gone(key)]
         needed = {(pid, start) for facts in alive for pid, start, _ in facts.ancestors}
         needed |= {process.key for process in self.shown()}
@@ -262,7 +260,7 @@ class Registry:
                 assigned[key] = "launcher"
         order = sorted(assigned, key=lambda key: (key[1], len(self._facts[key].ancestors), key[0]))
         changed = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
-        # The ranks follow from all trainers of a run together, so they are computed once the runs are known.
+        # Ranks depend on all trainers of a run, so they are computed in a second pass, when the runs are known.
         ranked = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
         changed = [p for p in changed if p.key not in {p.key for p in ranked}] + ranked
         # A launcher gets the job of its newest trainer; helpers get the job of the process above them.
@@ -307,7 +305,7 @@ class Registry:
         return process
 
     def _ranks(self, facts: Facts) -> Ranks | None:
-        """Returns the ranks of a trainer by its best evidence, from now or earlier."""
+        """Returns the ranks of a trainer by its best evidence, present or earlier."""
         process, one_node = self._watched.get(facts.key), False
         peers: dict[ProcessKey, Facts] = {}
         if process is not None:
@@ -420,8 +418,8 @@ def _run_of(process: Process) -> tuple[str, str]:
 def settled(facts: Facts, process: Process | None) -> bool:
     """Returns whether the identity of a process is final: then the process is not read again.
 
-    It is not final with ranks of a scheduler, which may belong to the process that it started. When a process gets a
-    new process group, it is read again.
+    Ranks of a scheduler are not final, since the process may have inherited them from the process that the scheduler
+    started. When a process gets a new process group, it is read again.
     """
     if process is None:
         return not facts.python

@@ -1,7 +1,7 @@
 """Assigns roles to the processes to watch: trainer, launcher, data_loader or other.
 
-Roles follow only from facts, so two daemons on a node agree, and a process that imports its framework late gets its
-role from its new facts.
+Roles depend only on facts, so two daemons on a node agree, and a process that imports its framework late gets its role
+from its new facts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LAUNCH_MODULES = re.compile(
 _ACCELERATE = re.compile(r"accelerate(?:[./]commands[./]accelerate_cli(?:\.py)?)?$")
 _HELPER_CODE = re.compile(r"from multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver) import")
 _HELPER_MODULES = re.compile(r"torch[./]_inductor[./]compile_worker|torch[./]_inductor[./].*subproc")
-# The program may be the dynamic loader: then the real program, and the loader's options, are among its arguments.
+# The program may be the dynamic loader, whose arguments are its options and then the command line of the real program.
 _LOADER = re.compile(r"(?:.*/)?ld(?:-[\w.-]+)?\.so(?:\.[0-9]+)*$")
 _LOADER_OPTIONS = ("--argv0", "--audit", "--glibc-hwcaps-mask", "--glibc-hwcaps-prepend", "--library-path", "--preload")
 _ELASTIC_THREAD = "pt_elastic"
@@ -39,7 +39,7 @@ _LOADER_THREAD = "pt_data_worker"
 
 
 def interpreter_target(cmdline: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
-    """Returns the program of a Python: ("script" | "module" | "code" | "", name or text, the arguments after it)."""
+    """Returns the program that a Python runs: ("script" | "module" | "code" | "", its name or code, its arguments)."""
     rest = _of_interpreter(list(cmdline))[1:]
     while rest:
         word = rest.pop(0)
@@ -131,7 +131,7 @@ class _Assignment:
         return "trainer" if facts.framework or (ranks is not None and ranks.certain) else "other"
 
     def _trainer_above(self, facts: Facts) -> Facts | None:
-        # If a launcher is between the two, it has ranks of its own.
+        # If a launcher is between the two, the process is a rank of that launcher.
         for above in self.ancestors(facts):
             role = self.role.get(above.key)
             if role in ("trainer", "launcher"):
@@ -142,7 +142,7 @@ class _Assignment:
         """Returns the role of a process below a trainer: the real trainer below a wrapper, a data loader, or another
         helper.
         """
-        # Lightning's rank 0 runs the same command for each other rank; a forked process has no group's threads.
+        # Lightning's rank 0 starts each other rank with its own command. A forked process has no threads of a group.
         again = _runs(facts) == _runs(above) and not (ranks and ranks.same(self.ranks[above.key]))
         if facts.in_group and (again or not above.in_group):
             return "trainer"
@@ -155,10 +155,10 @@ class _Assignment:
         return "other"
 
     def promote_parents(self) -> None:
-        """Makes a parent of trainers that does not train itself a launcher: the caller of ``mp.spawn``, or a wrapper.
+        """Gives the role launcher to parents of trainers that do not train: callers of ``mp.spawn``, and wrappers.
 
-        A Python without a framework becomes a launcher if it started trainers by multiprocessing, like the engine of a
-        server.
+        A Python without a framework becomes a launcher if it started trainers by multiprocessing, as the engine of an
+        inference server does.
         """
         for key in [key for key, role in self.role.items() if role == "trainer"]:
             for above in self.ancestors(self.known[key]):
@@ -174,7 +174,9 @@ class _Assignment:
         return next((self.known.get(ProcessKey(pid, start)) for pid, start, _ in facts.ancestors[:1]), None)
 
     def _started(self, key: ProcessKey, parent: Facts) -> bool:
-        """Returns whether multiprocessing started a trainer; a title, which hides the arguments, implies it."""
+        """Returns whether multiprocessing started a trainer. A title hides the arguments that show this, so a trainer
+        with a title counts as started so.
+        """
         facts = self.known[key]
         return _forked(facts, parent) or _spawned(facts) or self.titles[key] == "trainer"
 
@@ -201,7 +203,7 @@ def _spawned(facts: Facts) -> bool:
 
 
 def _runs(facts: Facts) -> tuple[str, str, tuple[str, ...]]:
-    """Returns the program of a Python: kind, name of the script without its folder, and arguments."""
+    """Returns the program that a Python runs: kind, name without its folder, and arguments."""
     kind, name, arguments = interpreter_target(facts.cmdline)
     return kind, name.rpartition("/")[2], arguments
 

@@ -36,7 +36,7 @@ _STATES = {"T": "stopped", "t": "stopped", "D": "blocked", "Z": "zombie", "X": "
 
 
 def state_name(letter: str) -> str:
-    """Returns the state for a letter of the kernel."""
+    """Returns the name of a process state, given as the kernel's letter."""
     return _STATES.get(letter, "running")
 
 
@@ -110,7 +110,9 @@ def detail_of(process: Process, boot_id: str) -> str:
 
 
 def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tuple[Mapping[str, Any], Process] | None:
-    """Returns the detail that ``detail_of`` wrote, and its process; None if it is of another boot or is malformed."""
+    """Returns the detail ``text``, which ``detail_of`` wrote, and its process; None if it is malformed or of another
+    boot.
+    """
     try:
         detail = json.loads(text) if len(text) <= MAX_DETAIL else None
     except ValueError:
@@ -170,10 +172,9 @@ def stored_processes(rows: pa.Table, boot_id: str) -> Iterator[tuple[Mapping[str
 
 
 def _newest(rows: pa.Table) -> tuple[list[tuple[ProcessKey, str | None]], set[ProcessKey]]:
-    """Returns key and detail of the newest rows of process.events with an identity, by time, and the processes that
-    ended.
+    """Returns (key, detail) of the newest events ``identified``, by time, and the keys of the processes that exited.
 
-    There can be very many rows, so no Python object is made for most of them. pyarrow.compute is not used, as in
+    There can be very many rows, so no Python object is made for most of them. pyarrow.compute is slow to import, see
     ``integers``.
     """
     texts, codes = texts_and_indices(rows.column("event").unify_dictionaries().combine_chunks())

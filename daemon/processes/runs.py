@@ -1,10 +1,10 @@
 """Names the runs of a job: ``0-1a2b3c`` is the count of restarts and a suffix that keeps equal jobs apart.
 
 A job whose name is never reused (a Slurm step) needs only the count. A job on one node gets the suffix from its
-launcher (the nearest ancestor with that role), or else from its oldest process: a process joins the run that has live
-members, unless its rank is taken there. A job that spans nodes needs the same name on all of them, where only the
-address of its master is equal: torchrun draws that port for each start (c10d rendezvous); with a fixed port, equal jobs
-in sequence share a run.
+launcher (the nearest ancestor with that role). Without a launcher the suffix comes from the oldest process: a process
+joins a run with live members, unless its rank is taken there. A job that spans nodes needs the same name on all nodes,
+and only the address of its master is equal on all: torchrun draws a new port for each start (c10d rendezvous), but with
+a fixed port, equal jobs in sequence share a run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Runs:
         self._of_job: dict[tuple[str, str, str], list[_Run]] = {}
 
     def name(self, facts: Facts, job: Job, launcher: ProcessKey | None, rank: int | None, container: str | None) -> str:
-        """Returns the run of a trainer. Call it once for each process, for older processes first."""
+        """Returns the name of the run of a trainer. Call it once for each process, older processes first."""
         restarts = restarts_of(facts.environ)
         if job.unique:
             return restarts
@@ -59,7 +59,7 @@ class Runs:
         self._enter(run, facts.key, rank)
 
     def ended(self, key: ProcessKey) -> None:
-        """Notes that a process ended; nothing can join a run without live processes."""
+        """Drops a process that ended, and runs without live processes, which no process can join any more."""
         for place, runs in list(self._of_job.items()):
             for run in runs:
                 run.live.discard(key)
@@ -90,5 +90,5 @@ class Runs:
 
 
 def anchor_of(scope: str, text: str) -> str:
-    """Returns a hash of ``text`` of six letters."""
+    """Returns a hash of ``scope`` and ``text``: six hexadecimal digits."""
     return hashlib.blake2s(f"{scope}|{text}".encode(errors="replace")).hexdigest()[:_LETTERS]

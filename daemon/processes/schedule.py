@@ -1,4 +1,4 @@
-"""Plans when each process is looked at."""
+"""Schedules the reads of processes for their identification."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 
 __all__ = ("AGAIN_S", "Agenda", "next_look_s")
 
-# The time from one look to the next at a Python that may still become a trainer, s.
+# The times between the first reads of a Python, which may still become a trainer, s.
 AGAIN_S = (0.2, 0.3, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 8.0, 15.0)
 RARELY_S, MAX_RARELY_S = 30.0, 120.0
-# The time to the next look at a process that is watched or has a framework, s: while it is young, and later.
+# The longest time between two reads of a process that is watched or has a framework, s: while it is young, and later.
 NEAR_S, NEAR_LATER_S = 5.0, 15.0
 
 
 class Agenda:
-    """The pids to look at, by time; each pid is in it once, with its earliest time."""
+    """The pids to read, by time; each pid occurs once, with its earliest time."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
@@ -45,7 +45,9 @@ class Agenda:
 
 
 def next_look_s(looks: int, *, near: bool) -> float:
-    """Returns the seconds until the next look at a process that was looked at ``looks`` times."""
+    """Returns the seconds until the next read of a process that was read ``looks`` times. ``near``: it is watched or
+    has a framework.
+    """
     if looks <= len(AGAIN_S):
         delay = AGAIN_S[looks - 1]
     else:

@@ -1,4 +1,4 @@
-"""Reads one process from /proc. Only a reader does this, because each of these reads can block forever.
+"""Reads one process from /proc. Only a reader may do this, because each read of a target can block forever.
 
 All reads go through a descriptor of ``/proc/PID``, which stays bound to that process: a reused pid cannot return
 another process's data. The process must be the same before and after each request.
@@ -41,7 +41,7 @@ MAX_PIDS = 65_536
 MAX_THREADS = 1_024
 MAX_ANCESTORS = 32
 MAX_TARGETS = 4_096
-# The limit of memory reads for an environment: MAX_VARIABLES take some 130 reads.
+# The most reads and bytes of memory for an environment. MAX_VARIABLES variables take some 130 reads.
 MAX_READS, MAX_READ_BYTES = 1_024, 8 << 20
 _CHUNK = 64 << 10
 _LIBRARY = re.compile(
@@ -153,7 +153,7 @@ class Target:
 
 
 def identity(target: Target) -> Header:
-    """Returns the facts for ``facts.Facts.from_reader``: clean texts, and only allowed variables of the environment.
+    """Returns the facts for ``facts.Facts.from_reader``, with clean texts and only ALLOWED_NAMES of the environment.
 
     ``environ``: the variables at exec, unless the process has written its title over them; ``variables``: the variables
     that getenv(3) would return now, or None.
@@ -206,7 +206,7 @@ def states(wanted: list[Any], threads: bool, memory: bool = False) -> list[Heade
 
 
 class Summary(NamedTuple):
-    """What a list of processes has of each; ``state`` is the kernel's letter."""
+    """An entry of a list of processes; ``state`` is the kernel's letter."""
 
     pid: int
     start_ns: int
@@ -217,7 +217,7 @@ class Summary(NamedTuple):
 
 
 def list_processes(pids: list[int] | None) -> list[Summary]:
-    """Returns all processes, or those of ``pids``, without kernel threads."""
+    """Returns the processes with these ``pids`` (None: all), without kernel threads."""
     if pids is None:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     found = []
@@ -261,7 +261,7 @@ def _variables(pid: int, maps: bytes, program: bytes) -> dict[str, str] | None:
     except ProcessGone:
         raise
     except ProbingError:
-        return None  # the rest of its identity is still useful
+        return None  # the other facts are still useful
 
 
 def _main_thread_ended(stat: Stat) -> bool:

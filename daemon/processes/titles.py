@@ -1,8 +1,7 @@
-"""Reads the place of a process in its job from the title or the arguments that its framework gave it.
+"""Reads the rank of a process, or its coordinates in the job, from the title or the arguments that its framework set.
 
-The titles are those of vLLM 0.32 (vllm/v1/executor/multiproc_executor.py), SGLang 0.5
-(sglang/srt/managers/scheduler.py) and Ray 2.60 (the name of the actor's class). Arguments: DeepSpeed's launcher and
-torch.distributed.launch pass --local_rank.
+Titles: vLLM 0.32 (vllm/v1/executor/multiproc_executor.py), SGLang 0.5 (sglang/srt/managers/scheduler.py) and Ray 2.60
+(the name of the actor's class). Arguments: DeepSpeed's launcher and torch.distributed.launch pass --local_rank.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ __all__ = ("Place", "place_in_arguments", "place_in_title", "rank_in_grid", "rol
 
 
 class Place(NamedTuple):
-    """The place of a process in the grid of its job: ``coordinates``, the slowest first. ``kind``: equal for equal
-    grids.
+    """The ``coordinates`` of a process in the grid of its job; the last coordinate changes fastest with the rank.
 
-    ``size``: the number of ranks if the title names it; then there is one coordinate, the rank.
+    ``kind``: only places of the same kind belong to one grid. ``size``: the number of ranks, if the title names it;
+    then there is one coordinate, the rank.
     """
 
     kind: str
@@ -30,9 +29,7 @@ class Place(NamedTuple):
 
 
 class _Pattern(NamedTuple):
-    """A pattern of titles. ``role`` of the processes with this title, empty if the title does not tell. ``parts``:
-    names of coordinates.
-    """
+    """A pattern of titles. ``role``: the role of processes with such a title. ``parts``: names of the coordinates."""
 
     title: re.Pattern[str]
     role: str
@@ -56,15 +53,15 @@ _ARGUMENTS = (("rank", "world_size"), ("process_id", "num_processes"), ("local_r
 
 
 def role_in_title(cmdline: tuple[str, ...]) -> str:
-    """Returns trainer, launcher, other, or engine (which starts trainers, or trains itself); empty for an unknown
-    title.
+    """Returns the role that the title names: trainer, launcher, other, or engine (a process that starts trainers, or
+    trains itself); empty for an unknown title.
     """
     pattern, _ = _pattern(cmdline)
     return pattern.role if pattern else ""
 
 
 def place_in_title(cmdline: tuple[str, ...]) -> Place | None:
-    """Returns the rank that the title of a process names: ``VLLM::Worker_PP1_TP3``, or any title with ``rank 3/8``."""
+    """Returns the place that the title of a process names: ``VLLM::Worker_PP1_TP3``, or any title with ``rank 3/8``."""
     pattern, match = _pattern(cmdline)
     if pattern is not None and match is not None:
         if not pattern.parts:
@@ -87,12 +84,12 @@ def place_in_arguments(cmdline: tuple[str, ...]) -> Place | None:
 
 
 def rank_in_grid(place: Place, places: Collection[Place]) -> Ranks | None:
-    """Returns the rank of ``place``; None if ``places``, those of all processes of the job, are not a complete grid."""
+    """Returns the rank of ``place``; None if ``places``, the places of the job's processes, are no complete grid."""
     if place.size is not None:
         return Ranks(place.coordinates[0], place.size)
     taken = {other.coordinates for other in places}
     lengths = [max(numbers) + 1 for numbers in zip(*taken, strict=True)] if _alike(place, places) else []
-    # A single process may be the only process of a larger job that was seen so far.
+    # A single place may belong to a larger job whose other processes have not been seen yet.
     if len(taken) < max(2, len(places)) or prod(lengths) != len(taken) or place.coordinates not in taken:
         return None
     rank = 0

@@ -321,7 +321,9 @@ class FakeNode(NodeServicer):
             if request.key == "sampling.hz" and not request.value.isdigit():
                 self._abort(context, UsageError(f"{request.value} is no number", hint="sampling.hz takes 0 to 999"))
             if request.key == "variables.interval_s" and (request.job or request.pid):
-                self._abort(context, UsageError(f"{request.key} is one for all processes", hint="leave --job out"))
+                self._abort(
+                    context, UsageError(f"{request.key} can only be set for all processes", hint="leave --job out")
+                )
             until = 2_000_000_000 * SECOND + 5 if request.for_ms else 0
             self.changes[scope] = (request.value, until, request.persist)
         if request.reset:

@@ -1,7 +1,7 @@
-"""Registers files with probes, the processes that map them, and refused files. All are limited, in sum and by user.
+"""Registers files with probes, the processes that map them, and refused files. Their number is limited, also by user.
 
-/proc/PID/maps shows the device and inode of a mount, and each overlay mount has its own; probes belong to the inode of
-the lower file system.
+/proc/PID/maps shows device and inode of a file as its mount has them, and each overlay mount has its own. Probes belong
+to the inode of the lower file system.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from probing.api.errors import AttachError
 __all__ = ("Files", "Holder", "Identity", "Key", "ProbedFile", "Refusal")
 
 Key = tuple[int, int]
-"""Device and inode as /proc/PID/maps shows them."""
+"""Device and inode of a file as /proc/PID/maps shows them."""
 Identity = tuple[int, int]
 """st_dev and st_ino of the file that the probes belong to."""
 MAX_FILES = 256
@@ -23,17 +23,16 @@ MAX_FILES_OF_USER = 64
 MAX_REFUSALS = 1_024
 # The pause before a refused file is tried again: 60, 120, 240 ... s; for a file that did not answer 2, 4, 8 ... s.
 FIRST_PAUSE_S, FIRST_SILENT_PAUSE_S, LAST_PAUSE_S = 60.0, 2.0, 3_600.0
-# How long after the last try a refusal is shown, s.
+# The time after the last try for which a refusal is shown, s.
 SHOWN_S = 600.0
 
 
 @dataclass(slots=True)
 class ProbedFile:
-    """A file with probes. ``reasons``: by library, why rows of processes that mapped the file before are missing.
-    ``probed_ns``: by library, since when rows are complete, ns since boot. ``users``: pids of the processes that map
-    the file.
+    """A file with probes. ``probed_ns``: when the probes of each library were attached, ns since boot. ``reasons``: by
+    library, why processes that mapped the file earlier have gaps. ``users``: pids of the processes that map the file.
 
-    ``held``: the key of the mount through which the file was opened; its probes keep this mount in use.
+    ``held``: the key under which the file was opened; the probes keep the mount of this key in use.
     """
 
     identity: Identity
@@ -48,9 +47,7 @@ class ProbedFile:
 
 @dataclass(slots=True)
 class Holder:
-    """A process that maps files of interest. ``reported``: (library, reason) of the losses that were
-    reported for it.
-    """
+    """A process that maps files of interest. ``reported``: (library, reason) of its losses that were reported."""
 
     start_ns: int
     keys: set[Key] = field(default_factory=set)
@@ -59,8 +56,8 @@ class Holder:
 
 @dataclass(slots=True)
 class Refusal:
-    """Why a file has no probes. ``until``: no new try before this time; ``at``: the last try; both on
-    time.monotonic().
+    """Why a file has no probes. ``at``: the last try; ``until``: when the file may be tried again; both on
+    time.monotonic(). ``pause``: the time between the two, s. ``silent``: the file or process did not answer.
     """
 
     path: str
@@ -84,10 +81,10 @@ class Files:
         return self._by_key.get(key)
 
     def admit(self, identity: Identity, uid: int) -> None:
-        """Raises AttachError if one more probed file is too many for the user, or for all users."""
+        """Raises AttachError if the user, or all users together, may not have another probed file."""
         if identity in self._by_identity:
             return
-        hint = "libraries that no process maps any more make room"
+        hint = "there is room again when no process maps some of these libraries any more"
         if sum(file.uid == uid for file in self._by_identity.values()) >= MAX_FILES_OF_USER:
             raise AttachError(f"{MAX_FILES_OF_USER} libraries of user {uid} are probed already", hint=hint)
         if len(self._by_identity) >= MAX_FILES:
@@ -101,9 +98,7 @@ class Files:
         return file
 
     def holds(self, pid: int, start_ns: int, keys: set[Key]) -> bool:
-        """Registers that a process maps exactly the files ``keys``. Returns whether one of them is new
-        for the process.
-        """
+        """Registers that a process maps the files ``keys`` and no others. Returns whether one of them is new for it."""
         before = self.holders.get(pid)
         if before is not None and before.start_ns != start_ns:
             self.gone(pid)
@@ -125,21 +120,21 @@ class Files:
                 file.users.discard(pid)
 
     def idle(self) -> list[ProbedFile]:
-        """Returns files that no registered process maps through the mount that their probes keep in use."""
+        """Returns the files that no registered process maps through the mount of their key ``held``."""
         return [file for file in self._by_identity.values() if not self.is_held(file)]
 
     def is_held(self, file: ProbedFile) -> bool:
         return any(file.held in self.holders[pid].keys for pid in file.users)
 
     def drop(self, file: ProbedFile) -> set[int]:
-        """Drops a file whose probes were ended. Returns the processes that still map it."""
+        """Drops a file whose probes were detached. Returns the pids of the processes that still map it."""
         del self._by_identity[file.identity]
         for key in file.keys:
             del self._by_key[key]
         return file.users
 
     def forget_source(self, source: str) -> None:
-        """Drops the probes and refusals of a library, whose probes are attached again."""
+        """Drops the entries and refusals of a library, so that its probes are attached again."""
         for file in self._by_identity.values():
             file.reasons.pop(source, None)
             file.probed_ns.pop(source, None)
@@ -164,7 +159,7 @@ class Files:
         return refusal
 
     def refusal(self, source: str, key: Key, uid: int) -> Refusal | None:
-        """Returns the refusal that keeps a file from being tried now; None: the file may be tried."""
+        """Returns the refusal due to which a file must not be tried now; None if it may be tried."""
         found = self._refusals.get((source, key, uid))
         return found if found is not None and found.until > time.monotonic() else None
 
@@ -172,16 +167,16 @@ class Files:
         self._refusals.pop((source, key, uid), None)
 
     def refused_to(self, uid: int, *, silent: bool = False) -> int:
-        """Returns the number of a user's files that were refused lately; ``silent``: only files that did not answer."""
+        """Returns the number of recently refused files of a user; ``silent``: only files that did not answer."""
         since = time.monotonic() - SHOWN_S
         return sum(known[2] == uid and r.at > since and (r.silent or not silent) for known, r in self._refusals.items())
 
     def attached(self) -> Counter[str]:
-        """Returns the number of probed files by path; the path that was probed last comes first."""
+        """Returns the number of probed files by path, the most recently probed path first."""
         return Counter(file.path for file in reversed(list(self._by_identity.values())))
 
     def refused(self) -> list[str]:
-        """Returns why files could not be probed at the last try, the newest first, each reason once."""
+        """Returns, for each recently refused file, its path and the reason of the last try, the newest first."""
         since = time.monotonic() - SHOWN_S
         newest = [r for r in reversed(list(self._refusals.values())) if r.at > since]
         return list(dict.fromkeys(f"{r.path} cannot be probed: {r.reason}" for r in newest))

@@ -1,4 +1,4 @@
-"""Places probes on a mapped file, and reports the missing rows where the probes failed or came late."""
+"""Attaches probes to a mapped file, and reports missing rows if the probes failed or came late."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = (
 
 MAX_REPORTED = 64
 MAX_SHOWN = 80
-# Refused files of a user that are logged as warnings; further ones are logged at debug level.
+# The most refused files of a user that are logged as warnings; further refusals are logged at debug level.
 MAX_LOGGED = 8
 _log = logging.getLogger(__name__)
 
 
 class Mapped(NamedTuple):
-    """A file of interest that a process of user ``uid`` maps; ``late``: the process may have mapped it long before."""
+    """A file of interest that a process of user ``uid`` maps; ``late``: the process may have mapped it long ago."""
 
     process: ProcessNow
     uid: int
@@ -37,8 +37,8 @@ class Mapped(NamedTuple):
 
 
 class LibraryProbes:
-    """Places the probes of libraries, and reports what they missed. For one thread; ``files.attached`` and
-    ``files.refused`` are for any.
+    """Attaches the probes of libraries, and reports missing rows. For one thread, except ``files.attached`` and
+    ``files.refused``, which are for any thread.
     """
 
     def __init__(self, session: Session, libraries: Sequence[ProbedLibrary], sink: Sink, clock: Clock) -> None:
@@ -53,9 +53,9 @@ class LibraryProbes:
         return any(library.interesting(path) for library in self._libraries)
 
     def wanting(self, mapped: Mapped) -> Iterator[ProbedLibrary]:
-        """Yields the libraries whose probes ``mapped`` lacks, except those whose probes the file refused lately.
+        """Yields the libraries whose probes the file ``mapped`` lacks, except libraries that were refused recently.
 
-        For the other libraries, rows that are missing are reported as losses.
+        For libraries that are not yielded, missing rows of the process are reported as losses.
         """
         for library in self._libraries:
             if library.interesting(mapped.mapping.path) and not self._is_settled(mapped, library):
@@ -65,7 +65,7 @@ class LibraryProbes:
         file = self.files.find(mapped.key)
         if file is not None and library.name in file.reasons:
             probed_ns = file.probed_ns[library.name]
-            # A process that started after the file got its probes lacks no row, even if the look at it was late.
+            # A process that started after the probes were attached lacks no row, even if it is examined late.
             if file.reasons[library.name] and mapped.late and mapped.process.start_ns < probed_ns:
                 self._gap(mapped.process, library, file.reasons[library.name], probed_ns)
             return True
@@ -75,7 +75,7 @@ class LibraryProbes:
         return refusal is not None
 
     def attach(self, fd: int, mapped: Mapped, library: ProbedLibrary) -> Refusal | None:
-        """Places the probes of a library on the file with descriptor ``fd``. Returns the refusal if that failed."""
+        """Attaches the probes of a library to the file with descriptor ``fd``. Returns the refusal if this failed."""
         key, uid = mapped.key, mapped.uid
         try:
             identity = self._session.identity(fd)
@@ -96,16 +96,16 @@ class LibraryProbes:
         silent = isinstance(error, TargetTimeout | InternalError)
         refusal = self.files.refuse(library.name, mapped.key, uid, path, error.message, silent=silent)
         level = logging.WARNING if self.files.refused_to(uid) <= MAX_LOGGED else logging.DEBUG
-        _log.log(level, "%s cannot be probed: %s; left alone for %g s", path, error.message, refusal.pause)
+        _log.log(level, "%s cannot be probed: %s; next try in %g s", path, error.message, refusal.pause)
         return refusal
 
     def let_go(self, file: ProbedFile) -> set[int]:
-        """Ends the probes on a file. Returns the processes that still map it."""
+        """Detaches the probes of a file. Returns the pids of the processes that still map it."""
         self._end(file.identity)
         return self.files.drop(file)
 
     def end_unmapped(self) -> None:
-        """Ends the probes that an earlier daemon put on files that no process maps now."""
+        """Detaches probes that an earlier daemon attached to files that no process maps now."""
         for identity in self._session.probed_files() - self.files.identities:
             self._end(identity)
 
@@ -115,7 +115,9 @@ class LibraryProbes:
             library.forget(identity)
 
     def _gap(self, process: ProcessNow, library: ProbedLibrary, reason: str, probed_ns: int | None = None) -> None:
-        """Reports missing rows of a process, once for each reason; until now, or until ``probed_ns`` (since boot)."""
+        """Reports missing rows of a process, once for each reason: from its start until ``probed_ns`` (since boot;
+        None: until now).
+        """
         holder = self.files.holders[process.pid]
         if (library.name, reason) in holder.reported or len(holder.reported) >= MAX_REPORTED:
             return
@@ -127,7 +129,7 @@ class LibraryProbes:
 
 
 def _shown(path: bytes) -> str:
-    """Returns ``path`` shortened to the end of its directory and the begin of its name."""
+    """Returns ``path``, shortened to the end of its directory and the begin of its name."""
     folder, _, name = path.rpartition(b"/")
     cut = "…" if len(folder) > MAX_SHOWN else ""
     return f"{cut}{clean_text(folder[-MAX_SHOWN:])}/{clean_text(name, MAX_SHOWN)}"

@@ -1,5 +1,5 @@
-"""Decides which process's libraries are looked at next: each process once, users in turn, with a
-credit for each user.
+"""Decides the process whose libraries are examined next. Each process is queued once, the users take turns, and a user
+with too many useless looks has to rest. A look is the examination of one process.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ MAX_WAITING = 65_536
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 480.0
 MAX_RETRIED = 4_096
 MAX_REST_S = 60.0
-# A look without a result costs its user credit. A user without credit rests, REST_FACTOR times as long.
+# Looks that found nothing cost their user credit, 1 each. A user without credit rests for REST_FACTOR times the
+# duration of the look.
 CREDIT, CREDIT_A_SECOND = 100.0, 10.0
 REST_FACTOR = 20
 MAX_DEBTORS = 4_096
-# Resolution of the times of retries, s.
+# The resolution of the times of retries, s.
 TICK_S = 0.1
 
 
 class Turn(NamedTuple):
-    """A process to look at. ``fresh``: it has new mappings since the last look. ``may_attach`` is False while its user
+    """A process to examine. ``fresh``: it has new mappings since the last look. ``may_attach`` is False while its user
     rests."""
 
     pid: int
@@ -38,7 +39,7 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class _User:
-    """The waiting processes of a user: ``fresh`` comes first, ``held`` comes after the user's rest.
+    """The queued processes of a user: ``fresh`` before ``scanned``, and ``held`` once the user's rest is over.
 
     ``rests_until`` is on time.monotonic().
     """
@@ -56,9 +57,8 @@ class _Retry:
 
 
 class Turns:
-    """The queue of processes. ``add`` and ``stop`` are safe for any thread, all else is for the thread that looks.
-
-    ``uid_of`` returns the real user of a process, None for a process that ended.
+    """The queue of processes. ``add`` and ``stop`` are for any thread, all other methods for the thread that examines
+    processes. ``uid_of`` returns the real user of a process, None for a process that ended.
     """
 
     def __init__(self, uid_of: Callable[[int], int | None]) -> None:
@@ -74,7 +74,7 @@ class Turns:
         # User -> (credit left, time of that credit).
         self._credits: OrderedDict[int, tuple[float, float]] = OrderedDict()
         self.refused = 0
-        """Processes that were dropped since the queue was full: a scan finds them."""
+        """The number of processes that were dropped because the queue was full; a scan finds them again."""
 
     def add(self, pids: Iterable[int], *, fresh: bool) -> None:
         """Queues processes that are not queued yet."""
@@ -107,12 +107,12 @@ class Turns:
         return None
 
     def rest(self, uid: int, seconds: float) -> None:
-        """Lets a user rest for ``seconds``: only scans look at its processes, and attach nothing."""
+        """Lets a user rest for ``seconds``: only scans examine its processes, and no probes are attached."""
         user = self._users.setdefault(uid, _User())
         user.rests_until = max(user.rests_until, time.monotonic() + min(seconds, MAX_REST_S))
 
     def waste(self, uid: int, looks: int, seconds: float) -> None:
-        """Charges a user for looks that found nothing and took ``seconds``."""
+        """Charges a user for ``looks`` that found nothing and took ``seconds``."""
         now = time.monotonic()
         credit, since = self._credits.pop(uid, (CREDIT, now))
         credit = min(CREDIT, credit + (now - since) * CREDIT_A_SECOND) - looks
@@ -123,7 +123,7 @@ class Turns:
             self.rest(uid, REST_FACTOR * seconds)
 
     def hold(self, turn: Turn) -> None:
-        """Queues a process again after its user's rest."""
+        """Queues a process again, for the time after the rest of its user."""
         self._users.setdefault(turn.uid, _User()).held[turn.pid] = None
 
     def again(self, pid: int) -> None:
@@ -142,11 +142,11 @@ class Turns:
             self._due_at[pid] = min(due, self._due_at.get(pid, due))
 
     def settled(self, pid: int) -> None:
-        """Ends the retries of a process that was looked at, or that ended."""
+        """Ends the retries of a process that was examined, or that ended."""
         self._retries.pop(pid, None)
 
     def _sort(self) -> None:
-        """Moves added processes, and those whose pause is over, to the queue of their user."""
+        """Moves added processes, and processes whose pause is over, to the queue of their user."""
         with self._changed:
             added, self._added = self._added, {}
         now = time.monotonic()
@@ -157,7 +157,7 @@ class Turns:
         for pid, fresh in added.items():
             uid = self._uid_of(pid)
             if uid is None:
-                # The process has ended; the look at it will show that.
+                # The process has ended; the look at the process will show that.
                 uid = 0
             user = self._users.setdefault(uid, _User())
             if fresh:

@@ -1,10 +1,10 @@
-"""Finds the libraries that get probes, wherever a process maps one, and attaches each file once.
+"""Finds the libraries that get probes in all processes, and attaches the probes to each file once.
 
-The kernel reports new mappings; a scan of all processes finds earlier and missed ones. A reader opens the file as its
-process sees it, and the source gets a descriptor. The probes on a file end with the last process that maps it, so that
-they hold neither the file nor its file system.
+The kernel reports new mappings; a scan of all processes finds earlier and missed mappings. A reader opens the file as
+its process sees it, and the source gets a descriptor. The probes of a file are detached after the last process that
+maps it, so that they keep neither the file nor its file system in use.
 
-Where the kernel does not report new mappings, the mappings of young processes are polled (``YoungProcesses``).
+If the kernel does not report new mappings, the mappings of young processes are polled (``YoungProcesses``).
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ __all__ = (
 )
 
 READ_TIMEOUT_S = 2.0
-# A look gives up after this time, s: on a process whose maps are locked, and on a file that does not open. Others wait.
+# A look at a process gives up after this time, s, since other processes wait: if the maps of the process are locked,
+# and if a file does not open.
 MAPS_PATIENCE_S, OPEN_PATIENCE_S = 0.5, 1.0
 SCAN_INTERVAL_S = 10.0
-# The pause between the first scan and less urgent libraries, s: the first client is answered before.
+# The pause between the first scan and the libraries that are not awaited, s: the first client is answered meanwhile.
 LATE_S = 1.0
 # A scan that takes longer is restarted, and its result is discarded, s.
 SCAN_LIMIT_S = 120.0
-# Old probes on unmapped files stay until a scan was complete, or this many scans left out resting users.
+# Probes of an earlier daemon on unmapped files stay until a complete scan, or this many incomplete scans: a scan leaves
+# out resting users.
 MAX_ADOPTED_SCANS = 6
-# The time between two looks at processes that map a probed file, s: a process can unmap the file unseen.
+# The interval at which processes that map a probed file are examined, s: a process can unmap the file unseen.
 SWEEP_INTERVAL_S = 60.0
 LOOK_S = 1.0
-# The credit for a refused file, in looks; the rest of the user of a file that did not answer lately, s.
+# The cost of a refused file, in looks; and how long a user rests for each recent file that did not answer, s.
 REFUSED_LOOKS = 10
 SILENT_REST_S = 2.0
 MAX_KEYS = 256
@@ -54,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Look(NamedTuple):
-    """The result of a look at a process. ``done``: none of its files waits any more. ``useful``: the look found
+    """The result of a look at a process. ``done``: none of its files waits for probes. ``useful``: the look found
     something new.
     """
 
@@ -66,7 +68,7 @@ class LibraryWatch:
     """Finds libraries, and attaches and detaches their probes in one thread. ``seen``, ``changed``, ``scan`` and
     ``look_again`` are safe for any thread.
 
-    ``fuse``: files of FUSE mounts get probes, too. The pids in ``own`` are left out.
+    ``fuse``: files of FUSE mounts get probes, too. ``own``: the daemon's processes, which are left out.
     """
 
     def __init__(
@@ -87,11 +89,11 @@ class LibraryWatch:
         self._again: list[str] = []
         self._first_scan = threading.Event()
         self._scan_wanted = True
-        # Only the thread uses the rest. The processes that the running scan still has to look at.
+        # Only the thread uses the following attributes. The processes that the running scan still has to examine:
         self._scanning: set[int] | None = None
         self._scan_began = 0.0
         self._swept = time.monotonic()
-        # How many scans old probes on unmapped files still stay; whether the running scan left something out.
+        # The number of scans for which probes of an earlier daemon stay; whether the running scan left out a file.
         self._adopted_scans = MAX_ADOPTED_SCANS
         self._left_out = False
         # Files that no process mapped when the running scan began.
@@ -127,7 +129,7 @@ class LibraryWatch:
         self._scan_wanted = True
 
     def look_again(self, source: str) -> None:
-        """Requests that the files of a library are attached again, since its probes have changed."""
+        """Requests that the probes of a library are attached to its files again, since the probes have changed."""
         self._again.append(source)
         self._turns.add(list(self._files.holders), fresh=True)
 
@@ -148,7 +150,7 @@ class LibraryWatch:
                 if (turn := self._turns.take(LOOK_S)) is not None:
                     self._look_at(turn)
             except Exception:  # an error with one process must not end the watch
-                _log.exception("looking for libraries failed")
+                _log.exception("the search for libraries failed")
 
     def _rounds(self) -> None:
         """Starts the scans and looks that are due."""
@@ -178,9 +180,9 @@ class LibraryWatch:
         self._turns.add(self._scanning, fresh=False)
 
     def _end_scan(self) -> None:
-        """Ends the probes on files that no process maps: the finished scan looked at every process.
+        """Detaches the probes of files that no process maps, since the finished scan examined every process.
 
-        A file that is mapped only through another mount is attached again through that mount.
+        A file that is mapped only through another mount gets its probes again, through that mount.
         """
         self._scanning = None
         for file in self._idle:
@@ -207,10 +209,10 @@ class LibraryWatch:
             self._turns.settled(turn.pid)
         except (TargetTimeout, InternalError) as e:
             # The reader did not answer this time, but may answer later.
-            _log.warning("the libraries of process %d are looked at again: %s", turn.pid, e.message)
+            _log.warning("the libraries of process %d are searched again later: %s", turn.pid, e.message)
             self._turns.again(turn.pid)
         except ProbingError as e:
-            _log.debug("process %d could not be looked at: %s", turn.pid, e.message)
+            _log.debug("the libraries of process %d cannot be searched: %s", turn.pid, e.message)
             if isinstance(e, ProcessGone):
                 # A zombie has no mappings.
                 self._files.gone(turn.pid)
@@ -223,8 +225,8 @@ class LibraryWatch:
             self._turns.waste(turn.uid, looks, time.monotonic() - began)
 
     def _look(self, turn: Turn) -> _Look:
-        """Looks at a process, and attaches one library to one file at most. The process is queued again for the next
-        file.
+        """Examines a process, and attaches the probes of at most one library to one file. For the next file the process
+        is queued again.
         """
         process = process_now(turn.pid)
         if process is None:
@@ -298,9 +300,9 @@ class LibraryWatch:
 
 # A process is polled up to this age, s: loading torch from a cold disk takes up to a minute.
 AGE_S = 60.0
-# The least time between two polls of a process, s, and as a share of its age; each poll needs a reader.
+# The least time between two polls of a process, s, and as a share of its age, since each poll needs a reader.
 INTERVAL_S, SHARE = 1.0, 0.25
-# The most processes that are polled; when more programs start, the oldest are left to the scan of all processes.
+# The most processes that are polled; if more programs start, the oldest are left to the scan of all processes.
 MAX_YOUNG = 256
 
 
@@ -313,7 +315,7 @@ class _Young:
 
 
 class YoungProcesses:
-    """Processes that have run their program for less than ``AGE_S``; safe for any thread."""
+    """The processes that have run their program for less than ``AGE_S``. Safe for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -321,7 +323,7 @@ class YoungProcesses:
         self._young: OrderedDict[int, _Young] = OrderedDict()
 
     def add(self, pid: int) -> None:
-        """Starts polling a process, which runs a new program."""
+        """Begins to poll a process that runs a new program."""
         now = time.monotonic()
         with self._lock:
             self._young.pop(pid, None)
@@ -334,7 +336,7 @@ class YoungProcesses:
             self._young.pop(pid, None)
 
     def due(self) -> list[int]:
-        """Returns the processes to look at now, and schedules the next look at each."""
+        """Returns the processes to poll now, and schedules the next poll of each."""
         now = time.monotonic()
         with self._lock:
             while self._young and next(iter(self._young.values())).since + AGE_S <= now:

@@ -1,4 +1,4 @@
-"""Names return addresses of processes: the mapped file and the offset in it."""
+"""Converts return addresses of processes to names: the mapped file and the offset in the file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_NAME = 80
 
 
 class Frames:
-    """Names addresses by the cached maps of their processes. For one thread; ``name`` may wait for a reader."""
+    """Converts addresses to names, from cached maps of processes. For one thread; ``name`` may wait for a reader."""
 
     def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
@@ -26,7 +26,7 @@ class Frames:
         self._read: set[ProcessKey] = set()
 
     def begin_round(self) -> None:
-        """Lets each process be read once more until the next round."""
+        """Begins a round. In each round the maps of a process are read at most once."""
         self._read.clear()
 
     def forget(self, pid: int, start_ns: int) -> None:

@@ -32,7 +32,7 @@ Maps = Mapping[str, Map]
 
 
 def drop_process(found: Map, pid: int, start_ns: int) -> list[bytes]:
-    """Deletes the entries of a process from a map whose keys have tgid and start_ns. Returns the deleted keys."""
+    """Deletes the entries of a process from a map with tgid and start_ns in its keys. Returns the deleted keys."""
     keys, _ = found.items()
     chosen = [key.tobytes() for key in keys[(keys["tgid"] == pid) & (keys["start_ns"] == start_ns)]]
     for key in chosen:
@@ -41,7 +41,7 @@ def drop_process(found: Map, pid: int, start_ns: int) -> list[bytes]:
 
 
 def processes_in(found: Map) -> set[tuple[int, int]]:
-    """Returns (pid, start_ns) of the processes that have entries in a map whose keys have tgid and start_ns."""
+    """Returns (pid, start_ns) of the processes with entries in a map with tgid and start_ns in its keys."""
     keys, _ = found.items()
     return {(int(key["tgid"]), int(key["start_ns"])) for key in keys}
 
@@ -60,7 +60,7 @@ class LaunchRows:
         self._reported: dict[tuple[int, int], tuple[int, int]] = {}
 
     def begin(self) -> None:
-        """Sets the begin of the first report: launches that were counted before now are not reported."""
+        """Starts the first interval: launches that were counted before now are not reported."""
         pids, starts, counts = self._read()
         self._reported = {(int(p), int(s)): (int(k), int(g)) for p, s, (k, g) in zip(pids, starts, counts, strict=True)}
 
@@ -98,7 +98,7 @@ class LaunchRows:
 
 SUMS, LIVE, STACKS, LOST = "cuda_memory_sums", "cuda_memory_live", "cuda_memory_stacks", "cuda_memory_lost"
 MAX_STACKS = 4096
-# The most rows of a report, half a kilobyte each: a process with ever new stacks must not fill the log.
+# The most rows of a report, half a kilobyte each: a process that allocates with ever new stacks must not fill the log.
 MAX_ROWS = 4096
 _MOST = (1 << 63) - 1
 _COUNTED = ("allocations", "frees", "bytes", "errors")
@@ -121,8 +121,8 @@ class MemoryRows:
         self._lost = 0
 
     def begin(self, mono_ns: int) -> None:
-        """Sets the begin of the first report: the previous daemon may have reported allocations that were counted
-        before now.
+        """Starts the first interval: allocations that were counted before now are not reported, since the previous
+        daemon may have reported them.
         """
         keys, sums = self._maps[SUMS].items()
         self._reported = {key.tobytes(): row for key, row in zip(keys, sums, strict=True)}
@@ -143,7 +143,7 @@ class MemoryRows:
         return batch_of("cuda.memory", rows)
 
     def lost(self) -> int:
-        """Returns the number of allocations since the last call that found no room in the map."""
+        """Returns the number of allocations since the last call for which the maps had no room."""
         before, self._lost = self._lost, self._lost_now()
         return max(0, self._lost - before)
 
@@ -171,7 +171,7 @@ class MemoryRows:
             "start_ns": start_ns,
             "rank": who.rank if who else None,
             "kind": MEMORY_KINDS.get(int(key["kind"])),
-            # A hostile size of 2^63 and more would be shifted too far.
+            # The column holds powers of two up to 2^62, and a hostile process may ask for any size.
             "size_class": 1 << min(int(key["size_class"]), 62),
             "stack": stack,
             "caller": next((frame for frame in frames if not is_cudart(frame.encode())), None),
@@ -204,7 +204,9 @@ def _signed(value: Any) -> int:
 
 
 def _more(now: Any, before: Any) -> int:
-    """Returns the growth of a 64-bit counter, at most what the column holds: a hostile process may ask for any size."""
+    """Returns the growth of a 64-bit counter, at most _MOST, the limit of the column: a hostile process may ask for any
+    size.
+    """
     return min((int(now) - int(before)) & 0xFFFF_FFFF_FFFF_FFFF, _MOST)
 
 

@@ -1,7 +1,7 @@
 """The source of calls of the CUDA runtime: places probes on libcudart, and turns their records and maps into rows.
 
-The same probes see when the collectives on a stream are done: they close the open operations in the kernel, and the
-source of collectives writes the rows of these.
+The same probes see when the collectives on a stream are done. They then close the open operations in the kernel, and
+the source of collectives writes the rows of the closed operations.
 """
 
 from __future__ import annotations
@@ -47,20 +47,21 @@ __all__ = ("OBJECTS", "OPTIONAL", "RING", "CudaSource")
 OBJECTS = ("cuda",)
 OPTIONAL = ("cuda_memory",)
 RING = "cuda_syncs"
-# After this time operations are closed if nobody queries their stream, as in a statically linked runtime.
+# Operations are closed after this time if nobody queries their stream, as with a statically linked runtime.
 GIVE_UP_NS = 60_000_000_000
 _STREAMS, _RESTS, _PROCESSES = "cuda_streams", "cuda_rests", "cuda_processes"
 _KEY = struct.Struct("<QQQ")
 # The most runs of the program that closes the open operations of a stream; a run closes 64 of at most 1,024.
 _REST_RUNS = 32
-# How long events are distrusted, ns: longer than the time between two rounds, even on a busy machine.
+# How long CUDA events are not used after a probe was off, ns: longer than the time between two rounds, even on a busy
+# machine.
 _DISTRUST_NS = 5_000_000_000
 _log = logging.getLogger(__name__)
 
 
 class CudaSource(Source):
     """The calls of the CUDA runtime. ``symbols`` finds symbols by name in the file at a descriptor; ``options`` returns
-    the present configuration.
+    the current configuration.
 
     Safe for several threads. Maps are read by a thread of its own, which ``tick`` wakes once a second.
     """
@@ -148,7 +149,7 @@ class CudaSource(Source):
         return again
 
     def start(self) -> None:
-        """Ends probes of the earlier daemon that are switched off now, and starts the thread."""
+        """Detaches probes of the earlier daemon that the configuration no longer wants, and starts the thread."""
         self._write_settings()
         unwanted = _programs((MEMORY, LAUNCHES)) - _programs(self._chosen())
         for link in list(self._session.links.values()):
@@ -162,7 +163,7 @@ class CudaSource(Source):
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops the thread. The session keeps or ends the links."""
+        """Stops the thread. The session decides whether the links stay."""
         self._stopped = True
         self._wake.set()
         if self._thread.is_alive():
@@ -172,7 +173,7 @@ class CudaSource(Source):
 
     @property
     def slots(self) -> dict[int, str]:
-        """Returns slot -> the program and the function whose calls are counted in the slot."""
+        """Returns "PROGRAM FUNCTION" by slot: the function whose calls the slot counts, and its program."""
         return slots((COMPLETION, MEMORY, LAUNCHES))
 
     def interesting(self, path: bytes) -> bool:
@@ -183,8 +184,8 @@ class CudaSource(Source):
         """Attaches the probes to the library with descriptor ``fd``, for every process that maps it; the caller keeps
         ``fd``.
 
-        Returns the number of new links: 0 if this daemon or the previous one has made them all. Raises
-        UnsupportedTarget for a file that is not libcudart, AttachError, PrivilegeError.
+        Returns the number of new links: 0 if this or the previous daemon has made all links. Raises UnsupportedTarget
+        for a file that is not libcudart, AttachError, PrivilegeError.
         """
         if not self.interesting(path):
             return 0
@@ -192,13 +193,13 @@ class CudaSource(Source):
         with self._attaching:
             missing = [group for group in self._wanted() if (identity, group.name) not in self._links]
             links = [link for group in missing for link in self._place(group, fd, identity)]
-            # A perf event does not keep the file in use, and neither may an open descriptor here.
+            # Without uprobe_multi, perf events do not keep the file in use, and a descriptor must not do so, either.
             if identity not in self._files and self._session.features.uprobe_multi:
                 self._files[identity] = os.dup(fd)
         return sum(not link.adopted for link in links)
 
     def forget(self, identity: tuple[int, int]) -> None:
-        """Drops the state of the file ``identity``, whose probes the session has ended."""
+        """Drops the state of the file ``identity``, whose probes the session has detached."""
         with self._attaching:
             for key in [key for key in self._links if key[0] == identity]:
                 del self._links[key]
@@ -206,11 +207,11 @@ class CudaSource(Source):
                 os.close(fd)
 
     def configure(self, config: CudaConfig) -> bool:
-        """Applies changed options: attaches missing probes, and ends probes that are not wanted. Raises AttachError,
-        PrivilegeError.
+        """Applies changed options: attaches missing probes, and detaches probes that are no longer wanted. Raises
+        AttachError, PrivilegeError.
 
-        Returns True if a library that needs more probes is not open here (before Linux 6.6): then ``attach`` has to be
-        called for it again.
+        Returns True if ``attach`` has to be called again for a library that needs more probes: before Linux 6.6 this
+        source keeps no descriptor of the library.
         """
         with self._attaching:
             self._config = config
@@ -238,11 +239,11 @@ class CudaSource(Source):
             self._wake.set()
 
     def process_exited(self, process: Identity) -> None:
-        """Requests the last rows of ``process`` for the next round, and then drops its state."""
+        """Queues ``process``: the next round writes its last rows, and then drops its state."""
         self._ended.append(process.key)
 
     def started(self, alive: Callable[[int, int], bool]) -> None:
-        """Does the same as ``process_exited`` for all processes in the maps that are not alive."""
+        """Queues all processes in the maps that are not alive, as ``process_exited`` does."""
         maps = self._session.maps
         found = processes_in(maps[_STREAMS])
         if self._memory is not None:
@@ -252,8 +253,8 @@ class CudaSource(Source):
         self._ended.extend(process for process in found if not alive(*process))
 
     def close_rest(self) -> int:
-        """Closes operations that are done, but were too many for one hit of a probe. Returns the number of closed
-        operations.
+        """Closes the done operations that one hit of a probe left open, because there were too many. Returns the number
+        of closed operations.
         """
         keys, _ = self._session.maps[_RESTS].items()
         return sum(self._close("cuda_close_rest", key) for key in keys)
@@ -293,7 +294,7 @@ class CudaSource(Source):
         if self._memory is not None and (memory or ended):
             self._put("cuda.memory", self._memory.changed(pair))
             if lost := self._memory.lost():
-                reason = "no room to follow more allocations"
+                reason = "the maps had no room to follow more allocations"
                 self._sink.lost(Loss(self.name, "cuda.memory", "kernel", reason, pair.real_ns, pair.real_ns, lost))
         for process in ended:
             self._forget(*process)
@@ -329,9 +330,9 @@ class CudaSource(Source):
         self._session.maps["cuda_settings"].update(0, (self._void_before, int(self._config.syncs), EVENT_SLOTS))
 
     def _distrust_events(self, now: int) -> None:
-        """Makes the programs distrust CUDA events while a probe of ``EVENT_SLOTS`` is off, and for a while after.
+        """Keeps the programs from using CUDA events while a probe of ``EVENT_SLOTS`` is off, and for a while after.
 
-        The programs themselves notice a probe that is off; this covers the time up to the next round.
+        The programs notice themselves that a probe is off. The time after it covers the interval to the next round.
         """
         budgets = self._session.maps["budgets"]
         if any(int(budgets.lookup(slot)["off_ns"]) for slot in EVENT_SLOTS):

@@ -27,7 +27,8 @@ __all__ = (
 )
 
 _KIND_SHIFT, _PER_THREAD_SHIFT = 16, 24
-# The suffix of functions whose stream 0 is the thread's own (cuda_runtime_api.h, __CUDART_API_PTSZ).
+# The suffix of functions for which stream 0 is the default stream of the thread (cuda_runtime_api.h,
+# __CUDART_API_PTSZ).
 _PER_THREAD = "_ptsz"
 # enum cuda_call_kind
 SYNC_OPS = {1: "stream_synchronize", 2: "event_synchronize", 3: "device_synchronize"}
@@ -36,8 +37,8 @@ MEMORY_KINDS = {1: "device", 2: "async", 3: "managed", 4: "host"}
 
 
 class _Function(NamedTuple):
-    """A function with probes. ``entry`` and ``returned``: programs at entry and return, or "". The cookie carries
-    ``kind`` to the programs.
+    """A function with probes. ``entry`` and ``returned``: the programs at entry and return, or "". The programs get
+    ``kind`` in the cookie.
     """
 
     name: str
@@ -47,9 +48,7 @@ class _Function(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Functions whose probes are attached and ended together. A library that lacks a function of ``needed`` is not
-    libcudart.
-    """
+    """Functions whose probes are attached and detached together. A library that lacks one of ``needed`` is refused."""
 
     name: str
     slots: range
@@ -62,7 +61,7 @@ class Group(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A link to make: ``program`` at file ``offsets``. Each offset has a cookie, and a cost, cheap or dear."""
+    """A link to make: ``program`` at file ``offsets``. Each offset has a cookie, and a cost, "cheap" or "dear"."""
 
     program: str
     on_return: bool
@@ -71,7 +70,8 @@ class Place(NamedTuple):
     costs: list[str]
 
 
-# The order in which functions are attached: probes on ends before those on beginnings, returns first.
+# Functions are attached in this order: functions that end something come before functions that begin something, and
+# return probes come first.
 _COMPLETION = (
     _Function("cudaSetDevice", 8, "cuda_switch", "cuda_switched"),
     _Function("cudaStreamBeginCapture", 6, "cuda_switch", "cuda_switched"),
@@ -93,7 +93,7 @@ COMPLETION = Group(
     _COMPLETION,
     ("cudaStreamSynchronize", "cudaEventQuery", "cudaEventRecord"),
 )
-# The slots of the probes from which the programs learn which operations come before an event.
+# The slots of the probes that show the programs which operations come before a CUDA event.
 EVENT_SLOTS = [
     slot
     for slot, function in zip(COMPLETION.slots, COMPLETION.functions, strict=True)
@@ -137,7 +137,7 @@ def is_cudart(path: bytes) -> bool:
 
 
 def slots(groups: Iterable[Group]) -> dict[int, str]:
-    """Returns slot -> the program and the function whose calls are counted in the slot."""
+    """Returns "PROGRAM FUNCTION" by slot: the function whose calls the slot counts, and the program at its entry."""
     return {
         slot: f"{function.entry} {function.name}"
         for group in groups
@@ -148,13 +148,13 @@ def slots(groups: Iterable[Group]) -> dict[int, str]:
 def placed(group: Group, symbols: Iterable[Symbol]) -> list[Place]:
     """Returns the links of a group, in the order to make them; aliases of one address count once.
 
-    Raises UnsupportedTarget where a needed function is missing.
+    Raises UnsupportedTarget if a needed function is missing.
     """
     found = {symbol.name: symbol for symbol in symbols if symbol.file_offset is not None}
     missing = [name for name in group.needed if name not in found]
     if missing:
         raise UnsupportedTarget(
-            f"this libcudart has no function {missing[0]}", hint="its calls are not seen; report the version of CUDA"
+            f"this libcudart has no function {missing[0]}", hint="CUDA calls are not seen; report the version of CUDA"
         )
     places: dict[tuple[str, bool], Place] = {}
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""Calls of NVML: each is visible to a watchdog while it runs, and fails in one of three ways.
+"""Calls NVML. A watchdog sees each call while it runs. A call fails with NVMLError, DeviceLost or DriverFailed.
 
 Codes are nvmlReturn_t of nvml.h. Arrays are decoded by struct: pynvml would call twice, first for the size, and make an
 object of each entry, which costs several times as much as the call.
@@ -30,14 +30,14 @@ __all__ = (
 
 LOOK_S = 1.0
 Values = dict[str, Any]
-"""What NVML says of a device, a process, a link or an event, by name."""
+"""Values of a device, a process, a link or an event, by name."""
 
 # Codes of a lost GPU, and the reason for each.
-_LOST = {15: "the GPU has fallen off the bus", 16: "the GPU wants a reset"}
-_ABSENT = {9: "the driver is not loaded", 12: "libnvidia-ml.so.1 is not there"}
+_LOST = {15: "the GPU has fallen off the bus", 16: "the GPU needs a reset"}
+_ABSENT = {9: "the driver is not loaded", 12: "libnvidia-ml.so.1 was not found"}
 _LIBRARY = {4: "no permission", 17: "the system refuses the device files", 1: "NVML is not initialized"}
 _MISMATCH = {18: "library and kernel module of the driver have different versions"}
-# Codes for a missing feature of the device, the driver or a structure; asking again soon is useless.
+# Codes that mean that the device or the driver lacks a feature: another call would fail as well.
 _NEVER = frozenset((3, 13, 25, 26))
 
 
@@ -55,7 +55,7 @@ class DriverFailed(Exception):
 
 
 class Running(NamedTuple):
-    """A call in progress; ``since`` is on time.monotonic()."""
+    """A call in progress, since ``since`` (time.monotonic()). It hangs if it takes longer than ``allowed_s``."""
 
     name: str
     device: str
@@ -66,7 +66,7 @@ class Running(NamedTuple):
 class Calls:
     """Calls NVML, from one thread. Any thread may read ``running`` while it holds ``lock``.
 
-    ``timeout_s``: how long a call may take; starting the driver and its devices may take ``START_S``.
+    ``timeout_s``: how long a call may take. A call that starts the driver and its devices may take ``START_S``.
     """
 
     START_S = 60.0
@@ -79,7 +79,9 @@ class Calls:
         self._refused: set[tuple[str, str]] = set()
 
     def forget(self) -> None:
-        """Drops which features devices lack, so that they are asked again: a device may have changed its mode."""
+        """Drops the list of features that devices lack, so that they are read again: a device may have changed its
+        mode.
+        """
         self._refused.clear()
 
     def need(
@@ -93,7 +95,7 @@ class Calls:
     ) -> Any:
         """Returns the result of ``function``, by default pynvml's function ``name``.
 
-        ``device`` names the GPU. Raises NVMLError for a code that means no failure of the driver or the device.
+        ``device`` names the GPU. Raises DeviceLost or DriverFailed for a failure, and NVMLError for any other code.
         """
         allowed_s = max(self.timeout_s, self.START_S) if starts else self.timeout_s + more_s
         self.running = Running(name, device, time.monotonic(), allowed_s)
@@ -103,12 +105,12 @@ class Calls:
             self._raise_failure(int(e.value), name, starts=starts)
             raise
         finally:
-            # If a watchdog holds the lock, it has given this call up, and the process ends.
+            # If the watchdog holds the lock, it has given up this call, and the process is about to end.
             with self.lock:
                 self.running = None
 
     def ask(self, name: str, *args: Any, device: str = "", function: Callable[..., Any] | None = None) -> Any:
-        """Returns the same as ``need``, but None for a value that the device does not support, or does not have now."""
+        """Returns the result of ``need``, or None if the device does not support the value or has none now."""
         if (name, device) in self._refused:
             return None
         try:
@@ -154,8 +156,8 @@ class Reading:
 
 
 class Watchdog:
-    """Calls ``give_up(call, seconds)`` once, holding the lock of the ``calls`` that hang; ``give_up`` must not
-    return.
+    """Calls ``give_up(call, seconds)`` once a call hangs, while it holds the lock of its ``Calls``. ``give_up`` must
+    not return.
     """
 
     def __init__(self, calls: Sequence[Calls], give_up: Callable[[Running, float], object]) -> None:
@@ -168,7 +170,7 @@ class Watchdog:
 
     def _run(self) -> None:
         before = time.monotonic()
-        # The time in which this process itself did not run; it does not count for any call.
+        # The time in which this process itself did not run, which is not counted as the time of a call.
         pauses = 0.0
         started: dict[int, tuple[float, float]] = {}
         while True:
@@ -194,9 +196,7 @@ FIRST, MOST = 64, 4_096
 
 
 def layout(kind: type[ctypes.Structure], *names: str) -> struct.Struct:
-    """Returns a Struct that unpacks the members ``names`` of ``kind``, in the order of ``kind``; numbers are
-    unsigned.
-    """
+    """Returns a Struct that unpacks the members ``names`` of structure ``kind``, in its order, as unsigned numbers."""
     text, at = "=", 0
     for name, member in ((field[0], field[1]) for field in kind._fields_ if field[0] in names):
         begin, size = getattr(kind, name).offset, ctypes.sizeof(member)
@@ -207,8 +207,8 @@ def layout(kind: type[ctypes.Structure], *names: str) -> struct.Struct:
 
 
 class _Array:
-    """An array of entries of ``kind`` for calls. It grows as the driver wants, up to MOST entries, and does
-    not shrink.
+    """An array of entries of ``kind``, into which calls write. It grows when the driver needs more entries, up to MOST,
+    and does not shrink.
     """
 
     def __init__(self, kind: type[ctypes.Structure], *names: str) -> None:
@@ -217,7 +217,9 @@ class _Array:
         self._count = ctypes.c_uint()
 
     def filled(self, call: Callable[[Any, Any], int]) -> Iterator[tuple[Any, ...]]:
-        """Returns the entries that ``call(entries, pointer to the count)`` fills in. Raises NVMLError for its code."""
+        """Returns the entries that ``call(entries, pointer to the count)`` writes. Raises NVMLError if its code is no
+        success.
+        """
         while True:
             self._count.value = len(self._entries)
             code = call(self._entries, ctypes.byref(self._count))
@@ -238,7 +240,7 @@ _SAMPLED = _Array(
 
 
 def process_list(name: str) -> Callable[[Any], Iterator[tuple[int, int]]]:
-    """Returns a function that takes a device and yields (pid, used bytes) of its processes, by NVML's ``name``."""
+    """Returns a function that yields (pid, used bytes) of the processes of a device, by NVML's function ``name``."""
 
     def read(handle: Any) -> Any:
         function = getattr(pynvml.nvmlLib, name)

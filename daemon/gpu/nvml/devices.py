@@ -1,4 +1,4 @@
-"""Lists the GPUs and MIG devices of NVML, with the facts that do not change while the driver runs."""
+"""Lists the GPUs and MIG devices that NVML shows, with the facts that do not change while the driver runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ARCHITECTURES = {
 
 @dataclass(slots=True)
 class Device:
-    """A GPU, or a MIG device of a GPU (``mig``: its number; ``parent``: the GPU). ``key``: its name in messages."""
+    """A GPU, or a MIG device of a GPU (``mig``: its number on the GPU ``parent``). ``key``: its name in messages."""
 
     key: str
     handle: Any
@@ -50,9 +50,8 @@ class Device:
 
 
 def find_devices(calls: Calls) -> tuple[list[Device], dict[int, str]]:
-    """Returns the devices, MIG devices after their GPU; and by number of a GPU why it cannot be opened.
-
-    Raises DriverFailed.
+    """Returns the devices, with MIG devices after their GPU; and for each GPU that cannot be opened the reason, by its
+    number. Raises DriverFailed.
     """
     found: list[Device] = []
     lost: dict[int, str] = {}
@@ -63,7 +62,7 @@ def find_devices(calls: Calls) -> tuple[list[Device], dict[int, str]]:
             lost[number] = str(e)
             continue
         if gpu is None:
-            lost[number] = "the driver does not let this process open it"
+            lost[number] = "the driver does not let the daemon open this GPU"
         else:
             found += [gpu, *gpu.migs]
     return found, lost
@@ -98,7 +97,7 @@ def _add_migs(calls: Calls, gpu: Device) -> None:
 
 
 def bus_address(pci: Any) -> str | None:
-    """Returns the PCI address of a struct nvmlPciInfo_t in the kernel's form, 0000:17:00.0; None if it has none."""
+    """Returns the PCI address of ``pci`` (nvmlPciInfo_t, or its text) in the kernel's form, 0000:17:00.0, or None."""
     text = pci if isinstance(pci, str) else getattr(pci, "busId", None)
     text = text.decode("ascii", "replace") if isinstance(text, bytes) else text
     domain, _, rest = (text or "").lower().partition(":")
@@ -164,13 +163,11 @@ def _fabric(calls: Calls, gpu: Device) -> Values:
 
 
 def memory_of(calls: Calls, device: Device) -> dict[str, int]:
-    """Returns total, free, used and reserved bytes. Some drivers count reserved bytes as used; then these are
-    left out.
-    """
+    """Returns total, free, used and reserved bytes. Drivers that count reserved bytes as used do not report them."""
     found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, pynvml.nvmlMemory_v2, device=device.key)
     made = {} if found is None else {"reserved_bytes": int(found.reserved)}
     if found is None:
-        # Drivers before 510 have only version 1, which has another name here, as refusals are kept by name.
+        # Drivers before 510 have only version 1. The blank after the key keeps the refusals of both versions apart.
         found = calls.ask("nvmlDeviceGetMemoryInfo", device.handle, device=f"{device.key} ")
     if found is None:
         return {}

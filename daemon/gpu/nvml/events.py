@@ -1,4 +1,4 @@
-"""Waits for the driver's events (Xid, memory errors, clocks) in a thread, and stamps each when it comes."""
+"""Waits for the driver's events (Xid, memory errors, clocks) in a thread, and stamps each event on arrival."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ class EventThread:
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
-        """Registers for all events that each GPU supports, and starts the thread if at least one GPU supports events.
-
-        Raises DriverFailed.
+        """Registers for all events that the GPUs support, and starts the thread if a GPU supports any. Raises
+        DriverFailed.
         """
         try:
             self._set = self._calls.need("nvmlEventSetCreate")
@@ -52,7 +51,7 @@ class EventThread:
                     self._calls.need("nvmlDeviceRegisterEvents", gpu.handle, types, self._set, device=gpu.key)
                     self.registered += 1
             except (pynvml.NVMLError, DeviceLost):
-                # A GPU that fails does not keep the others from being registered.
+                # Go on with the other GPUs.
                 continue
         if self.registered:
             self._thread.start()

@@ -1,4 +1,4 @@
-"""Field values of NVML: many counters by one call. Numbers and units: NVML_FI_DEV_* of nvml.h."""
+"""Reads field values of NVML: many counters with one call. Numbers and units: NVML_FI_DEV_* of nvml.h."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ SLOW: Mapping[str, _Field] = {
     "recovery_action": 230,
 }
 _VALUE = layout(pynvml.c_nvmlFieldValue_t, "valueType", "nvmlReturn", "value")
-# The member of the union nvmlValue_t by nvmlValueType_t: double, unsigned int, long, long long, then signed ones.
+# The formats of the union nvmlValue_t by nvmlValueType_t: double, unsigned int, unsigned long, unsigned long long,
+# signed long long, signed int, unsigned short.
 _MEMBERS = tuple(struct.Struct(f"={code}{8 - struct.calcsize('=' + code)}x") for code in "dIQQqiH")
 _UNSIGNED = (2, 3)
 _MOST = 1 << 62
@@ -62,7 +63,7 @@ def read_fields(
 ) -> dict[str, float | int]:
     """Returns the values that the device supports, by name. Raises DeviceLost, DriverFailed.
 
-    ``refused`` collects the fields that the device does not support, which are not asked for again.
+    ``refused`` collects the fields that the device does not support, which are not requested again.
     """
     names = [name for name in wanted if (device.key, name) not in refused]
     if not names:
@@ -89,7 +90,7 @@ def _field_values(handle: Any, ids: tuple[_Field, ...]) -> bytes:
 
 @lru_cache(maxsize=64)
 def _asked(ids: tuple[_Field, ...]) -> Any:
-    """Returns the array that names the fields ``ids``, and into which NVML writes their values."""
+    """Returns an array with the ids of the fields, into which NVML writes their values."""
     made = (pynvml.c_nvmlFieldValue_t * len(ids))()
     for entry, field in zip(made, ids, strict=True):
         entry.fieldId, entry.scopeId = field if isinstance(field, tuple) else (field, 0)

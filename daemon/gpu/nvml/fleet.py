@@ -1,4 +1,4 @@
-"""The devices of the node: what they are, and which of them are lost or gone."""
+"""The GPU devices of the node: their facts, and which of them are lost or gone."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SHARED = ("numa_node", "cpu_list", *_PCIE)
 
 
 class Fleet:
-    """The devices of the node. ``devices``: columns of gpu.devices by key. ``rows`` is for any thread, all else for one
-    other thread.
+    """The GPU devices of the node. ``devices``: columns of gpu.devices by key. ``rows`` is for any thread, all other
+    methods for one thread.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Fleet:
 
     @property
     def known(self) -> bool:
-        """Whether there has been a device at any time."""
+        """Whether the last list of devices has a device."""
         return bool(self.devices)
 
     @property
@@ -46,8 +46,8 @@ class Fleet:
         return f"{text}, driver {driver}" if driver else text if self.devices else ""
 
     def take(self, content: Content) -> dict[int, str | None]:
-        """Stores an answer. Returns the GPUs lost since the last answer, each with a reason, and the GPUs that are
-        back.
+        """Stores an answer. Returns the changes since the last answer by number of a GPU: why it is lost, or None if it
+        is back.
         """
         if "devices" in content:
             self._take_devices(content)
@@ -64,7 +64,7 @@ class Fleet:
         return {"device_id": facts.get("device_id"), "uuid": facts.get("uuid")}
 
     def add_pcie(self, key: str, link: Mapping[str, Any]) -> None:
-        """Adds columns of the row of a PCIe link to its GPU, and to the MIG devices on that GPU."""
+        """Adds columns of ``link``, a row of a PCIe link, to the facts of its GPU and of the MIG devices on the GPU."""
         found = {name: link.get(column) for name, column in _PCIE.items()}
         found |= {name: link.get(name) for name in ("numa_node", "cpu_list")}
         number = (self.devices.get(key) or {}).get("device_id")
@@ -74,14 +74,14 @@ class Fleet:
         }
 
     def rows(self, node: str, ts_ns: int) -> list[Row]:
-        """Returns gpu.devices."""
+        """Returns the rows of gpu.devices."""
         common = {"node": node, "ts": ts_ns, "backend": self.backend, **self._driver}
         devices, gone, lost = self.devices, self._gone, self.lost
         rows = []
         for key, facts in {**gone, **devices}.items():
             reason = lost.get(int(facts["device_id"]))
             state = "lost" if reason else "ok" if key in devices else "gone"
-            text = "the driver does not list it any more" if state == "gone" else reason
+            text = "the driver does not list the device any more" if state == "gone" else reason
             total = facts.get("total_bytes")
             rows.append({**facts, **common, "total_mem_bytes": total, "state": state, "reason": text})
         return sorted(rows, key=lambda row: (row["device_id"], -1 if row.get("mig") is None else row["mig"]))
@@ -89,7 +89,7 @@ class Fleet:
     def _take_devices(self, content: Content) -> None:
         fresh = {str(facts["device"]): dict(facts) for facts in content["devices"][:MAX_DEVICES]}
         for key, facts in fresh.items():
-            # A lost GPU is listed without the facts that only the GPU itself can give.
+            # A lost GPU is listed without the facts that only the GPU itself can give: keep the earlier facts.
             facts.pop("device")
             old = self.devices.get(key) or {}
             if old.get("uuid") == facts.get("uuid"):
@@ -97,7 +97,7 @@ class Fleet:
         uuids = {facts.get("uuid") for facts in fresh.values()}
         before = {**self._gone, **self.devices}
         gone = [(key, facts) for key, facts in before.items() if facts.get("uuid") not in uuids]
-        # MIG devices that are gone are not kept: they come and go as their GPU is divided.
+        # MIG devices that are gone are dropped, since they come and go as their GPU is divided.
         self._gone = dict([(key, facts) for key, facts in gone if facts.get("mig") is None][:MAX_DEVICES])
         self.devices = fresh
         self.backend = content.get("backend", "cuda")[:32]

@@ -1,4 +1,4 @@
-"""PCI devices from sysfs: their place in the tree, their NUMA node, and their link, as trained and at its best."""
+"""Reads PCI devices from sysfs: their place in the tree, NUMA node, and link, both as trained and at its best."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = (
 MAX_NICS = 256
 MAX_TEXT = 4_096
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-# Bytes a second of one lane by generation: its transfers without the share of 8b/10b, 128b/130b or FLITs.
+# The bytes per second of one lane by generation, without the overhead of 8b/10b, 128b/130b or FLITs.
 _LANE_BYTES_PER_S = {
     1: 0.25e9,
     2: 0.5e9,
@@ -38,7 +38,7 @@ _GENERATIONS = {"2.5": 1, "5.0": 2, "5": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A PCIe link as trained, and the best that both ends support; None where the kernel does not say."""
+    """A PCIe link as trained, and the best width and generation that both ends support. None: unknown to the kernel."""
 
     width: int | None
     width_max: int | None
@@ -68,7 +68,9 @@ def place_of(root: Path, address: str) -> tuple[str, ...]:
 
 
 def path_between(one: tuple[str, ...], other: tuple[str, ...], nodes: tuple[int | None, int | None]) -> str | None:
-    """Returns how two places are connected: PIX, PXB, PHB, NODE or SYS, as in `nvidia-smi topo -m`; None if unknown."""
+    """Returns the type of path between two places: PIX, PXB, PHB, NODE or SYS, as in `nvidia-smi topo -m`; None if it
+    is unknown.
+    """
     if not one or not other:
         return None
     shared = next(
@@ -120,7 +122,7 @@ def generation_of(text: str | None) -> int | None:
 
 
 def bytes_per_s(width: int | None, generation: int | None) -> float | None:
-    """Returns the bytes a second that ``width`` lanes carry in one direction, headers of packets included."""
+    """Returns the bytes per second that ``width`` lanes carry in one direction, including packet headers."""
     lane = _LANE_BYTES_PER_S.get(generation or 0)
     return lane * width if lane and width else None
 

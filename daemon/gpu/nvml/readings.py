@@ -1,7 +1,7 @@
-"""Reads what a GPU or MIG device does now: gauges and counters, by the names of gpu.utilization where there is one;
-activity by GPM on Hopper and newer; and the processes that use it, with their memory and time.
+"""Reads gauges and counters of a GPU or MIG device, and its activity by GPM (GPU performance monitoring) on Hopper and
+newer.
 
-Units of GPM (GPU performance monitoring): nvmlGpmMetricId_t.
+Values have the names of their columns of gpu.utilization, if there is such a column. Units of GPM: nvmlGpmMetricId_t.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from probing.daemon.gpu.nvml.fields import FAST, SLOW, read_fields
 
 __all__ = ("Readings",)
 
-# Metrics of GPM, in per cent, but for the last four, in MiB a second.
+# Metrics of GPM, in per cent, except for the last four, which are in MiB per second.
 _METRICS = {
     "graphics_active_pct": 1,
     "sm_active_pct": 2,
@@ -38,7 +38,7 @@ _METRIC = layout(pynvml.c_nvmlGpmMetric_t, "nvmlReturn", "value")
 
 
 class _Pair:
-    """Two samples of one device, which are used in turn, and the structure that compares them."""
+    """Two samples of a device, which are overwritten in turn, and the structure that compares them."""
 
     def __init__(self, calls: Calls) -> None:
         self.samples = [calls.need("nvmlGpmSampleAlloc"), calls.need("nvmlGpmSampleAlloc")]
@@ -51,7 +51,7 @@ class _Pair:
 
 
 class _Gpm:
-    """Keeps the last sample of each device."""
+    """Reads metrics of GPM; keeps the last sample of each device."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -59,10 +59,8 @@ class _Gpm:
         self._without: set[str] = set()
 
     def read(self, device: Device) -> dict[str, float]:
-        """Returns METRICS for the time since the last call for this device; empty at the first call, and for a GPU
-        without GPM.
-
-        Raises DeviceLost, DriverFailed.
+        """Returns the metrics of ``device`` over the time since the last call; empty at the first call, and for a GPU
+        without GPM. Raises DeviceLost, DriverFailed.
         """
         if device.key in self._without or (device.parent and device.instance is None):
             return {}
@@ -74,7 +72,7 @@ class _Gpm:
             return {}
 
     def keep(self, devices: Iterable[Device]) -> None:
-        """Drops the samples of devices that are gone; devices without GPM are asked again."""
+        """Drops the samples of other devices. Devices without GPM are tried again."""
         known = {device.key for device in devices}
         for key in [key for key in self._pairs if key not in known]:
             for sample in self._pairs.pop(key).samples:
@@ -100,7 +98,7 @@ class _Gpm:
             return {}
         pair.get.sample1, pair.get.sample2 = pair.samples[pair.taken % 2], sample
         self._calls.need("nvmlGpmMetricsGet", pair.get, device=device.key)
-        # pynvml's structures take longer to read than NVML takes to write them.
+        # Reading pynvml's structures would take longer than NVML's call, so their bytes are decoded.
         found = _METRIC.iter_unpack(ctypes.string_at(pair.get.metrics, _METRIC.size * len(_NAMES)))
         # An overflow shows as NaN or a negative number.
         return {
@@ -119,7 +117,7 @@ _CODERS = {
 
 
 class Readings:
-    """Reads what devices do now. ``read`` raises DeviceLost or DriverFailed."""
+    """Reads the current values of devices. ``read`` raises DeviceLost or DriverFailed."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -128,13 +126,13 @@ class Readings:
         self._slow: dict[str, Values] = {}
 
     def keep(self, devices: list[Device]) -> None:
-        """Keeps only the state of ``devices``, a new list: a device may now support what it did not support before."""
+        """Keeps only the state of ``devices``, a new list. Unsupported values are tried again."""
         self._gpm.keep(devices)
         self._refused.clear()
         self._slow.clear()
 
     def read(self, device: Device, *, slow: bool) -> Values:
-        """Returns the values of ``device``. ``slow``: values that change rarely are read, too; else they are kept."""
+        """Returns the values of ``device``. ``slow``: values that change rarely are read again, too."""
         values: Values = memory_of(self._calls, device)
         values |= self._gpm.read(device)
         if device.parent:
@@ -148,7 +146,7 @@ class Readings:
 
     def _gauges(self, gpu: Device) -> Values:
         ask, handle, key = self._calls.ask, gpu.handle, gpu.key
-        # If the GPU is gone, the first call shows it.
+        # If the GPU is lost, the first call raises DeviceLost.
         power_mw = ask("nvmlDeviceGetPowerUsage", handle, device=key)
         rates = ask("nvmlDeviceGetUtilizationRates", handle, device=key)
         return {
@@ -175,7 +173,7 @@ class Readings:
         return None if found is None else int(found)
 
     def _traffic(self, gpu: Device, values: Values) -> None:
-        """Adds PCIe traffic in KB/s if neither the counters nor GPM have it: each call waits for 20 ms."""
+        """Adds PCIe traffic in KB/s, only if neither the counters nor GPM have it: each of the calls takes 20 ms."""
         if "pcie_rx_bytes" in values or "pcie_rx_mib_per_s" in values:
             return
         for name, counter in (("pcie_tx_kb_per_s", _PCIE_TX), ("pcie_rx_kb_per_s", _PCIE_RX)):

@@ -1,5 +1,5 @@
-"""Makes rows of gpu.utilization, gpu.devices, gpu.links and gpu.events: from values of the NVML process, rates of its
-counters, and differences between two readings.
+"""Makes rows of gpu.utilization, gpu.links and gpu.events from the values of the NVML process, the rates of its
+counters, and the differences between two readings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TYPES = {
     0x400: ("page_retired", "a page or row of memory was retired"),
     0x800: ("page_retirement_failed", "a page or row of memory could not be retired"),
     0x1000: ("poison", "poisoned memory was read; the process that read it ends"),
-    0x2000: ("fatal_poison", "poisoned memory was read, and the GPU cannot go on"),
+    0x2000: ("fatal_poison", "poisoned memory was read, and the GPU cannot continue"),
     0x4000: ("gpu_unavailable", "the GPU is not available"),
     0x8000: ("recovery_action", "the driver asks for another recovery action"),
 }
@@ -62,7 +62,7 @@ _RECOVERY = {
 }
 _GROWING = {
     "remapped_corrected": ("row_remapped", "{more} rows of memory were remapped after corrected errors"),
-    "remapped_uncorrected": ("row_remapped", "{more} rows of memory were remapped after errors that nothing corrected"),
+    "remapped_uncorrected": ("row_remapped", "{more} rows of memory were remapped after uncorrectable errors"),
     "retired_pages_sbe": ("page_retired", "{more} pages of memory were retired after single-bit errors"),
     "retired_pages_dbe": ("page_retired", "{more} pages of memory were retired after double-bit errors"),
 }
@@ -72,8 +72,8 @@ Values = Mapping[str, Any]
 
 
 def driver_event(event: Mapping[str, Any]) -> Row:
-    """Returns the row of an event as the process reports it, without its device. Raises KeyError, TypeError, ValueError
-    for an event that is malformed."""
+    """Returns the row of an event that the NVML process reported, without its device. Raises KeyError, TypeError,
+    ValueError for a malformed event."""
     kind, data, ts_ns = int(event["type"]), min(int(event["data"]), _MOST), int(event["ts_ns"])
     if kind < 0 or data < 0 or not 0 <= ts_ns <= _MOST:
         raise ValueError("an event out of bounds")
@@ -96,7 +96,7 @@ def _instance(number: object) -> int | None:
 
 
 def reasons_text(mask: int | None) -> str | None:
-    """Returns the names of clock event reasons, comma separated; bits without a name as hexadecimal numbers."""
+    """Returns the names of clock event reasons, comma separated; bits without a name become one hexadecimal number."""
     if mask is None:
         return None
     names = [name for bit, name in _CLOCK_REASONS.items() if mask & bit]
@@ -105,7 +105,7 @@ def reasons_text(mask: int | None) -> str | None:
 
 
 def changes_of(before: Values, now: Values) -> Iterator[Row]:
-    """Yields events of a GPU that show only in two readings: the driver reports no event for them."""
+    """Yields events for the changes between two readings of a GPU for which the driver reports no event."""
     was, mask = (int(values.get("clock_events") or 0) & _THROTTLES for values in (before, now))
     if mask and mask & ~was:
         yield {"event": "throttled", "value": mask, "detail": f"clocks are held down: {reasons_text(mask)}"}
@@ -123,7 +123,7 @@ def changes_of(before: Values, now: Values) -> Iterator[Row]:
 
 
 def link_changes(before: Values, now: Values) -> Iterator[Row]:
-    """Yields events of an NVLink that show in two readings. ``before`` and ``now``: rows of ``gpu.nvml.topology``."""
+    """Yields events for the changes between two readings of an NVLink, given as rows of ``gpu.nvml.topology``."""
     link = now.get("link")
     if before.get("state") != now.get("state"):
         event = "link_up" if now.get("state") == "up" else "link_down"
@@ -140,7 +140,7 @@ def _growth(before: Values, now: Values, name: str) -> int:
 
 
 class Limiter:
-    """Lets ``most`` events of a kind pass in ``seconds``, and counts the others."""
+    """Lets ``most`` events with one key pass in ``seconds``, and counts the suppressed events."""
 
     def __init__(self, most: int = 30, seconds: float = 60.0) -> None:
         self._most, self._seconds = most, seconds
@@ -148,7 +148,7 @@ class Limiter:
         self._suppressed: dict[Hashable, int] = {}
 
     def passes(self, key: Hashable, now: float) -> int | None:
-        """Returns the number of events suppressed since the last one that passed; None: this event is
+        """Returns the number of events that were suppressed since the last passed event; None: this event is
         suppressed, too.
         """
         begin, count = self._windows.get(key, (now, 0))
@@ -162,7 +162,7 @@ class Limiter:
 
 
 KIB, MIB, KB = 1024, 1 << 20, 1000
-# A GPU lowers its PCIe speed while it is idle; with at least this use, per cent, it must not.
+# A GPU lowers its PCIe speed while it is idle: a low speed counts as degraded only from this utilization on, per cent.
 _BUSY_PCT = 50
 _FLAGS = ("remap_pending", "remap_failed", "retirement_pending")
 _SAME = (
@@ -199,7 +199,7 @@ _SAME = (
     "retired_pages_dbe",
     "pcie_replays",
 )
-# Counters of time in ns that the driver adds up.
+# Counters of time since the driver was loaded, ns.
 _TIMES = ("power_capped", "sw_thermal", "hw_thermal", "power_brake")
 
 
@@ -227,8 +227,8 @@ def utilization_row(key: str, facts: Values, values: Values, counters: Counters,
 
 
 def _traffic(key: str, values: Values, counters: Counters, at_ns: int) -> Row:
-    """Returns PCIe bytes a second: from the counters if the device has them, else from GPM, else from the driver's
-    sample.
+    """Returns the bytes per second over PCIe and NVLink: from the counters if the device has them, else from GPM, else
+    (PCIe only) from the driver's sample.
     """
     row: Row = {}
     for way in ("rx", "tx"):
@@ -307,17 +307,17 @@ def _sum(*values: float | None) -> int | None:
 
 
 class Counters:
-    """Keeps the last value of each counter. A counter that went back (wrapped, or was reset) has no difference."""
+    """Keeps the last value of each counter. A counter that decreased (wrapped, or was reset) has no difference."""
 
     def __init__(self) -> None:
         self._last: dict[Hashable, tuple[float, int]] = {}
 
     def more(self, key: Hashable, value: float | None, at_ns: int) -> float | None:
-        """Returns the growth of a counter since the last call; None at the first call. Never negative."""
+        """Returns the growth of a counter since the last call; None at the first call, and if the counter decreased."""
         return self._step(key, value, at_ns)[0]
 
     def per_second(self, key: Hashable, value: float | None, at_ns: int) -> float | None:
-        """Returns the growth a second; ``at_ns`` is on a clock that does not step."""
+        """Returns the growth per second since the last call, or None as ``more`` does. ``at_ns``: CLOCK_MONOTONIC."""
         grown, length_ns = self._step(key, value, at_ns)
         return None if grown is None or length_ns <= 0 else grown * 1e9 / length_ns
 

@@ -1,6 +1,6 @@
-"""Owns the process that talks to the driver: starts it, polls it, gives it up when it hangs, and starts it again.
+"""Owns the NVML process, which calls the driver: starts it, polls it, gives it up when it hangs, and restarts it.
 
-No call here waits longer than its caller allows: the driver of a sick GPU may take minutes, or never answer.
+No call here waits longer than its caller allows, since the driver of a faulty GPU may take minutes or never answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ("Content", "Failure", "NvmlSession", "Reading")
 
 # The time for the first poll, which may start each GPU, and for later polls, s.
 FIRST_S, POLL_S = 300.0, 30.0
-# The pause before the next start after one failure, two, and so on, s.
+# The pauses before the next start after the first, the second and each further failure in a row, s.
 RETRY_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 CONNECT_S = 1.0
 RECEIVE_S = 5.0
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Content(TypedDict, total=False):
-    """``gpu.nvml.snapshot.Snapshots.poll``; ``values``, ``processes`` and ``lost`` by device."""
+    """The result of ``gpu.nvml.snapshot.Snapshots.poll``. ``values``, ``processes`` and ``lost`` are by device."""
 
     backend: str
     driver: Row
@@ -65,7 +65,7 @@ class _Header(TypedDict, total=False):
 class Reading(NamedTuple):
     """The answer to one poll.
 
-    ``asked``: the requested parts; ``fresh``: this is the first answer of its process.
+    ``asked``: the requested parts; ``fresh``: this is the first answer of a new process.
     """
 
     content: Content
@@ -75,10 +75,10 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the driver cannot be read. ``kind``: absent, mismatch, denied, lost, changed, hung or ended.
+    """The reason why the driver cannot be read. ``kind``: absent, mismatch, denied, lost, changed, hung or ended.
 
-    If ``kind`` is hung: the ``call``, its ``device``, and how long the call took, s. ``events``: events that came
-    before the failure.
+    If ``kind`` is hung, ``call`` is the call that hangs, ``device`` its device, and ``seconds`` its duration so far.
+    ``events``: events that came before the failure.
     """
 
     kind: str
@@ -90,7 +90,7 @@ class Failure:
 
 
 class NvmlSession:
-    """Polls the process, for one thread. ``absent`` returns why a start would be useless, or an empty text."""
+    """Polls the NVML process, for one thread. ``absent`` returns why a start would be useless, or an empty text."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class NvmlSession:
         self._retry_s = retry_s
         self._now = now
         self._channel: Channel | None = None
-        # Becomes readable when the process that hung has ended at last.
+        # The pidfd of a process that hung: it becomes readable when the process ends.
         self._stuck: int | None = None
         self._pidfd: int | None = None
         self._waits_for = ""
@@ -115,9 +115,7 @@ class NvmlSession:
         self._parts: frozenset[str] = frozenset()
 
     def poll(self, wait_s: float, *, slow: bool, links: bool, pairs: bool) -> Reading | Failure | None:
-        """Returns the answer of the process, or why it does not answer; None if neither is known within ``wait_s``
-        seconds.
-        """
+        """Returns the answer of the process, or the failure; None if neither comes within ``wait_s`` seconds."""
         try:
             if self._channel is None and (nothing := self._start()):
                 return nothing if isinstance(nothing, Failure) else None
@@ -138,7 +136,7 @@ class NvmlSession:
         return self._late()
 
     def again(self) -> None:
-        """Ends the process; the next poll starts a new one, which may see GPUs that this one has lost."""
+        """Ends the process. The next poll starts a new process, which may see GPUs that the old process has lost."""
         self._end()
         self._due = 0.0
 
@@ -161,7 +159,7 @@ class NvmlSession:
         return False
 
     def _still_stuck(self) -> bool:
-        """Returns whether the process that hung is still in the kernel: a new process would hang, too."""
+        """Returns whether a process that hung has still not ended: then a new process would hang, too."""
         if self._stuck is None:
             return False
         if not select.select([self._stuck], [], [], 0)[0]:
@@ -198,7 +196,7 @@ class NvmlSession:
         return answer
 
     def _ended(self) -> Failure:
-        """Returns the failure of a process that closed the connection; the process may have sent the reason before."""
+        """Returns the failure of a process that closed the connection, which it may have sent as its last answer."""
         try:
             last = self._answer(0.0) if self._channel is not None else None
             found = self._read(last) if last is not None else None

@@ -25,12 +25,14 @@ _READ = {kind: process_list(name) for kind, name in _LISTS.items()}
 _UNKNOWN = (1 << 64) - 1
 _SHARES = ("sm_pct", "mem_pct", "encoder_pct", "decoder_pct")
 
-# The backend that NVML drives, in Probing's word. A process for another vendor would answer another word.
+# The value of the columns ``backend`` for GPUs of NVML, as Probing names it.
 BACKEND = "cuda"
 
 
 class _ProcessReadings:
-    """Keeps for each device until when samples of utilization were read, and which lists were empty."""
+    """Reads the processes of devices. Keeps, by device, the time of the last sample of utilization that was read, and
+    the lists that were empty.
+    """
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -38,12 +40,12 @@ class _ProcessReadings:
         self._empty: set[tuple[str, str]] = set()
 
     def read(self, device: Device, *, slow: bool) -> list[Values] | None:
-        """Returns an entry for each process: pid, kind, used_bytes and per cents; None where the driver has no list.
+        """Returns an entry for each process: pid, kind, used_bytes and per cents; None if the driver has no list.
 
-        ``slow``: read also the lists of graphics and MPS that were empty. Raises DeviceLost, DriverFailed.
+        ``slow``: lists of graphics and MPS that were empty are read again, too. Raises DeviceLost, DriverFailed.
         """
         if device.mig_mode:
-            # NVML lists these processes under their MIG device.
+            # NVML lists the processes of this GPU under its MIG devices.
             return None
         found: dict[int, Values] = {}
         known = False
@@ -84,7 +86,7 @@ def _time(sample: tuple[int, ...]) -> int:
 
 
 def _percent(value: int) -> int | None:
-    """Returns a percentage; None for numbers far above 100, which drivers return where they have no sample."""
+    """Returns a percentage; None for a number above 100: drivers return such numbers if they have no sample."""
     return value if value <= 100 else None
 
 
@@ -102,8 +104,8 @@ class Snapshots:
     def poll(self, *, slow: bool, links: bool, pairs: bool) -> Values:
         """Returns the answer as JSON values. Raises DriverFailed.
 
-        ``slow``: read error counters as well. ``links``: the links that have counters. ``pairs``: all links. The answer
-        has lost GPUs in ``lost``: number -> reason.
+        ``slow``: error counters are read as well; ``links``: the links that have counters; ``pairs``: all links.
+        ``lost`` in the answer has the reasons of lost GPUs, by number.
         """
         first = self._devices is None
         if self._devices is None:
@@ -133,12 +135,12 @@ class Snapshots:
         return answer
 
     def waiting_events(self) -> list[Values]:
-        """Returns the events that no answer has contained yet; for any thread."""
+        """Returns the events that came since the last answer. For any thread."""
         return self._events.take()[0] if self._events else []
 
     def _start(self) -> list[Device]:
         if self._library:
-            # pynvml asks the loader by name, and so gets the library that is already loaded.
+            # pynvml opens the library by name, and the loader then returns the library that is already loaded.
             try:
                 ctypes.CDLL(self._library)
             except OSError as e:
@@ -157,7 +159,7 @@ class Snapshots:
         return devices
 
     def _check(self, devices: list[Device]) -> None:
-        """Raises DriverFailed when NVML lists other devices than at the start: a new process has to read them."""
+        """Raises DriverFailed if NVML lists other devices than at the start: then a new process has to start."""
         found, self._lost = find_devices(self._calls)
         gone = {device.device_id for device in devices} & self._lost.keys()
         before = {(d.key, d.uuid, d.mig_mode) for d in devices if d.device_id not in gone}
@@ -177,5 +179,5 @@ class Snapshots:
 
 
 def _version(number: int | None) -> str | None:
-    """Returns 12.4 for 12040, as cuda.h numbers versions."""
+    """Returns the text of a version number of cuda.h: 12.4 for 12040."""
     return f"{number // 1000}.{number % 1000 // 10}" if number else None

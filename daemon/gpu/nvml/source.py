@@ -1,4 +1,4 @@
-"""The source of the gpu tables: polls the process that talks to NVIDIA's driver, and makes rows from its answers."""
+"""The source of the gpu tables: polls the NVML process, which calls NVIDIA's driver, and makes rows of its answers."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _VENDOR = "0x10de"
 # The PCI class of display controllers: VGA and 3D.
 _CLASS = "0x03"
 
-# The times between two readings of error counters, of links between devices, and two looks for a lost GPU, s.
+# The intervals at which error counters and links between devices are read, and lost GPUs are tried again, s.
 SLOW_S, PAIRS_S, LOST_S = 10.0, 60.0, 30.0
-# The part of the interval for which a poll waits for its answer.
+# The share of the interval for which a poll waits for its answer.
 WAIT_SHARE = 0.8
 MAX_EVENTS = 1_024
 _log = logging.getLogger(__name__)
 
 
 class NvmlSource(Source):
-    """The source of NVIDIA's GPUs. A driver that is absent, hangs, or goes and comes back shows in ``states`` and
-    gpu.events.
+    """The source of NVIDIA's GPUs. ``states`` and gpu.events show when the driver is absent, hangs, is lost or comes
+    back.
     """
 
     name = "nvml"
@@ -139,12 +139,11 @@ class NvmlSource(Source):
                 self._add({"event": "driver_lost", "detail": failure.text})
 
     def _take(self, found: Reading, now: float) -> None:
-        """Makes rows from an answer. After an answer that is malformed the process is started again, and the devices
-        are dropped."""
+        """Makes rows from an answer. A malformed answer drops the devices and restarts the process."""
         try:
             self._took(found, now)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
-            _log.debug("a strange answer", exc_info=e)
+            _log.debug("the answer of the NVML process is malformed", exc_info=e)
             self._fleet = Fleet()
             self._session.again()
             self._failed(Failure("ended", f"the answer of the process that asks the driver is malformed: {e!r:.80}"))
@@ -163,7 +162,7 @@ class NvmlSource(Source):
             self._before.clear()
         changes = self._fleet.take(content)
         if found.fresh:
-            # A value that fits no column raises here, not later in a query.
+            # A value that does not fit its column raises an error here, not later in a query.
             batch_of("gpu.devices", self._fleet.rows(self._node, pair.real_ns))
         self._note_lost(changes, now)
         self._problems = [problem[:200] for problem in content.get("problems", ())]
@@ -179,7 +178,7 @@ class NvmlSource(Source):
                 self._due["lost"] = now + LOST_S
             self._add({**self._fleet.gpu_row(str(number)), **event})
         if self._fleet.lost and now >= self._due["lost"]:
-            # A process that has the GPU open prevents its reset, and does not see it come back.
+            # The process has the GPU open, which prevents a reset, and does not see the GPU come back: start a new one.
             self._due["lost"] = now + LOST_S
             self._session.again()
 
@@ -245,7 +244,7 @@ class NvmlSource(Source):
 
 
 class _Off(Source):
-    """Replaces the source where gpu.enabled is false."""
+    """Takes the place of the source if gpu.enabled is false."""
 
     name = "nvml"
 
@@ -258,8 +257,8 @@ class _Off(Source):
 
 
 def why_absent(sysfs: Path, dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> str:
-    """Returns an empty text if the driver is loaded, as files show; else NO_GPU, or that the driver of the GPUs is
-    missing: then no process is started."""
+    """Returns why no NVML process is started: NO_GPU, or that the driver of the GPUs is not loaded. Empty if files show
+    that the driver is loaded."""
     if (dev / "nvidiactl").exists() or (proc / "driver/nvidia/version").exists():
         return ""
     devices = sysfs / "bus/pci/devices"

@@ -1,6 +1,6 @@
-"""Links of the GPUs: to each other, to NICs and HCAs, over NVLink, and over PCIe to the host.
+"""Reads the links of the GPUs: NVLinks, PCIe to the host, and the paths to each other, to NICs and to HCAs.
 
-Rows have the columns of gpu.links, with counters since the driver was loaded in place of rates.
+Rows have the columns of gpu.links, but instead of rates the counters since the driver was loaded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REMOTE = {0: "gpu", 2: "switch"}
 
 
 class Topology:
-    """Reads the links of the GPUs in ``devices``. ``sysfs`` is /sys, or a tree like it."""
+    """Reads the links of the GPUs in ``devices``. ``sysfs``: /sys, or a directory with the same structure."""
 
     def __init__(self, calls: Calls, devices: list[Device], sysfs: Path) -> None:
         self._calls = calls
@@ -49,12 +49,12 @@ class Topology:
             try:
                 rows += [*self._nvlinks(gpu), self._pcie(gpu)]
             except DeviceLost:
-                # The next reading of this GPU's values reports that it is lost.
+                # The next reading of the values of this GPU reports that it is lost.
                 continue
         return rows
 
     def pairs(self, nvlinks: list[Values]) -> list[Values]:
-        """Returns how each GPU is connected to other GPUs and to NICs; ``nvlinks`` are rows of ``counted``.
+        """Returns the connections of each GPU to other GPUs and to NICs; ``nvlinks``: rows of ``counted``.
 
         Raises DriverFailed.
         """
@@ -73,7 +73,7 @@ class Topology:
         return [self._nvlink(gpu, link) for link in self._links[gpu.key]]
 
     def _state(self, gpu: Device, link: int) -> int | None:
-        # One link may be supported and another not. Refusals are kept by ``device``, which here names the link.
+        # A GPU may support only some links. ``ask`` keeps refusals by ``device``, so the text names the link, too.
         found = self._calls.ask("nvmlDeviceGetNvLinkState", gpu.handle, link, device=f"{gpu.key} {link}")
         return None if found is None else int(found)
 
@@ -137,9 +137,7 @@ class Topology:
         return row | {"crc_errors": sum(bad) if bad else None}
 
     def _near(self, gpu: Device) -> Values:
-        """Returns the NUMA node and CPUs near a GPU, as the driver says: in this container sysfs does not show
-        the GPU.
-        """
+        """Returns the NUMA node and CPUs near a GPU from the driver, for containers whose sysfs lacks the GPU."""
         nodes = self._calls.ask("nvmlDeviceGetMemoryAffinity", gpu.handle, 1, _NODE_SCOPE, device=gpu.key)
         cpus = self._calls.ask("nvmlDeviceGetCpuAffinity", gpu.handle, _CPU_WORDS, device=gpu.key)
         near = _bits(nodes)
@@ -211,7 +209,7 @@ def _ranges(numbers: list[int]) -> str | None:
 
 
 def _links_between(gpu: Device, other: Device, nvlinks: list[Values]) -> int:
-    """Returns the number of NVLinks from ``gpu`` to ``other``: direct links, or else links through NVLink switches."""
+    """Returns the number of NVLinks from ``gpu`` to ``other``: direct links, or else links through switches."""
     up = [row for row in nvlinks if row["kind"] == "nvlink" and row["state"] == "up"]
     direct: int = sum(row["device"] == gpu.key and row["peer"] == other.bus_id for row in up)
     if direct:

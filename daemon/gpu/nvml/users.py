@@ -1,4 +1,4 @@
-"""Joins processes with the devices that they use: by the driver's list, the PCI address of a NCCL communicator, or the
+"""Joins processes with the GPUs that they use: by the driver's list, the PCI address of a NCCL communicator, or the
 environment.
 
 CUDA_VISIBLE_DEVICES: CUDA C++ Programming Guide, "CUDA Environment Variables"; indices count the devices that the
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 def visible_devices(environ: Mapping[str, str], places: Sequence[Place]) -> list[Place]:
-    """Returns the devices that CUDA shows to the process, in CUDA's order; of a GPU in MIG mode its MIG devices."""
+    """Returns the devices that CUDA shows to a process, in CUDA's order; MIG devices replace a GPU in MIG mode."""
     shown = _in_container(environ.get("NVIDIA_VISIBLE_DEVICES"), places)
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
@@ -44,7 +44,7 @@ def visible_devices(environ: Mapping[str, str], places: Sequence[Place]) -> list
     found: list[Place] = []
     for word in _words(text):
         place = _named(word, shown) or _numbered(word, shown)
-        # CUDA ignores the rest of the list from the first unknown word on.
+        # CUDA ignores the first unknown entry and all entries after it.
         if place is None or place in found:
             break
         found.append(place)
@@ -52,10 +52,10 @@ def visible_devices(environ: Mapping[str, str], places: Sequence[Place]) -> list
 
 
 def own_device(environ: Mapping[str, str], places: Sequence[Place], local_rank: int | None) -> Place | None:
-    """Returns the device of a rank: the only visible device, or, as is usual, the device whose number is the local
+    """Returns the device of a rank: the only visible device, or, by convention, the device whose number is the local
     rank.
 
-    None if no variable of the environment names devices: then nothing says that the process uses any.
+    None if no variable of the environment names devices: the process may use none.
     """
     if "CUDA_VISIBLE_DEVICES" not in environ and "NVIDIA_VISIBLE_DEVICES" not in environ:
         return None
@@ -66,7 +66,7 @@ def own_device(environ: Mapping[str, str], places: Sequence[Place], local_rank: 
 
 
 def _in_container(text: str | None, places: Sequence[Place]) -> list[Place]:
-    """Returns the devices that the container runtime lets in; all devices if ``text`` names none."""
+    """Returns the devices that a container shows, by NVIDIA_VISIBLE_DEVICES (``text``); all if it names no device."""
     words = _words(text or "all")
     if not words or words[0] in ("all", "none", "void"):
         return list(places)
@@ -74,7 +74,7 @@ def _in_container(text: str | None, places: Sequence[Place]) -> list[Place]:
     for word in words:
         gpu, colon, mig = word.partition(":")
         if colon and gpu.isdecimal() and mig.isdecimal():
-            # The text is GPU:MIG, both as numbers.
+            # The entry is GPU:MIG, both as numbers.
             found += [p for p in places if (str(p.device_id), str(p.mig)) == (gpu, mig)]
         elif (place := _named(word, places) or _numbered(word, places)) is not None:
             found += [p for p in places if p == place or (place.mig is None and p.device_id == place.device_id)]
@@ -88,7 +88,7 @@ def _usable(places: Sequence[Place]) -> list[Place]:
 
 
 def _named(word: str, places: Sequence[Place]) -> Place | None:
-    """Returns the only device whose name begins with ``word``; of a GPU in MIG mode its first MIG device."""
+    """Returns the only device whose name begins with ``word``, or the first MIG device of a GPU in MIG mode."""
     if not word.startswith(("GPU-", "MIG-")):
         return None
     found = {place.key: place for place in places for name in place.names if name.startswith(word)}
@@ -134,7 +134,7 @@ def _places_of(devices: Mapping[str, Facts]) -> list[Place]:
 
 
 class Users:
-    """Finds the processes of devices. ``note`` is for the thread that drains, all else for one other thread."""
+    """Finds the processes that use devices. ``note`` is for the draining thread, all other methods for one thread."""
 
     def __init__(self, watched: Discovery) -> None:
         self._watched = watched
@@ -159,7 +159,7 @@ class Users:
     ) -> Iterator[Row]:
         """Yields a row of gpu.processes for each process and device; ``common``: values that all rows share.
 
-        ``listed``: the processes that the driver lists, by device; None where it has no list.
+        ``listed``: the processes that the driver lists, by device; None if it has no list.
         """
         live = self._watched.live()
         by_pid = {who.pid: who for who in live}
@@ -179,7 +179,7 @@ class Users:
                     yield {**row, **common}
 
     def _unlisted(self, who: Identity, devices: Mapping[str, Facts], places: list[Place]) -> Iterator[Row]:
-        """Yields rows of a trainer's devices whose processes the driver does not list: it has pids of another
+        """Yields rows for the devices of a trainer that the driver does not list, since its pids are of another
         namespace.
         """
         addresses = self._addresses.get(who.key, ())

@@ -1,8 +1,8 @@
-"""Reads the CPU counters of many processes and threads in a reader, and the throttling of their control groups, with
+"""Reads, in a reader, the CPU counters of many processes and threads, and the throttling of their control groups, with
 one request a second.
 
-The answer is a table of absolute numbers; the collector computes the differences, and nothing here remembers a value.
-Processes of one group share a reading, which is made once in a round.
+The answer is a table of absolute numbers, of which the collector computes the differences. The throttling of a group is
+read once in a round for all its processes.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = (
 )
 
 MAX_GROUPS = 1_024
-# Mounts of control groups are read again after this many rounds: they change only when an administrator changes them.
+# Mounts of control groups are read again after this many rounds: only administrators change them.
 _MOUNTS_ROUNDS = 60
 _NOTHING = (ABSENT, ABSENT, ABSENT)
 
 
 class _Throttling:
-    """Reads the throttling of control groups. ``proc``: where procfs is mounted."""
+    """Reads the throttling of control groups. ``proc``: the mount point of procfs."""
 
     def __init__(self, proc: str = "/proc") -> None:
         self._proc = proc
@@ -61,16 +61,16 @@ class _Throttling:
         self._round += 1
 
     def of(self, cgroup: bytes) -> tuple[int, int, int]:
-        """Returns throttled periods, throttled ns and the quota (thousandths of a CPU) of a group. ``cgroup``: from
-        /proc/PID/cgroup.
+        """Returns throttled periods, throttled ns and the quota (thousandths of a CPU) of a group. ``cgroup``: the text
+        of /proc/PID/cgroup.
 
-        The counters are of the group and all groups above it; ABSENT where the kernel has no value.
+        The counters include all groups above the group. ABSENT: the kernel has no value.
         """
-        if (found := self._read.get(cgroup)) is None:
+        if (limits := self._read.get(cgroup)) is None:
             if len(self._read) >= MAX_GROUPS:
                 return _NOTHING
-            found = self._read[cgroup] = self._limits(cgroup)
-        return found
+            limits = self._read[cgroup] = self._limits(cgroup)
+        return limits
 
     def _limits(self, cgroup: bytes) -> tuple[int, int, int]:
         if cgroup not in self._groups:
@@ -120,12 +120,13 @@ FIELDS = (
     "quota_millis",
 )
 """The columns of the answer's payload, int64 each. ``comm``, ``wchan`` and ``cpus`` are indices of the answer's
-``texts``; ``quota_millis``: thousandths of a CPU. ABSENT where the kernel has no value."""
+``texts``; ``quota_millis``: thousandths of a CPU. ABSENT: the kernel has no value."""
 PROCESS, THREAD, GLANCE = 0, 1, 2
-"""Scopes: a requested process, a thread of such a process, and a process whose CPU time alone was requested."""
+"""Scopes: a requested process, a thread of a requested process, and a process of which only the CPU time is requested.
+"""
 MAX_TARGETS = 2_048
 MAX_THREADS = 16_384
-# The most threads that one answer lists; the next answer lists the threads of the other processes.
+# The most threads that one answer lists; later answers list the threads of further processes.
 MAX_LISTED = 32_768
 MAX_GLANCES = 1_024
 MAX_PIDS = 16_384
@@ -148,8 +149,8 @@ class _Answer:
 
 
 class UsageReader:
-    """Answers the request ``usage``. ``proc``: where procfs is mounted; ``most_files``: how many files of procfs stay
-    open.
+    """Answers the request ``usage``. ``proc``: the mount point of procfs; ``most_files``: the most files of procfs that
+    stay open.
     """
 
     def __init__(self, proc: str = "/proc", most_files: int = MOST_FILES) -> None:
@@ -160,12 +161,14 @@ class UsageReader:
     def answer(self, request: Header) -> Message:
         """Answers the request ``usage``:
 
-        * ``targets``: [[pid, start_ns, closely, list_threads, [tid, ...], [tid, ...]], ...]: processes, whether more
-          than their stat is read, and their threads; those of the first list are read closely.
-        * ``glances``: [pid, ...]; ``pids``: whether all pids of the node are listed; ``timeout_ms``.
+        * ``targets``: [[pid, start_ns, closely, list_threads, [tid, ...], [tid, ...]], ...], a list for each process.
+          ``closely``: status, wchan and throttling are read, too; ``list_threads``: its tids are listed. The threads in
+          the first list of tids are read closely; of the threads in the second list only the run times are read.
+        * ``glances``: [pid, ...], processes of which only the CPU time is read; ``pids``: whether all pids of the node
+          are listed; ``timeout_ms``.
 
-        Header: ``texts``, ``threads`` (lists of tids by pid), ``pids``. Payload: rows of FIELDS. Whatever ended, or was
-        not reached in time, has no row.
+        Header: ``texts``, ``threads`` (lists of tids by pid), ``pids``. Payload: rows of FIELDS. Processes and threads
+        that ended, or were not reached in time, have no row.
         """
         deadline = time.monotonic() + min(int(request.get("timeout_ms") or 500), 30_000) / 1000
         found, threads, tids_left = _Answer(), {}, MAX_LISTED
@@ -224,7 +227,7 @@ class UsageReader:
                 try:
                     self._thread(found, pid, start_ns, int(tid), closely)
                 except ProbingError:
-                    continue  # it ended
+                    continue  # the thread ended
 
     def _thread(self, found: _Answer, pid: int, start_ns: int, tid: int, closely: bool) -> None:
         begun, data = self._files.thread(pid, start_ns, tid)
@@ -259,7 +262,7 @@ class UsageReader:
         try:
             fd = os.open(f"{self._proc}/{pid:d}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return  # it ended
+            return  # the process ended
         try:
             stat = parse_stat_line(os.read(fd, 4_096))
         except OSError:

@@ -1,8 +1,9 @@
-"""Chooses what is read each second: watched processes, their threads, and the busiest of the other processes.
+"""Chooses the processes and threads to read each second: watched processes, their threads, and the busiest of the other
+processes of the node.
 
-Glances at a slice of all processes each second show the busiest of them. So the work of a second is limited, whatever
-the node runs, and a noisy neighbour shows after half a minute. A process that uses almost no CPU, such as a waiting
-rank, is read less and less often, but at least every 8 turns.
+To find the busiest, each turn reads the CPU time of a slice of all processes (a glance). So the work of a turn is
+limited, whatever the node runs, and a noisy neighbour is found after half a minute. A process that uses almost no CPU,
+such as a waiting rank, is read less and less often, but at least every 8 turns.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ MAX_ACTIVE = 32
 LEAST_GLANCES = 16
 MAX_GLANCES = 128
 LEAST_SHARE = 0.01
-"""A CPU's part above which another process of the node, or a thread, counts as busy."""
+"""The share of a CPU from which on another process of the node, or a thread, counts as busy."""
 STILL_SHARE = 0.02
-"""A CPU's part below which a process is as good as still: a tick of 10 ms in a second is at most half of this part."""
+"""The share of a CPU below which a process counts as still: one tick of 10 ms in a second is half of this share."""
 ROLES = ("trainer", "data_loader", "launcher")
 _LIST_TURNS = 30
 _NEW_THREADS_TURNS = 5
 _PIDS_TURNS = 10
-# A process is read every 2, 4 and 8 turns after this many readings in a row with almost no CPU time.
+# After this many readings in a row with almost no CPU time, a process is read only every 2, 4 and 8 turns.
 _STILL = (4, 5, 6)
-# In this many turns all processes of the node, if fewer than 4,096, get one glance.
+# In this many turns each process of the node gets one glance, if the node has fewer than 4,096 processes.
 _ROUND_TURNS = 32
 _Key = tuple[int, int]
 
 
 @dataclass(slots=True)
 class Watched:
-    """A process and its threads: ``busy`` are read closely, ``active`` in each turn, some of the other ``tids`` in each
-    turn.
+    """A process and the tids of its threads. In each turn the ``busy`` threads are read closely, and the ``active``
+    threads and some of the other ``tids`` are read.
 
     ``still``: the number of readings in a row with almost no CPU time.
     """
@@ -60,8 +61,8 @@ class Watched:
         return 1 << sum(self.still >= readings for readings in _STILL)
 
     def rest(self) -> list[int]:
-        """Returns the other threads to read in this turn: all active threads, and a quarter of the idle ones, at most
-        32.
+        """Returns the threads to read in this turn besides the busy threads: all active threads, and a quarter of the
+        idle threads, at least 8 and at most 32.
         """
         known = {*self.busy, *self.active}
         idle = [tid for tid in self.tids if tid not in known]
@@ -72,7 +73,7 @@ class Watched:
 
 
 class Selection:
-    """Builds each request. ``listed``, ``counted`` and ``busiest`` store what the last answer showed."""
+    """Builds each request. ``listed``, ``counted`` and ``busiest`` store results of the last answer."""
 
     def __init__(self) -> None:
         self._watched: dict[_Key, Watched] = {}
@@ -83,8 +84,8 @@ class Selection:
         self.left_out = 0
 
     def request(self, live: Sequence[Identity]) -> Header:
-        """Returns the arguments of the request ``usage`` for the processes ``live`` and the busiest others; empty if no
-        watched process is to be read in this turn."""
+        """Returns the arguments of the request ``usage`` for the watched processes ``live`` and the busiest other
+        processes; empty if no watched process is due in this turn."""
         self._turn += 1
         self.left_out = max(0, len(live) - MAX_WATCHED)
         self._watched = {(who.pid, who.start_ns): self._of(who) for who in live[:MAX_WATCHED]}
@@ -113,14 +114,14 @@ class Selection:
                 watched.tids, watched.listed = list(tids), self._turn
 
     def counted(self, threads: Mapping[_Key, int]) -> None:
-        """Stores the numbers of threads of processes; if a number has changed, the threads are listed again soon."""
+        """Stores the number of threads of each process. If it has changed, the threads are listed again soon."""
         for key, count in threads.items():
             if key in self._watched:
                 self._watched[key].threads = count
 
     def busiest(self, threads: Mapping[_Key, Mapping[int, float]], processes: Mapping[_Key, float]) -> None:
-        """Stores the share of a CPU that threads of watched processes wanted, busiest first, and that
-        processes used.
+        """Stores shares of a CPU: those that ``threads`` of watched processes ran or waited to run, busiest first, and
+        those that ``processes`` used.
         """
         for key, watched in self._watched.items():
             if key not in processes:

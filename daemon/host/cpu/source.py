@@ -1,5 +1,5 @@
-"""The source of cpu.utilization, with one request a second to a reader for all processes; and of the live table
-cpu.tasks, with all threads of watched processes, by two looks a tenth of a second apart.
+"""The source of cpu.utilization, which sends a reader one request a second for all processes; and of the live table
+cpu.tasks, which shows all threads of watched processes by two readings a tenth of a second apart.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Known:
 
 
 class Tasks:
-    """Makes rows of cpu.tasks. ``apart_s``: the time between the two looks, s."""
+    """Makes rows of cpu.tasks. ``apart_s``: the time between the two readings, s."""
 
     def __init__(self, readers: ReaderPool, processes: Discovery, node: str, apart_s: float = APART_S) -> None:
         self._readers, self._processes, self._node, self._apart_s = readers, processes, node, apart_s
@@ -115,7 +115,7 @@ class Tasks:
 
 
 TIMEOUT_S = 1.0
-# With more watched processes than this, they are read less often, so that the cost does not grow.
+# With more watched processes than this, all are read less often, so that the cost does not grow.
 _FOR_ONE_INTERVAL = 256
 
 
@@ -167,7 +167,7 @@ class CpuSource(Source):
             self._patience.failed(e.message)
             return
         left = self._selection.left_out
-        self._patience.answered(f"{left} processes are not read: there are too many" if left else "")
+        self._patience.answered(f"{left} processes are not read: too many run" if left else "")
         rows = rows_of(answer.payload)
         usage = Usage(rows, self._ledger.exchange(rows))
         header = answer.header

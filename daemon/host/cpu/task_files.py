@@ -1,12 +1,11 @@
-"""Reads files of processes and threads in /proc again and again through descriptors that stay open.
+"""Reads files of processes and threads in /proc repeatedly, through descriptors that stay open.
 
-A descriptor of a file of /proc belongs to one task forever: when the task has ended, a read fails with ESRCH, even if
-another task got its number. A read through an open descriptor takes 1 to 8 us, half as long as an open and a read.
+A descriptor of a file in /proc stays bound to its task: once the task has ended, a read fails with ESRCH, even if
+another task has got its number. A read through an open descriptor takes 1 to 8 us, half as long as an open and a read.
 
-The functions ``parse_*`` turn the bytes of such files into numbers.
-
-Formats: proc(5), Documentation/scheduler/sched-stats.rst. A task chooses its name in the stat file, which may contain
-blanks, brackets and line ends; the kernel writes the rest.
+The functions ``parse_*`` turn the bytes of these files into numbers. Formats: proc(5),
+Documentation/scheduler/sched-stats.rst. A task chooses its name in the stat file, which may contain blanks, brackets
+and line ends; the kernel writes the rest.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ __all__ = (
 )
 
 ABSENT = -1
-"""Stands for a number that the kernel does not show."""
+"""Stands for a number that the kernel does not report."""
 _MOST = (1 << 63) - 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# Indices of fields after the name, counted from 0.
+# Indices of fields after the name in a stat file, counted from 0.
 _FLAGS, _MAJOR_FAULTS, _USER, _SYSTEM, _THREADS, _START, _RSS, _PROCESSOR = 6, 9, 11, 12, 17, 19, 21, 36
 
 
@@ -87,7 +86,7 @@ def parse_stat_line(data: bytes) -> StatLine | None:
 
 def parse_status_lines(data: bytes) -> _StatusLines:
     """Returns the values of a status file; ABSENT, or no CPUs, for a missing line."""
-    # These lines are the last of the file: no name comes after them.
+    # These lines are at the end of the file, after the name of the task, which could imitate them.
     at = data.rfind(b"\nCpus_allowed_list:\t")
     cpus = data[at + 20 : data.find(b"\n", at + 20)][:1_024] if at >= 0 else b""
     voluntary, involuntary = (
@@ -133,7 +132,7 @@ _Key = tuple[int, int, str]
 
 @dataclass(slots=True)
 class _File:
-    """An open file. ``start_ns``: start of the thread, if the file is a thread's."""
+    """An open file. ``used``: the last round that read it; ``start_ns``: the start of its thread, if it has one."""
 
     fd: int
     used: int
@@ -141,7 +140,7 @@ class _File:
 
 
 class TaskFiles:
-    """The open files of one reader, at most ``most``; any further file is opened for each read."""
+    """The open files of a reader, at most ``most``; all further files are opened for each read."""
 
     def __init__(self, most: int, proc: str = "/proc") -> None:
         self._most, self._proc = most, proc
@@ -152,7 +151,7 @@ class TaskFiles:
         return len(self._files)
 
     def begin(self) -> None:
-        """Begins a round of reads; closes files that are not in use any more now and then."""
+        """Begins a round of reads. Some rounds close files that are no longer in use."""
         self._round += 1
         full = len(self._files) >= self._most
         if full or self._round % _IDLE_ROUNDS == 0:
@@ -167,7 +166,7 @@ class TaskFiles:
     def stat(self, pid: int, start_ns: int) -> bytes:
         """Returns /proc/PID/stat of the process that began at ``start_ns``.
 
-        Raises ProcessGone when the process has ended, PrivilegeError or TargetError where the file cannot be read.
+        Raises ProcessGone if the process has ended, PrivilegeError or TargetError if the file cannot be read.
         """
         key = (pid, start_ns, "stat")
         if (file := self._files.get(key)) is not None:
@@ -192,7 +191,7 @@ class TaskFiles:
         fd = self._open(pid, name)
         try:
             data = _pread(pid, fd)
-            # The process lives, so the file that was opened by its pid belongs to it.
+            # If the process still lives, the file that was opened by its pid belongs to it.
             self.stat(pid, start_ns)
         except BaseException:
             os.close(fd)
@@ -211,7 +210,7 @@ class TaskFiles:
         try:
             thread = parse_stat_line(self._once(pid, f"task/{tid:d}/stat"))
             self.stat(pid, start_ns)
-            # Read last: this shows that the thread whose start was read has not ended.
+            # This read comes last: it shows that the thread whose start was read has not ended.
             data = _pread(pid, fd)
             if thread is None:
                 raise ProcessGone(f"thread {tid} of process {pid} exited")

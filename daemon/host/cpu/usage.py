@@ -1,7 +1,7 @@
-"""Compares a reading with the last reading of each process and thread; makes rows of cpu.utilization, and says which
-are busy.
+"""Compares a reading with the previous reading of each process and thread, to make rows of cpu.utilization and to find
+busy processes and threads.
 
-A key contains the start time, so two tasks with one number are never compared; a counter that goes back has no
+A key contains the start time, so two tasks with the same number are never compared. A counter that decreases has no
 difference.
 """
 
@@ -32,7 +32,7 @@ _FIRST = 256
 
 
 class Ledger:
-    """Remembers the last row of up to ``most`` processes and threads; the others get no differences."""
+    """Keeps the last row of up to ``most`` processes and threads; all others get no differences."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -45,14 +45,12 @@ class Ledger:
         return len(self._slots)
 
     def exchange(self, rows: Rows) -> Rows:
-        """Remembers ``rows``. Returns the row that was remembered for each before; its ``mono_ns`` is 0 if there was
-        none.
-        """
+        """Stores ``rows``. Returns the previous row of each process or thread, with ``mono_ns`` 0 if there is none."""
         before = np.zeros(len(rows), ROW)
         if not len(rows):
             return before
         self._forget(int(rows["mono_ns"].max()))
-        # A glance at a process and a reading of it have the same key; its main thread has another key.
+        # A glance at a process has the same key as a reading of it; its main thread has another key.
         names = (rows["scope"] == THREAD, *(rows[name] for name in ("pid", "start_ns", "tid", "task_start_ns")))
         keys = list(zip(*(column.tolist() for column in names), strict=True))
         slots = np.array([self._slots.get(key, -1) for key in keys], np.intp)
@@ -89,7 +87,7 @@ def rows_of(payload: bytes) -> Rows:
 
 
 def differences(now: Rows, before: Rows) -> Rows:
-    """Returns the growth of each counter; ABSENT if a value is missing, or the counter went back."""
+    """Returns the growth of each counter; ABSENT if a value is missing, or the counter decreased."""
     ours, old = (np.ascontiguousarray(rows).view(np.int64).reshape(len(rows), len(FIELDS)) for rows in (now, before))
     grown = ours - old
     unknown = (ours == ABSENT) | (old == ABSENT) | (grown < 0) | (before["mono_ns"] == 0)[:, None]
@@ -129,7 +127,9 @@ class Usage:
         self._total = np.where(now["scope"] == THREAD, grown["exec_ns"], ticks)
 
     def threads(self) -> dict[_Key, dict[int, float]]:
-        """Returns the share of a CPU that the threads of each process wanted, busiest first, without idle threads."""
+        """Returns the share of a CPU that each thread ran or waited to run, by process, busiest first, without idle
+        threads.
+        """
         share = self._share(np.maximum(self._grown["exec_ns"], 0) + np.maximum(self._delay, 0))
         rows = np.flatnonzero((self._now["scope"] == THREAD) & (share >= _IDLE_SHARE))
         found: dict[_Key, dict[int, float]] = {}
@@ -138,7 +138,7 @@ class Usage:
         return found
 
     def shares(self) -> dict[_Key, float]:
-        """Returns the share of a CPU that each process used, where it can be computed."""
+        """Returns the share of a CPU that each process used; processes whose share is unknown are left out."""
         share = self._share(self._total)
         rows = np.flatnonzero((self._now["scope"] != THREAD) & (self._total >= 0))
         return {self._key(row): float(share[row]) for row in rows.tolist()}
@@ -148,7 +148,7 @@ class Usage:
         return {self._key(row): int(self._now["threads"][row]) for row in rows.tolist()}
 
     def batch(self, node: str, clocks: ClockPair, processes: Processes, names: Sequence[str]) -> pa.RecordBatch | None:
-        """Returns rows of cpu.utilization, or None; ``names``: the answer's ``texts``."""
+        """Returns rows of cpu.utilization, or None if there are none; ``names``: the answer's ``texts``."""
         who, which = identities(processes, self._now["pid"], self._now["start_ns"])
         keep = self._shown(np.array([one is not None for one in who], bool)[which])
         if not keep.any():
@@ -205,8 +205,8 @@ class Usage:
         return np.where((spent > 0) & (self._wall > 0), spent / np.maximum(self._wall, 1), 0.0)
 
     def _delays(self, process: npt.NDArray[np.intp]) -> _Numbers:
-        """Returns for each row the sum of the delays of the threads of its process. ``process``: the number of the
-        process.
+        """Returns for each row the sum of the delays of all threads of its process. ``process``: for each row a number
+        that identifies its process.
         """
         known = (self._now["scope"] == THREAD) & (self._delay >= 0)
         delays = np.zeros(len(process), np.int64)

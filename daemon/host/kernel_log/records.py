@@ -1,12 +1,11 @@
-"""Reads records of the kernel log from /dev/kmsg (Documentation/ABI/testing/dev-kmsg), and finds out what they mean.
+"""Reads records of the kernel log from /dev/kmsg (Documentation/ABI/testing/dev-kmsg), and classifies them.
 
-A record is ``PRIORITY,SEQUENCE,MICROSECONDS,FLAGS[,more];TEXT`` and lines that begin with a blank: its properties. The
-kernel writes bytes that cannot be printed as ``\\xNN``.
+A record is ``PRIORITY,SEQUENCE,MICROSECONDS,FLAGS[,more];TEXT``, followed by lines that begin with a blank: its
+properties. The kernel writes unprintable bytes as ``\\xNN``.
 
-The meaning of a record is its kind, and the process, the device and the number that it names.
-
-The patterns are for lines of Linux 5.10 to 6.18 and of NVIDIA's drivers; if two versions word a message differently,
-there are patterns for both. A line that no pattern matches is of kind other.
+The meaning of a record is its kind, and the process, device and number that it names. The patterns are for messages of
+Linux 5.10 to 6.18 and of NVIDIA's drivers; if two versions word a message differently, there is a pattern for each. A
+line that no pattern matches is of kind other.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ _LEVELS = ("emerg", "alert", "crit", "err", "warn", "notice", "info", "debug")
 
 
 class Record(NamedTuple):
-    """A record of the kernel log. ``boot_us``: its time on the kernel's clock of the log, us since boot. ``facility``
-    is kern only for the kernel's own records: records that programs write get another facility."""
+    """A record of the kernel log. ``boot_us``: its time on the clock of the log, us since boot. ``facility``: kern for
+    records of the kernel itself; records that programs write have another facility."""
 
     seq: int
     boot_us: int
@@ -54,8 +53,8 @@ class Record(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """The result of a read. ``lost``: records that were overwritten before they were read. ``more``: further records
-    wait.
+    """The result of a read. ``lost``: the number of records that were overwritten before they were read. ``more``:
+    further records may wait.
     """
 
     records: tuple[Record, ...]
@@ -126,11 +125,11 @@ def parse_records(data: bytes) -> Iterator[Record]:
 
 KINDS = {
     "oom_kill": "The kernel killed a process for lack of memory, of the node or of a control group.",
-    "oom": "Memory ran out: who asked, and the limit that was reached.",
+    "oom": "Memory ran out: the process that asked for memory, and the limit that was reached.",
     "xid": "NVIDIA's driver reports an error of a GPU; code is the XID.",
     "sxid": "An NVSwitch reports an error; code is the SXid.",
-    "gpu": "Another fault of a GPU's driver: a device that is lost, a start that failed, a reset.",
-    "memory_error": "The memory controller corrected an error, or could not (EDAC).",
+    "gpu": "Another fault of a GPU or its driver: a lost device, a failed start, a reset.",
+    "memory_error": "The memory controller reports an error, corrected or uncorrected (EDAC).",
     "machine_check": "The processor or the firmware reports an error of the hardware.",
     "pcie_error": "An error of a PCIe device or link (AER), or a slot whose link went down.",
     "link_down": "A network port lost its link.",
@@ -140,10 +139,10 @@ KINDS = {
     "fs_error": "A file system is damaged, or became read-only.",
     "file_server": "A file server does not answer, or answers again.",
     "hung_task": "A task was blocked for minutes.",
-    "lockup": "A CPU did not schedule for long.",
+    "lockup": "A CPU was stuck and did not schedule for a long time.",
     "thermal": "A processor is too hot and runs slower.",
     "segfault": "A process ended by a memory fault.",
-    "page_allocation": "The kernel found no memory for itself.",
+    "page_allocation": "The kernel could not allocate memory for itself.",
     "kernel_bug": "The kernel itself failed.",
     "other": "Anything else.",
 }
@@ -164,8 +163,8 @@ _PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 _PID = r"(?P<pid>\d{1,10})"
 _NIC = r"(?P<device>(?!NIC\b)[A-Za-z][\w.\-@]{0,31})"
 _TASK = rf"(?P<name>.{{1,64}}):{_PID}"
-# Patterns in the order in which they are tried: more special patterns come first. A process chooses its name, so the
-# pattern of a name matches as much as it can: the text that the kernel writes after the name is matched last.
+# Patterns in the order in which they are tried: more special patterns come first. A process chooses its name, which may
+# imitate the text of the kernel. So the pattern of a name is greedy: the last occurrence of the text after it counts.
 _PATTERNS = (
     ("xid", rf"NVRM: Xid \(PCI:{_PCI}\): (?P<code>\d{{1,5}})(?:, pid='?(?:{_PID}|[^,]*), name=(?P<name>[^,]*))?"),
     ("sxid", rf"nvidia-nvswitch\d*: SXid \(PCI:{_PCI}\): (?P<code>\d{{1,6}})"),
@@ -223,7 +222,7 @@ _PATTERNS = (
     ("page_allocation", r"(?P<name>.{1,64}): page allocation failure: order:(?P<code>\d{1,3})"),
     ("kernel_bug", r"BUG: |kernel BUG at |Kernel panic|general protection fault|Oops: |Unable to handle kernel"),
 )
-# Each pattern contains one of these words. Most lines contain none of them, so no pattern is tried.
+# Each line that matches a pattern contains one of these words. Most lines contain none, so no pattern is tried.
 _HINT = re.compile(
     r"NVRM|SXid|amdgpu|memory|oom|AER|PCIe|pcie|threshold|throttled|EDAC|Hardware Error|mce|NMI|[Ll]ink|"
     r"NETDEV WATCHDOG|health|assert_var|[Cc]able|fatal error|TX timeout|temperature|recovery|rror, dev|Buffer I/O|"

@@ -1,5 +1,5 @@
-"""The source of process.kmsg: reads the kernel log each second without waiting. Of each kind of line it stores a burst,
-and then some lines a second.
+"""The source of process.kmsg: reads the kernel log each second without waiting. A token bucket limits the stored lines
+of each kind.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Allowance:
         self._buckets: dict[str, _Bucket] = {}
 
     def take(self, kind: str, now_ns: int) -> int | None:
-        """Returns the number of lines of ``kind`` suppressed since the last stored line; None: suppress this
-        line, too.
+        """Returns the number of lines of ``kind`` that were suppressed since the last stored line; None: this line must
+        be suppressed, too.
         """
         bucket = self._buckets.setdefault(kind, _Bucket(self._burst, now_ns))
         seconds = max(0, now_ns - bucket.at_ns) / 1e9
@@ -58,7 +58,7 @@ BURST, RATE = 100, 1.0
 OTHER_BURST, OTHER_RATE = 400, 5.0
 MAX_PROCESSES = 4_096
 _OTHER = Meaning("other")
-# How much a line's time may differ from the start of a process, which is exact to a tick.
+# How long before the start of the process that it names a line may seem to be written, since the clocks differ, ns.
 _SLACK_NS = 2_000_000_000
 
 
@@ -110,7 +110,7 @@ class KernelLogSource(Source):
             self._failed(e)
             return
         rows = list(self._rows(chunk, pair))
-        # The records at the first look are older than the daemon.
+        # Until the first read reaches the end of the log, the records are older than the daemon.
         self._caught_up = self._caught_up or not chunk.more
         self._last_ns = pair.real_ns
         if rows:
@@ -136,7 +136,7 @@ class KernelLogSource(Source):
     def _failed(self, e: OSError) -> None:
         self.stop()
         self._rest = 60
-        self._reason = f"{self._path} cannot be read: {e.strerror}; it takes CAP_SYSLOG"
+        self._reason = f"{self._path} cannot be read: {e.strerror}; reading it takes CAP_SYSLOG"
 
     def _restore(self, rows: pa.Table) -> None:
         seqs = [row["seq"] for row in rows.to_pylist() if row["boot"] == self._clock.boot_id and row["seq"] is not None]
@@ -158,16 +158,16 @@ class KernelLogSource(Source):
                 continue
             yield self._row(record, meaning, pair) | {"suppressed": suppressed}
         if left_out:
-            self._lose("suppress", "more lines than are stored", left_out, pair)
+            self._lose("suppress", "too many lines of one kind", left_out, pair)
         if chunk.lost:
             self._lose("read", "the kernel overwrote records", chunk.lost, pair)
 
     def _row(self, record: Record, meaning: Meaning, pair: ClockPair) -> Row:
-        # The log's clock drifts from CLOCK_MONOTONIC, by seconds a day; a new line happened since the last look.
+        # The log's clock drifts from CLOCK_MONOTONIC by seconds a day, but a new line is newer than the last read.
         at_ns = min(record.boot_us * 1000 + pair.mono_to_utc_ns, pair.real_ns)
         who = self._known.get(meaning.pid) if meaning.pid is not None else None
         if who is not None and not self._caught_up and who.start_ns > record.boot_us * 1000 + _SLACK_NS:
-            who = None  # the number belonged to another process then
+            who = None  # the pid belonged to another process at that time
         return {
             "node": self._node,
             "ts": max(at_ns, self._last_ns) if self._caught_up else at_ns,

@@ -1,12 +1,11 @@
 """Parses files of the kernel about the whole node; lines that a kernel lacks are left out.
 
-Formats: Documentation/filesystems/proc.rst (meminfo), accounting/psi.rst, admin-guide/iostats.rst. psutil has seven of
-the twelve numbers of meminfo, two of the four of vmstat, and of a disk neither flushes nor its queue.
+Formats: Documentation/filesystems/proc.rst (meminfo), accounting/psi.rst, admin-guide/iostats.rst. psutil has only
+seven of the twelve numbers of meminfo and two of the four of vmstat, and lacks flushes and queues of disks.
 
-``Groups`` reads memory and pressure of the control groups of processes, versions 1 and 2.
-
-Formats: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, accounting/psi.rst. A file that a kernel lacks,
-or a group that is removed while it is read, gives no value.
+``Groups`` reads memory and pressure of the control groups of processes, versions 1 and 2. A file that the kernel lacks,
+or a group that is removed while it is read, gives no value. Formats: Documentation/admin-guide/cgroup-v2.rst,
+cgroup-v1/memory.rst, accounting/psi.rst.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _DISK_FIELDS = (
     "flushes",
     "flush_ms",
 )
-"""Fields of a line of diskstats behind the name; the last six came with Linux 4.18 (four) and 5.5 (two)."""
+"""Fields after the name in a line of diskstats; the last six came with Linux 4.18 (four) and 5.5 (two)."""
 _LEAST_DISK_FIELDS = 11
 MAX_LINES = 4_096
 _MOST = (1 << 63) - 1
@@ -63,13 +62,13 @@ _NAMED = re.compile(rb"^([a-z_0-9]{1,48})[ :][ \t]*(\d{1,20})$", re.MULTILINE)
 
 
 def parse_kilobytes(data: bytes, names: Collection[str]) -> dict[str, int]:
-    """Returns the values of meminfo with these names, bytes."""
+    """Returns the values of meminfo in ``names``, in bytes."""
     found = ((name.decode(), int(number) << 10) for name, number in _KILOBYTES.findall(data[: 64 << 10]))
     return {name: value for name, value in found if name in names}
 
 
 def parse_named(data: bytes, names: Collection[str]) -> dict[str, int]:
-    """Returns the numbers called ``names`` from a file with a name and a number in each line: vmstat, memory.stat."""
+    """Returns the numbers in ``names`` from a file with a name and a number in each line: vmstat, memory.stat."""
     found = ((name.decode(), min(int(number), _MOST)) for name, number in _NAMED.findall(data[: 64 << 10]))
     return {name: value for name, value in found if name in names}
 
@@ -103,7 +102,7 @@ def parse_diskstats(data: bytes) -> dict[str, dict[str, int]]:
 MAX_GROUPS = 256
 _Read = Callable[[bytes], Mapping[str, object]]
 _RESOURCES = ("cpu", "memory", "io", "irq")
-# From this value on a limit means no limit: version 1 shows a number near 2 ** 63 for it.
+# A limit of this size or more means no limit: version 1 shows "no limit" as a number near 2 ** 63.
 _UNLIMITED = 1 << 60
 _STAT_V2 = {
     "anon": "anon_bytes",
@@ -124,7 +123,9 @@ _STAT_V1 = {
 
 
 class Groups:
-    """The groups of one look; each is read once. ``mounts``: the mounts of this process."""
+    """The groups of one reading, each read once. ``memory`` and ``pressure``: their values by key. ``mounts``: the
+    mounts that this process, the reader, sees.
+    """
 
     def __init__(self, mounts: list[Mount]) -> None:
         self._mounts = mounts
@@ -136,7 +137,7 @@ class Groups:
         """Reads the group in ``cgroup``, the text of /proc/PID/cgroup. Returns its keys in ``memory`` and in
         ``pressure``.
 
-        The key in ``memory`` names the group, among itself and those above it, whose limit is closest to its use.
+        The key in ``memory`` is of the group, or the group above it, that has the least memory left below its limit.
         """
         if (found := self._of.get(cgroup)) is None:
             if len(self._of) >= MAX_GROUPS:
@@ -152,7 +153,7 @@ class Groups:
         return self._keep(self.memory, group, level, _memory_v1 if group.version == 1 else _memory_v2)
 
     def _pressure(self, cgroup: bytes) -> str | None:
-        # Only version 2 has pressure; its hierarchy may exist in addition to those of version 1.
+        # Only version 2 has pressure; its hierarchy may exist beside the hierarchies of version 1.
         line = next((line for line in cgroup.split(b"\n") if line.startswith(b"0::")), b"")
         group = group_of("pressure", line, self._mounts) if line else None
         return None if group is None else self._keep(self.pressure, group, 0, _pressure_of)

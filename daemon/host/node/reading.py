@@ -1,4 +1,4 @@
-"""Reads memory, disks and pressure of the node, and their use by watched processes, in a reader."""
+"""Reads, in a reader, memory, disks and pressure of the node, and their use by watched processes."""
 
 from __future__ import annotations
 
@@ -45,24 +45,25 @@ MAX_TARGETS = 1_024
 MAX_DISKS = 256
 _BYTES = 256 << 10
 _RESOURCES = ("cpu", "memory", "io", "irq")
-# Names of block devices without a disk, or that only show a file's content.
+# Names of block devices that are no disks, or only show the content of a file.
 _NO_DISK = re.compile(r"(?:loop|ram|fd|sr)\d+$")
 # Index of delayacct_blkio_ticks in stat, counted from 0 after the name; proc(5).
 _IO_DELAY = 39
 
 
 class NodeReader:
-    """Answers the request ``node``. ``proc`` and ``sys``: where procfs and sysfs are mounted."""
+    """Answers the request ``node``. ``proc`` and ``sys``: the mount points of procfs and sysfs."""
 
     def __init__(self, proc: str = "/proc", sys: str = "/sys") -> None:
         self._proc, self._sys = Path(proc), Path(sys)
 
     def answer(self, request: Header) -> Message:
-        """Answers the request ``node`` {targets: [[pid, start_ns], ...], timeout_ms}: payload, JSON:
+        """Answers the request ``node`` {targets: [[pid, start_ns], ...], timeout_ms}. The payload is JSON with:
 
-        ``mono_ns``; ``memory`` and ``vm`` (numbers by MEMINFO and VMSTAT), ``pressure`` by resource, ``disks``
-        (counters by name, with ``life``); ``processes``: for each target ``io``, ``io_delay_ns``, ``memory_group`` and
-        ``pressure_group``, null for one that ended; ``memory_groups`` and ``pressure_groups``: ``kernel_files.Groups``.
+        ``mono_ns``; ``memory`` and ``vm``: numbers by MEMINFO and VMSTAT; ``pressure`` by resource; ``disks``: counters
+        by name, with ``life``; ``processes``: for each target ``io``, ``io_delay_ns``, ``memory_group`` and
+        ``pressure_group``, or null if it was not read; ``memory_groups`` and ``pressure_groups``: the values of
+        ``kernel_files.Groups``.
         """
         deadline = time.monotonic() + min(int(request.get("timeout_ms") or 500), 30_000) / 1000
         groups = Groups(parse_mounts(self._read("self/mountinfo", MAX_MOUNTINFO)))
@@ -88,7 +89,7 @@ class NodeReader:
         return {name: pressure for name, pressure in read.items() if pressure}
 
     def _disks(self) -> dict[str, dict[str, int]]:
-        # Only disks are read, not their partitions: the traffic of a disk includes theirs.
+        # Partitions are left out, since the traffic of a disk includes the traffic of its partitions.
         try:
             whole = set(os.listdir(self._sys / "block"))  # noqa: PTH208
         except OSError:
@@ -130,7 +131,7 @@ def _io(target: Target) -> dict[str, int]:
     try:
         return parse_io_counters(target.read("io", 4_096))
     except ProbingError:
-        return {}  # this needs a right that the rest does not need
+        return {}  # only this file needs a further right
 
 
 def _read(path: Path, limit: int) -> bytes:

@@ -1,6 +1,6 @@
 """Makes rows of host.memory, host.disk and host.pressure from a reader's answer and the previous answer.
 
-A counter that went back, or is new, has no difference.
+A counter that decreased, or is new, has no difference.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FORGET_NS = 600_000_000_000
 
 
 class Growth:
-    """Remembers the last counters of each key. A key stands for one life of a thing, since a number or a path may be
-    reused.
+    """Keeps the last counters of each key. A key must not be reused, as a pid or a path is: it contains, for example,
+    the start time of a process.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -37,7 +37,7 @@ class Growth:
         """Returns the growth of each counter since the last call, and ``wall_ns``, the time since then; empty at the
         first call.
 
-        A counter that went back, wrapped, or was not there before is left out.
+        A counter that decreased, wrapped, or is new is left out.
         """
         before_ns, before = self._last.pop(key, (mono_ns, {}))
         if len(self._last) < self._most:
@@ -82,7 +82,7 @@ _Found = Mapping[str, Any]
 
 
 class NodeRows:
-    """Makes rows without ``node`` and ``ts``. A thing that is seen for the first time has no differences."""
+    """Makes rows without ``node`` and ``ts``. A disk, process or group has no differences when it is first seen."""
 
     def __init__(self) -> None:
         self._growth = Growth()
@@ -110,7 +110,7 @@ class NodeRows:
         self._growth.forget(mono_ns)
 
     def disks(self, found: _Found, watched: Sequence[Identity]) -> Iterator[Row]:
-        """Yields a row for each disk and process that did something since the last look."""
+        """Yields a row for each disk and process with I/O since the last answer."""
         mono_ns = found["mono_ns"]
         for name, counters in found["disks"].items():
             grown = self._growth.since(("disk", name, counters["life"]), mono_ns, counters)

@@ -1,4 +1,4 @@
-"""The sources of host.memory, host.disk, host.pressure and host.file_systems: one request to a reader at each look."""
+"""The sources of host.memory, host.disk, host.pressure and host.file_systems, which send requests to a reader."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from probing.daemon.source_state import SourceState, Totals, first_of
 __all__ = ("NodeSource", "SpaceSource")
 
 TIMEOUT_S = 1.0
-# The time between two looks at file systems, s; the first comes early, so that no caller waits for it.
+# The interval at which file systems are read, s; the first reading comes early, so that callers need not wait for it.
 SPACE_INTERVAL_S, FIRST_SPACE_S = 30.0, 2.0
-# A file system that did not answer is not asked for this many looks, since it keeps a reader busy until it answers.
+# A file system that did not answer is left out of this many readings, since it blocks a reader until it answers.
 SILENT_TURNS = 120
 MAX_WATCHED = 1_024
 _ROLES = ("trainer", "data_loader", "launcher")
 
 
 class _HostSource(Source):
-    """A source that puts rows with ``node`` and ``ts``, and reports why a reader did not answer."""
+    """A source that asks a reader, adds ``node`` and ``ts`` to its rows, and reports why a reader did not answer."""
 
     def __init__(
         self, readers: ReaderPool, processes: Discovery, sink: Sink, clock: Clock, node: str, interval_s: float
@@ -87,7 +87,7 @@ class NodeSource(_HostSource):
 
 
 class SpaceSource(_HostSource):
-    """Reads how full file systems are. File systems that other machines serve are asked one by one, each with a
+    """Reads how full file systems are. File systems that other machines serve are read one by one, each with a
     deadline.
     """
 
@@ -142,7 +142,7 @@ class SpaceSource(_HostSource):
         try:
             space = self._ask("space", point=point)
         except TargetTimeout:
-            # A single time-out may mean that no reader was free.
+            # A single timeout may only mean that no reader was free.
             again = point in self._timeouts
             self._timeouts ^= {point}
             if again:

@@ -1,7 +1,7 @@
-"""Reads how full the node's file systems and the shared memory of watched processes are, in a reader.
+"""Reads, in a reader, how full the node's file systems and the shared memory of watched processes are.
 
-A file system that another machine serves is asked in a request of its own, since it may never answer. psutil knows
-neither inodes nor devices nor the mounts of another process.
+A file system that another machine serves is read in a separate request, since it may never answer. psutil reports no
+inodes, no devices, and no mounts of other processes.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ _IN_MEMORY = (_SHARED_MEMORY, b"/tmp", b"/run")
 
 
 def answer_space(request: Header) -> Message:
-    """Answers the request ``space``; payload, JSON:
+    """Answers the request ``space``. The payload is JSON.
 
-    * ``point``: ``space_of`` a file system that is served.
-    * else ``targets`` [[pid, start_ns], ...]: ``local``, ``space_of`` each local file system of the node; ``served``,
-      [point, kind, source] of the others; ``shared``, for each target ``space_of`` its /dev/shm, or null.
+    * With ``point``, a mount point: ``space_of`` this file system.
+    * Else, with ``targets`` [[pid, start_ns], ...]: ``local``, the ``space_of`` each local file system of the node;
+      ``served``, [point, kind, source] of each file system that another machine serves; ``shared``, for each target the
+      ``space_of`` its /dev/shm, or null.
     """
     if point := request.get("point"):
         found: Any = space_of(_root() + os.fsencode(str(point)))
@@ -58,8 +59,8 @@ def answer_space(request: Header) -> Message:
 
 
 def space_of(path: bytes | str) -> dict[str, int] | None:
-    """Returns size_bytes, used_bytes, available_bytes (to users without rights), inodes, inodes_used and read_only;
-    None where the file system cannot be read."""
+    """Returns size_bytes, used_bytes, available_bytes (to unprivileged users), inodes, inodes_used and read_only; None
+    if the file system cannot be read."""
     try:
         found = os.statvfs(path)
     except (OSError, ValueError):
@@ -76,10 +77,10 @@ def space_of(path: bytes | str) -> dict[str, int] | None:
 
 
 def chosen_mounts(mounts: list[Mount]) -> tuple[list[Mount], list[Mount]]:
-    """Returns the local mounts that have space, and the mounts that other machines serve; each device once."""
+    """Returns the local mounts with space to report, and the mounts that other machines serve; each device once."""
     local: dict[str, Mount] = {}
     served: dict[str, Mount] = {}
-    # Of two mounts on one directory the later one hides the other.
+    # If two mounts have the same directory, the later mount hides the earlier.
     shown = {mount.point: mount for mount in mounts}.values()
     for mount in sorted(shown, key=lambda one: (len(one.point), one.number)):
         if mount.kind in _NO_SPACE:
@@ -135,7 +136,9 @@ def _mounts(pid: int) -> list[Mount]:
 
 
 def _root() -> bytes:
-    """Returns the root of the first process, whose mounts are the node's; the reader's root if that may not be read."""
+    """Returns the root directory of the node's first process; empty, which means the reader's root, if that may not be
+    read. The mounts of the first process are the mounts of the node.
+    """
     try:
         os.listdir("/proc/1/root/proc/1")  # noqa: PTH208
     except OSError:

@@ -1,7 +1,7 @@
-"""IP addresses of network interfaces, by netlink (rtnetlink(7), RTM_GETADDR).
+"""Reads the IP addresses of network interfaces by netlink (rtnetlink(7), RTM_GETADDR), in a parser.
 
-A parser asks over a socket that the collector made, since it may have to wait: the kernel does not answer while a
-driver holds the lock that all interfaces share.
+The collector makes the socket. Only the parser waits for the answer, which the kernel does not give while a driver
+holds the lock that all interfaces share.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads counters and state of network interfaces, in a reader.
 
-proc_net(5), Documentation/ABI/testing/sysfs-class-net. Reads of speed wait for a lock that a driver can hold forever.
-psutil reads them with all else, lacks four of the twelve counters, and knows only its own network namespace.
+Formats: proc_net(5), Documentation/ABI/testing/sysfs-class-net. A read of the speed waits for a lock that a driver can
+hold forever. psutil always reads the speed, too, lacks four of the twelve counters, and reads only its own network
+namespace.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def handlers() -> dict[str, Callable[[Header], Message]]:
 
 
 def read_links(targets: list[Any], node: Sequence[int] = ()) -> list[list[Any] | None]:
-    """Returns [network namespace, text of /proc/net/dev] of the node, then of each process ([pid, start_ns]) of
-    ``targets``; None where it cannot be read. ``node``: processes in the node's namespace; the first readable one is
-    used."""
+    """Returns [network namespace, text of /proc/net/dev] of the node, then of each process ([pid, start_ns]) in
+    ``targets``, or None if it cannot be read. ``node``: processes in the namespace of the node, of which the first
+    readable process is read."""
     of_node = next(filter(None, (_links(pid, 0) for pid in (*node, os.getpid()))), None)
     return [of_node, *(_links(int(pid), int(start_ns)) for pid, start_ns in targets[:MAX_NAMESPACES])]
 
@@ -53,9 +54,9 @@ def _links(pid: int, start_ns: int) -> list[Any] | None:
 
 
 def read_details(root: Path | None = None, node: Sequence[int] = ()) -> dict[str, dict[str, object]]:
-    """Returns for each interface of the node: kind, operstate, mtu, speed (Mb/s), carrier_changes and ifindex.
+    """Returns kind, operstate, mtu, speed (Mb/s), carrier_changes and ifindex of each interface of the node, by name.
 
-    A value that the kernel lacks is None.
+    A value is None if the kernel lacks it.
     """
     root = root or node_sysfs("net", node)
     return {clean_text(name, 32): _details(root / name) for name in _names(root)}

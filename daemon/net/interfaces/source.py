@@ -36,11 +36,11 @@ __all__ = (
 
 _COUNTED = (*INTERFACE_COUNTERS, "carrier_changes")
 MAX_LINES = 1_024
-# Time between two readings of the addresses, s.
+# The interval at which the addresses are read, s.
 AGAIN_S = 300.0
 _MOST = (1 << 63) - 1
 _LINE = re.compile(r"\s*(.{1,64}?):\s*((?:\d{1,20}\s+){15}\d{1,20})\s*")
-# The index of each of INTERFACE_COUNTERS in a line, which has received bytes, packets, errs, drop, fifo, frame,
+# The index of each of INTERFACE_COUNTERS in a line. A line has received bytes, packets, errs, drop, fifo, frame,
 # compressed, multicast; then sent bytes, packets, errs, drop, fifo, colls, carrier, compressed.
 _PLACES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 14)
 _TEXTS = ("job", "kind", "operstate", "addresses")
@@ -53,10 +53,8 @@ _RATES = {
 
 
 class _Interface(NamedTuple):
-    """An interface in one reading. ``counters``: values in the order of COUNTED, UNKNOWN for a counter that was not
-    read.
-
-    ``speed`` in Mb/s; None: unknown.
+    """An interface in one reading. ``counters``: values in the order of _COUNTED, UNKNOWN for a counter that was not
+    read. ``speed``: Mb/s, None if unknown.
     """
 
     name: str
@@ -127,7 +125,7 @@ MAX_ROWS = 512
 
 
 class _Addresses:
-    """The addresses of our network namespace, read again every five minutes. Not safe for two threads at once."""
+    """The addresses in the network namespace of this process, read every five minutes. Not safe for two threads."""
 
     def __init__(self, parsers: ParserPool) -> None:
         self._parsers = parsers
@@ -135,11 +133,11 @@ class _Addresses:
         self._found: dict[str, list[str]] = {}
 
     def of(self, ifindex: int | None) -> str | None:
-        """Returns the addresses of an interface, comma separated; None: no address is known."""
+        """Returns the addresses of an interface, comma separated; None if it has none."""
         return ", ".join(self._found.get(str(ifindex), ())) or None
 
     def refresh(self, *, now: bool = False) -> None:
-        """Reads the addresses if that is due, or ``now``. Raises ProbingError when the kernel does not answer."""
+        """Reads the addresses if they are due, or if ``now``. Raises ProbingError if the kernel does not answer."""
         if not now and time.monotonic() - self._asked < AGAIN_S:
             return
         self._asked = time.monotonic()
@@ -149,7 +147,7 @@ class _Addresses:
 
 
 class InterfaceSource(Source):
-    """Reads the counters of all interfaces each time, and every 10 s their details, which seldom change."""
+    """Reads the counters of all interfaces at each tick, and every 10 s their details, which seldom change."""
 
     name = "interfaces"
     table = INTERFACES.name
@@ -204,7 +202,7 @@ class InterfaceSource(Source):
         return [totals.of(self.name, self.table, state="degraded" if "links" in self._reasons else "", reason=reason)]
 
     def _ask(self, what: str, read: Callable[[], None]) -> None:
-        """Calls ``read``, unless ``what`` timed out lately: a reader that hangs in the kernel cannot be freed."""
+        """Calls ``read``, unless ``what`` timed out lately, since each call may block one more reader in the kernel."""
         if self._pauses.held(what):
             return
         try:
@@ -246,8 +244,8 @@ class InterfaceSource(Source):
     def _interfaces(
         self, keys: Sequence[ProcessKey | None], found: Sequence[tuple[int, str] | None]
     ) -> Iterator[_Interface]:
-        """Yields the interfaces of an answer. ``keys``: a process in each namespace; None for the node's namespace. A
-        namespace that was read before is left out: jobs may share the node's namespace."""
+        """Yields the interfaces in ``found``, the answer. ``keys``: a process of each namespace in it; None for the
+        namespace of the node. Each namespace counts once, since jobs may share the namespace of the node."""
         seen: set[int] = set()
         for key, (netns, text) in ((key, one) for key, one in zip(keys, found, strict=False) if one):
             if netns in seen:

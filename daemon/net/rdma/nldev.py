@@ -1,7 +1,7 @@
 """Reads the queue pairs of RDMA devices with their processes, by netlink (RDMA_NLDEV), in a parser.
 
-include/uapi/rdma/rdma_netlink.h and drivers/infiniband/core/nldev.c of the kernel. The kernel asks the card about each
-queue pair, so it may never answer. Pids are those of the parser's PID namespace.
+Formats: include/uapi/rdma/rdma_netlink.h and drivers/infiniband/core/nldev.c of the kernel. The kernel asks the card
+about each queue pair, so it may never answer. Pids are as in the parser's PID namespace.
 """
 
 from __future__ import annotations
@@ -64,21 +64,21 @@ class _QueuePair(TypedDict):
 
 
 class QueuePair(_QueuePair):
-    """A queue pair of a process; values that the kernel leaves out are None."""
+    """A queue pair of a process; a value is None if the kernel leaves it out."""
 
     hca: str
     peer_address: str | None
 
 
 class QueuePairsRead(TypedDict):
-    """``problems``: why queue pairs of a device are missing."""
+    """The queue pairs, and the ``problems``: why queue pairs of a device are missing."""
 
     qps: list[QueuePair]
     problems: list[str]
 
 
 def read_qps(sock: socket.socket) -> QueuePairsRead:
-    """Returns the queue pairs of processes. Raises TargetError where the kernel lists no devices."""
+    """Returns the queue pairs of processes. Raises TargetError if the kernel lists no devices."""
     found: list[QueuePair] = []
     problems: list[str] = []
     for index, name in list(_devices(sock))[:MAX_DEVICES]:
@@ -116,7 +116,7 @@ def _qps(sock: socket.socket, device: int) -> Iterator[_QueuePair]:
 
 
 def _peers(sock: socket.socket, device: int) -> dict[int, str]:
-    """Returns the addresses of peers by number of the queue pair, for queue pairs that the connection manager made."""
+    """Returns the addresses of the peers of queue pairs that the connection manager made, by number of queue pair."""
     found = {}
     for values in _entries(sock, _CM_ID_GET, device, _CM_IDS):
         address = _address(values.get(_DST, b""))
@@ -146,12 +146,12 @@ def _optional(values: dict[int, bytes], kind: int) -> int | None:
 
 def _number(value: bytes) -> int:
     if len(value) not in (1, 2, 4, 8):
-        raise TargetError("the kernel gives a number of an impossible length")
+        raise TargetError(f"a number in a netlink message has {len(value)} bytes")
     return int.from_bytes(value, sys.byteorder)
 
 
 def _address(raw: bytes) -> str | None:
-    """Returns a struct sockaddr_storage of IPv4 or IPv6 as text with its port; None for another family."""
+    """Returns address and port of a struct sockaddr_storage as text; None if it is neither IPv4 nor IPv6."""
     if len(raw) < 28:
         return None
     (family,) = struct.unpack_from("=H", raw)

@@ -1,7 +1,7 @@
 """Reads RDMA ports in sysfs, in a reader. A read asks the firmware of the card, which may never answer.
 
-The files of counters stay open between two requests: reading an open file takes a fifth of the time. Each read at
-offset 0 returns the present value.
+The files of counters stay open between two requests: a read of an open file takes a fifth of the time. Each read at
+offset 0 returns the current value.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MAX_OPEN = 700
 MAX_NODE = 4
 MAX_TEXT = 256
 _MOST = (1 << 63) - 1
-# Some kernel counters are in words of 4 bytes (IBA 16.1.3.5), and sysfs shows them unchanged.
+# The unit of some counters is 4 bytes (IBA 16.1.3.5), and sysfs shows them unchanged.
 _WORD_BYTES = 4
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# For each column of rdma.ports: candidate files below the port, of which the first that exists is read, each with the
-# bytes of a unit. hw_counters of drivers/infiniband/hw/{mlx5,bnxt_re,efa}.
+# For each column of rdma.ports: candidate files below the port, each with the bytes of its unit; the first existing
+# file is read. Names: hw_counters of drivers/infiniband/hw/{mlx5,bnxt_re,efa}.
 _FILES: dict[str, tuple[tuple[str, int], ...]] = {
     "port_xmit_data_bytes": (("counters/port_xmit_data", _WORD_BYTES), ("hw_counters/tx_bytes", 1)),
     "port_rcv_data_bytes": (("counters/port_rcv_data", _WORD_BYTES), ("hw_counters/rx_bytes", 1)),
@@ -55,7 +55,9 @@ COUNTED = tuple(_FILES)
 
 
 class PortReader:
-    """Reads the ports below ``root``, a folder like /sys/class/infiniband. Keeps at most MAX_OPEN files open."""
+    """Reads the ports below ``root``: /sys/class/infiniband, or a folder with the same structure. Keeps at most
+    MAX_OPEN files open.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -74,7 +76,7 @@ class PortReader:
         found = []
         for device in devices[:MAX_DEVICES]:
             if not _NAME.fullmatch(device) or set(device) <= {"."}:
-                raise UsageError("an RDMA device with an impossible name")
+                raise UsageError(f"{device[:64]!r} is no valid name of an RDMA device")
             if details or not self._ports.get(device):
                 if len(self._ports) >= MAX_DEVICES:
                     self._ports.clear()
@@ -90,7 +92,7 @@ class PortReader:
     def _counters(self, device: str, port: str, fresh: bool) -> list[int | None]:
         files = self._open.get((device, port))
         if files is None or (fresh and self._folder(device, port) != self._folders.get((device, port))):
-            # The name may belong to another device now.
+            # The ports are read for the first time, or their name belongs to another device now.
             self._forget(device, port)
             if self._count + len(_FILES) > MAX_OPEN:
                 return self._read_once(device, port)
@@ -99,7 +101,7 @@ class PortReader:
             self._count += len(_FILES)
         values = [None if file is None else _number(*file) for file in files]
         if not any(value is not None for value in values):
-            # The device is gone; the next reading finds a device that took its place.
+            # The device is gone: the next reading opens the files of a device that took its name.
             self._forget(device, port)
         return values
 
@@ -114,7 +116,7 @@ class PortReader:
         return [_first(path, name, choices) for name, choices in _FILES.items()]
 
     def _folder(self, device: str, port: str) -> tuple[int, int] | None:
-        """Returns the identity of the folder of counters, which differs for another device of the same name."""
+        """Returns the identity of the folder of counters; another device of the same name has another identity."""
         try:
             found = os.stat(f"{self._root}/{device}/ports/{port}/counters")  # noqa: PTH116
         except OSError:
@@ -130,7 +132,7 @@ class PortReader:
 
 
 def device_names(root: Path) -> list[str]:
-    """Returns the names of the RDMA devices of this node, sorted. Names that no driver would give are left out."""
+    """Returns the valid names of RDMA devices of this node, sorted."""
     return [name for name in _entries(root) if _NAME.fullmatch(name)][:MAX_DEVICES]
 
 
@@ -156,7 +158,7 @@ def _root(request: Header) -> Path:
 
 
 def _first(path: Path, name: str, choices: tuple[tuple[str, int], ...]) -> tuple[int, int] | None:
-    """Returns (descriptor, unit) of the first of ``choices`` that exists; None if none does."""
+    """Returns (descriptor, unit) of the first existing file of ``choices`` and _OTHER_NAMES; None if none exists."""
     others = tuple((f"hw_counters/{other}", 1) for other in _OTHER_NAMES.get(name, ()))
     for file, unit in (*choices, *others):
         try:
@@ -223,6 +225,6 @@ def _text(path: Path) -> str | None:
 
 
 def _state(path: Path) -> str | None:
-    """Returns the word of a state like ``4: ACTIVE``."""
+    """Returns the word of a state: ACTIVE for ``4: ACTIVE``."""
     text = _text(path)
     return text if text is None else text.partition(": ")[2] or text

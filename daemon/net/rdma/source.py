@@ -28,7 +28,6 @@ from probing.daemon.source_state import SourceState, Totals, first_of
 
 __all__ = ("RdmaPorts",)
 
-# A port as ``reading.PortReader`` returns it.
 _TEXTS = ("hca", "link_layer", "state", "phys_state", "rate", "netdev", "bus_id")
 _RATES = {
     "sent_gbps": ("port_xmit_data_bytes", 8e-9),
@@ -39,7 +38,7 @@ _RATES = {
 
 
 class _Readings(NamedTuple):
-    """A reading of all ports. ``values[port, counter]`` in the order of COUNTED, UNKNOWN if a port has no such
+    """A reading of all ports. ``values[port, counter]`` is in the order of COUNTED; UNKNOWN if the port lacks the
     counter.
     """
 
@@ -84,15 +83,15 @@ def _port_batch(node: str, ts_ns: int, found: _Readings, differences: Difference
 
 
 TIMEOUT_S = 2.0
-# The time for the answer of a device that is asked alone, after a request for all devices had no answer, s.
+# The timeout of a request for a single device, which follows a request for all devices without an answer, s.
 ALONE_S = 0.5
-# The time between two reads of state, rate and the list of devices, which seldom change and need the firmware, s.
+# The interval at which state, rate and the list of devices are read, s: they seldom change and need the firmware.
 DETAILS_S = 5.0
 
 
 class RdmaPorts(Source):
-    """Reads RDMA ports, with one request to a reader for all devices. If there is no answer, each device is asked
-    alone, and devices that do not answer pause for a while: their rows are missing, and the state says so."""
+    """Reads RDMA ports, with one request to a reader for all devices. If no answer comes, each device is read in a
+    separate request, and devices that do not answer are left out for a while, which the state shows."""
 
     name = "rdma_ports"
     table = PORTS.name

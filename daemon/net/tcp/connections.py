@@ -1,5 +1,5 @@
-"""Compares the connections of a network namespace with the previous reading: figures of watched processes on
-each path.
+"""Compares the connections of a network namespace with the previous reading, and sums the figures of watched processes
+by path (pair of addresses).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = (
     "rises",
 )
 
-# Columns that count what happened in the interval, each with its counter of tcp_info.
+# Counters of tcp_info whose growth in the interval becomes a column.
 _RISES = (
     "bytes_sent",
     "bytes_received",
@@ -46,14 +46,14 @@ _Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Connections in groups: ``order`` sorts them by group, ``starts`` has the start of each group in that order."""
+    """Groups of connections. ``order`` sorts the connections by group; ``starts``: the start of each group in it."""
 
     order: npt.NDArray[np.intp]
     starts: npt.NDArray[np.intp]
 
     @property
     def first(self) -> npt.NDArray[np.intp]:
-        """Returns the first connection of each group."""
+        """Returns the index of the first connection of each group."""
         return self.order[self.starts]
 
     def add(self, values: _Array) -> _Integers:
@@ -67,7 +67,7 @@ class _Groups:
 
 
 def _group(keys: _Integers) -> _Groups:
-    """Returns the groups of connections with equal keys; ``keys`` must not be empty."""
+    """Groups connections with equal keys; ``keys`` must not be empty."""
     order = np.argsort(keys, kind="stable")
     sorted_keys = keys[order]
     starts = np.flatnonzero(np.concatenate([[True], sorted_keys[1:] != sorted_keys[:-1]]))
@@ -75,9 +75,9 @@ def _group(keys: _Integers) -> _Groups:
 
 
 def rises(now: _Array, before: _Array) -> dict[str, _Integers]:
-    """Returns the growth of each counter of RISES since ``before``, an earlier reading of the same namespace.
+    """Returns the growth of each counter of _RISES since ``before``, an earlier reading of the same namespace.
 
-    The counters of a new connection grew from 0. A counter of 32 bits may have wrapped once.
+    The counters of a new connection grew from 0. A 32-bit counter may have wrapped once.
     """
     by_cookie = np.argsort(before["cookie"], kind="stable")
     cookies = before["cookie"][by_cookie]
@@ -86,14 +86,15 @@ def rises(now: _Array, before: _Array) -> dict[str, _Integers]:
     earlier = before[by_cookie[place]] if len(cookies) else now
     found = {}
     for name in _RISES:
-        # Both are unsigned, so the difference is right over a wrap. A counter of 64 bits only wraps when it goes back.
+        # The unsigned difference is right if a 32-bit counter wrapped. For a 64-bit counter that decreased it is
+        # negative as int64, and becomes 0.
         rise = now[name] - np.where(known, earlier[name], 0).astype(now[name].dtype)
         found[name] = np.maximum(rise.astype(np.int64), 0)
     return found
 
 
 def _summed(sockets: _Array, rise: dict[str, _Integers], groups: _Groups) -> dict[str, _Integers]:
-    """Returns the figures of each group, by column of net.tcp; times are in ns, -1 for an unknown value."""
+    """Returns the figures of each group by name. rtt and silent are in ns; -1 means unknown."""
     connecting = sockets["state"] == SYN_SENT
     timed = (sockets["rtt"] > 0) & ~connecting
     count = groups.add(timed)
@@ -123,7 +124,7 @@ def _summed(sockets: _Array, rise: dict[str, _Integers], groups: _Groups) -> dic
 
 
 class Reading(NamedTuple):
-    """All connections of a namespace at ``mono_ns``, CLOCK_MONOTONIC."""
+    """All connections of a namespace at ``mono_ns`` (CLOCK_MONOTONIC)."""
 
     sockets: _Array
     mono_ns: int
@@ -131,7 +132,8 @@ class Reading(NamedTuple):
 
 class Found(NamedTuple):
     """Connections of watched processes. ``process``: index of the owner; ``peer_process``: index of the process at the
-    other end, -1 if it is no watched process of the namespace; ``local``, ``peer``: indices in ``addresses``."""
+    other end, -1 if it is no watched process of the namespace; ``local``, ``peer``: indices in ``addresses``;
+    ``peer_local``: whether the peer's address is in the namespace, too."""
 
     sockets: _Array
     process: _Integers
@@ -145,8 +147,8 @@ class Found(NamedTuple):
 
 
 def found_of(now: Reading, before: Reading, owners: _Integers) -> Found | None:
-    """Returns the connections in ``now`` whose owner is a watched process (not -1 in ``owners``), with their growth
-    since ``before``; None if there is none."""
+    """Returns the connections in ``now`` of watched processes (not -1 in ``owners``), with their growth since
+    ``before``; None if there are none."""
     own = np.flatnonzero(owners >= 0)
     interval = now.mono_ns - before.mono_ns
     if not len(own) or interval <= 0:
@@ -172,8 +174,8 @@ def found_of(now: Reading, before: Reading, owners: _Integers) -> Found | None:
 
 
 def by_process(found: Found, peer_rank: _Integers) -> tuple[Columns, Columns]:
-    """Returns two sets of columns with a row for each process, pair of addresses and peer rank: what identifies the row
-    (``at`` of ``rows.tcp_batch``), and its figures.
+    """Returns the columns that identify each row (``at`` of ``rows.tcp_batch``), and the columns of its figures. There
+    is a row for each process, pair of addresses and peer rank.
 
     ``peer_rank``: the rank at the other end of each connection, -1 if unknown.
     """
@@ -193,10 +195,10 @@ def by_process(found: Found, peer_rank: _Integers) -> tuple[Columns, Columns]:
 
 
 def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None:
-    """Returns such columns (for ``rows.path_batch``) for each run and pair of addresses whose connections leave the
-    namespace.
+    """Returns the same two sets of columns (for ``rows.path_batch``), with a row for each run and pair of addresses
+    whose connections leave the namespace; None if no connection leaves it.
 
-    ``run_of``: the index of the run of each process. None: no connection leaves the namespace.
+    ``run_of``: the index of the run of each process.
     """
     away = np.flatnonzero(~found.peer_local)
     if not len(away):
@@ -220,9 +222,7 @@ def paths(found: Found, run_of: Sequence[int]) -> tuple[Columns, Columns] | None
 
 
 def _at_the_other_end(sockets: _Array, process: _Integers, peer_local: npt.NDArray[np.bool_]) -> _Integers:
-    """Returns the process of the socket at the other end of each of ``sockets``; -1 if that socket is not
-    among them.
-    """
+    """Returns for each of ``sockets`` the process of the socket at its other end; -1 if that is not in ``sockets``."""
     found = np.full(len(sockets), -1, np.int64)
     here = np.flatnonzero(peer_local)
     if len(here):
@@ -236,8 +236,8 @@ def _at_the_other_end(sockets: _Array, process: _Integers, peer_local: npt.NDArr
 
 
 def _ends(sockets: _Array, first: str, second: str) -> _Array:
-    """Returns addresses and ports of both ends as 36 bytes; IPv4 is mapped into IPv6, so that both ends of a connection
-    agree.
+    """Returns address and port of end ``first``, then of end ``second``, as 36 bytes. IPv4 is mapped into IPv6, so that
+    the two sockets of a connection agree.
     """
     parts = []
     for end in (first, second):

@@ -1,8 +1,9 @@
 """Reads the TCP sockets of network namespaces that sock_diag cannot reach, from /proc/PID/net/tcp and tcp6 of a process
-in each.
+in each namespace.
 
-Documentation/networking/proc_net_tcp.rst; get_tcp4_sock of net/ipv4/tcp_ipv4.c: an address is written as words of 32
-bits in the machine's byte order. The files have no figures of connections; inodes lead to the owners of sockets.
+Formats: Documentation/networking/proc_net_tcp.rst; get_tcp4_sock of net/ipv4/tcp_ipv4.c, which writes an address as
+32-bit words in the machine's byte order. The files have no figures of connections; inodes lead to the owners of
+sockets.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class ProcSockets:
         self._readers = readers
 
     def read(self, namespaces: Mapping[int, ProcessKey]) -> dict[int, npt.NDArray[Any]]:
-        """Returns the sockets of each namespace, as SOCKET; ``namespaces`` names a process in each.
+        """Returns the sockets of each namespace, as SOCKET. ``namespaces``: a process in each namespace.
 
-        Raises ProbingError when the reader does not answer.
+        Raises ProbingError if the reader does not answer.
         """
         if not namespaces:
             return {}
@@ -60,5 +61,5 @@ def as_sockets(listed: Sequence[ProcSocket]) -> npt.NDArray[Any]:
 
 def _address(family: int, text: str) -> np.void:
     words = [int(text[at : at + 8], 16) for at in range(0, 8 if family == socket.AF_INET else 32, 8)]
-    # The word has the bytes of the address in the order in which they lie in memory.
+    # A word is printed as a number of the machine's byte order; packing it restores the bytes of the address.
     return np.void(struct.pack(f"{_ORDER}{len(words)}I", *words).ljust(16, b"\0"))

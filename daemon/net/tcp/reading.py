@@ -1,4 +1,4 @@
-"""Reads the open sockets of processes, and the totals and sockets of their network namespaces, in a reader."""
+"""Reads, in a reader, the open sockets of processes, and the totals and sockets of their network namespaces."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def held_sockets(targets: list[Any], deadline: float) -> list[list[Any] | None]:
 
 
 def namespace_totals(targets: list[Any]) -> list[list[int | None] | None]:
-    """Returns TOTALS of the network namespace of each process; None for a process that cannot be read."""
+    """Returns the TOTALS of the network namespace of each process; None for a process that cannot be read."""
     found: list[list[int | None] | None] = []
     for pid, start_ns in targets[:MAX_TARGETS]:
         try:
@@ -103,8 +103,8 @@ def _listed(family: int, text: bytes) -> list[ProcSocket]:
 
 
 def _tcp_values(text: bytes) -> dict[str, int]:
-    """Returns the values of ``Tcp:``: a line of names, and below it a line of values, both of which begin with
-    ``Tcp:``.
+    """Returns the values of the two lines that begin with ``Tcp:``, by name: names are in the first, values in the
+    second.
     """
     lines = [line.split()[1:] for line in text.split(b"\n") if line.startswith(b"Tcp:")]
     if len(lines) != 2:

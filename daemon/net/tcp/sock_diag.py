@@ -1,8 +1,8 @@
 """Lists the TCP connections of a network namespace with their figures, by the kernel's sock_diag.
 
-sock_diag(7); include/uapi/linux/{sock_diag,inet_diag,tcp}.h. Needs no privileges in the namespace of the socket. The
-messages of a list have the same layout, so they are read as rows of one array: this takes 1 us for a connection,
-including the kernel.
+Formats: sock_diag(7); include/uapi/linux/{sock_diag,inet_diag,tcp}.h. sock_diag needs no privileges in the namespace of
+the socket. The messages of a list have the same layout, so they are read as rows of one array: this takes 1 us for a
+connection, including the kernel.
 """
 
 from __future__ import annotations
@@ -102,15 +102,15 @@ _TCP_INFO = np.dtype(
 )
 SOCKET = np.dtype([*_MESSAGE.descr, *_TCP_INFO.descr])
 _Sockets = npt.NDArray[Any]
-# For each length of messages, the offsets of the messages with this length.
+# The offsets of messages, by length of the message.
 _Begins = dict[int, npt.NDArray[np.intp]]
 
 
 def read_sockets(sock: socket.socket) -> _Sockets:
-    """Returns the connections of the namespace of ``sock`` (NETLINK_SOCK_DIAG), and the sockets that listen, as SOCKET.
+    """Returns the connections and listening sockets of the namespace of ``sock`` (NETLINK_SOCK_DIAG), as SOCKET.
 
-    The list has some 140,000 at most. Times are as in tcp_info: us, and ms since the last data. Raises TargetError,
-    TargetTimeout.
+    It returns some 140,000 sockets at most. Times are as in tcp_info: us, but ms for the time since the last data.
+    Raises TargetError, TargetTimeout.
     """
     found = []
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -122,10 +122,10 @@ def read_sockets(sock: socket.socket) -> _Sockets:
 def parse(pieces: Sequence[bytes]) -> _Sockets:
     """Returns the connections in the pieces of an answer; connections without tcp_info are left out.
 
-    Raises CorruptTarget for messages that are cut, TargetError where the kernel refused.
+    Raises CorruptTarget for messages that are cut short, TargetError if the kernel refused the request.
     """
     data = b"".join(pieces)
-    # Nearly always all messages of a list have one length, except the last, which only ends the list.
+    # Nearly always all messages of a list have the same length, except the last message, which only ends the list.
     whole = _uniform(b"".join(pieces[:-1]))
     parts_of = [(0, whole), (len(data) - len(pieces[-1]), _begins(pieces[-1]))] if whole else _by_piece(pieces)
     by_length: dict[int, list[npt.NDArray[np.intp]]] = {}
@@ -146,7 +146,7 @@ def _by_piece(pieces: Sequence[bytes]) -> list[tuple[int, _Begins]]:
 
 
 def _begins(piece: bytes) -> _Begins:
-    """Returns the offsets at which the connections in a piece begin, by length of their message."""
+    """Returns the offsets of the connections in a piece, by length of their message."""
     if uniform := _uniform(piece):
         return uniform
     found: dict[int, list[int]] = {}
@@ -157,7 +157,7 @@ def _begins(piece: bytes) -> _Begins:
 
 
 def _uniform(piece: bytes) -> _Begins:
-    """Returns the same as ``_begins``, without a walk, if all messages have one length; else nothing."""
+    """Returns the result of ``_begins`` without a walk if all messages have the same length, else an empty dict."""
     if len(piece) < HEADER.size:
         return {}
     length, kind = HEADER.unpack_from(piece)[:2]
@@ -169,8 +169,8 @@ def _uniform(piece: bytes) -> _Begins:
 
 
 def _parse_alike(data: bytes, begins: npt.NDArray[np.intp], length: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yields the connections in messages of one length as bytes; nearly always their attributes are at the same
-    offsets, too.
+    """Yields the connections in messages of the same length as bytes, grouped by the offset of their tcp_info, which is
+    nearly always the same.
     """
     if length < _MESSAGE.itemsize:
         raise CorruptTarget("a message of sock_diag is cut short")
@@ -194,7 +194,7 @@ def _slices(data: npt.NDArray[np.uint8], begins: npt.NDArray[np.intp], length: i
 
 
 def _info_at(data: bytes, begin: int, length: int) -> int | None:
-    """Returns the offset of tcp_info from the begin of a message; None: the message has none."""
+    """Returns the offset of tcp_info from the begin of a message; None if the message has no tcp_info."""
     for kind, at, end in attributes(data, begin + _MESSAGE.itemsize, begin + length):
         if kind == _INFO and end - at >= _TCP_INFO.itemsize:
             return at - begin
@@ -203,7 +203,7 @@ def _info_at(data: bytes, begin: int, length: int) -> int | None:
 
 @lru_cache(maxsize=4096)
 def address_text(family: int, raw: bytes) -> str:
-    """Returns an address as text; an IPv4 address inside IPv6 as IPv4."""
+    """Returns an address as text. An IPv4 address that is mapped into IPv6 is shown as IPv4."""
     if family == socket.AF_INET:
         return str(ipaddress.IPv4Address(raw[:4]))
     address = ipaddress.IPv6Address(raw)

@@ -1,9 +1,9 @@
 """The sockets of watched processes: opens a sock_diag socket in each of their network namespaces, finds the owner of
 each TCP socket, and makes the rows of net.sockets.
 
-A look at all descriptors of a process takes microseconds for each descriptor, so it happens only when processes or
-sockets are new, and not often. The addresses of closed sockets are kept for a while: an error names a peer by the
-address of a socket that is closed by then.
+Listing the descriptors of a process takes microseconds for each descriptor, so it is done only for new processes or
+sockets, and not often. Closed sockets are kept for a while, since an error may name a peer by the address of a socket
+that is closed by then.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DiagSockets:
         return self._open[netns]
 
     def open(self, processes: Mapping[int, ProcessKey]) -> list[str]:
-        """Opens and closes sockets until each namespace has one; ``processes`` names a process in each namespace.
+        """Opens a socket in each namespace of ``processes``, which has a process of each, and closes all other sockets.
 
         Returns why some namespaces have no socket.
         """
@@ -106,10 +106,11 @@ class DiagSockets:
 
 _MAX_PROCESSES = 1_024
 OWNERS_TIMEOUT_S = 2.0
-# The longest time between two looks, s, and the shortest, s; new processes cause a look earlier, new sockets do not.
+# The longest time between two listings of descriptors, s, and the shortest, s. Only new processes cause a listing
+# before the shortest time is over.
 AT_LEAST_S = 60.0
 SOON_S = 5.0
-# The share of a core that looks may take.
+# The share of a core that listings may take.
 _SHARE = 1 / 400
 # If processes share a socket, the first role here owns it: data loaders inherit sockets of their trainer.
 _ORDER = ("trainer", "launcher", "other", "data_loader")
@@ -117,8 +118,8 @@ _Integers = npt.NDArray[np.int64]
 
 
 class Owners:
-    """The owners of sockets. ``processes``: the processes of the last look; ``of`` returns indices in it. Not safe for
-    two threads."""
+    """The owners of sockets. ``processes``: the processes whose descriptors were listed last; ``of`` returns indices in
+    it. Not safe for two threads."""
 
     def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
@@ -132,7 +133,9 @@ class Owners:
         self._error: ProbingError | None = None
 
     def refresh(self, watched: Sequence[Identity]) -> None:
-        """Looks again if a look is due. Raises ProbingError if the reader does not answer, or did not answer lately."""
+        """Lists the descriptors of the ``watched`` processes if that is due. Raises ProbingError if the reader does not
+        answer, or did not answer lately.
+        """
         now = time.monotonic()
         if self._error is not None and now < self._due:
             raise self._error
@@ -146,14 +149,14 @@ class Owners:
         self._look(keys, now)
 
     def of(self, inodes: _Integers) -> _Integers:
-        """Returns the index in ``processes`` of each socket's owner; -1 where the owner is no watched process."""
+        """Returns the index in ``processes`` of the owner of each socket; -1 if the owner is no watched process."""
         if not len(self._inodes):
             return np.full(len(inodes), -1, np.int64)
         place = np.minimum(np.searchsorted(self._inodes, inodes), len(self._inodes) - 1)
         return np.where(self._inodes[place] == inodes, self._owners[place], -1)
 
     def unknown(self, found: bool) -> None:
-        """Tells that there are new sockets whose owner no look has shown."""
+        """Requests a listing before long if ``found``: then there are new sockets whose owner is unknown."""
         self._unknown |= found
 
     def _look(self, keys: list[ProcessKey], now: float) -> None:
@@ -164,9 +167,9 @@ class Owners:
         except ProbingError as e:
             self._error = e
             raise
-        # The pause follows the CPU time, because on a busy machine a look takes long but costs little.
+        # The pause depends on the CPU time, because on a busy machine a listing takes long but costs little.
         self._due = now + max(SOON_S, cpu_s / _SHARE)
-        # A process that was not reached in time is looked at again; one that has ended is not watched for long.
+        # None: a process was not reached in time, and is tried again, or has ended, and is soon not watched any more.
         self._looked, self._unknown = now, None in held
         self.processes = keys
         namespaces: dict[int, ProcessKey] = {}
@@ -181,7 +184,7 @@ class Owners:
         self._owners = np.array([owners[inode] for inode in self._inodes.tolist()], np.int64)
 
     def _ask(self, keys: list[ProcessKey]) -> tuple[list[tuple[int, list[int]] | None], float]:
-        """Returns the answer of ``held_sockets``, and the CPU time that it took, s."""
+        """Returns the result of ``held_sockets`` in the reader, and the CPU time that it took, s."""
         timeout_ms = int(OWNERS_TIMEOUT_S * 500)
         targets = [list(key) for key in keys]
         answer = self._readers.call("sockets", timeout=OWNERS_TIMEOUT_S, targets=targets, timeout_ms=timeout_ms)
@@ -195,12 +198,12 @@ def _rank(who: Identity) -> tuple[int, int, int]:
 KEPT_NS = 600_000_000_000
 """The time for which a closed socket is kept, ns."""
 MAX_ROWS = 4_096
-"""The most closed sockets that are kept, and the most open ones that are shown."""
+"""The most closed sockets that are kept, and the most open sockets that are shown."""
 _Array = npt.NDArray[Any]
 
 
 class _Held(NamedTuple):
-    """The sockets (SOCKET) of a namespace at ``seen_ns`` (UTC). ``process``: the index in ``who`` of each owner."""
+    """The sockets (SOCKET) of a namespace at ``seen_ns`` (UTC). ``process``: the index of each owner in ``who``."""
 
     netns: int
     sockets: _Array
@@ -210,7 +213,7 @@ class _Held(NamedTuple):
 
 
 class Endpoints:
-    """Keeps the sockets of watched processes, open and lately closed. Safe for any thread."""
+    """Keeps the open and the recently closed sockets of watched processes. Safe for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -230,8 +233,8 @@ class Endpoints:
                 self._close(before, ~np.isin(before.sockets["cookie"], now.sockets["cookie"]))
 
     def keep(self, namespaces: Collection[int], now_ns: int) -> None:
-        """Marks the sockets of all other namespaces as closed, and drops those that closed KEPT_NS before ``now_ns``
-        (UTC).
+        """Marks the sockets of all other namespaces as closed, and drops sockets that were closed more than KEPT_NS
+        before ``now_ns`` (UTC).
         """
         with self._lock:
             for netns in [netns for netns in self._open if netns not in namespaces]:
@@ -241,7 +244,7 @@ class Endpoints:
                 self._closed.popleft()
 
     def rows(self, node: str, ts_ns: int) -> pa.RecordBatch:
-        """Returns rows of net.sockets: open sockets first, then those that closed last."""
+        """Returns rows of net.sockets: open sockets first, then closed sockets, the last closed first."""
         with self._lock:
             still, ended = list(self._open.values()), list(reversed(self._closed))
         common = {"node": node, "ts": ts_ns}

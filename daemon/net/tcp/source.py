@@ -1,8 +1,8 @@
 """The source of net.tcp, net.paths and net.sockets: TCP connections of watched processes, by sock_diag.
 
 A row without any change is written once a minute. To list the connections of a namespace, the collector enters it,
-which needs CAP_SYS_ADMIN. Without this right the namespace has rows of sums without addresses: from /proc/PID/net/snmp
-and netstat (Documentation/networking/snmp_counter.rst) of a process in it.
+which needs CAP_SYS_ADMIN. Without this right the namespace only gets rows of totals without addresses, from
+/proc/PID/net/snmp (Documentation/networking/snmp_counter.rst) of a process in it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = (
     "TcpSource",
 )
 
-# A row without any change is written again after this time, to show that the connections are there.
+# A row without any change is written again after this time, to show that the connections still exist.
 AGAIN_NS = 60_000_000_000
 MAX_KNOWN = 16_384
 
 
 class Quiet:
-    """Remembers when rows were written. Not safe for two threads."""
+    """Keeps the times at which rows were written. Not safe for two threads."""
 
     def __init__(self) -> None:
         self._written: OrderedDict[Hashable, int] = OrderedDict()
@@ -78,9 +78,9 @@ class _NamespaceTotals:
     def rows(
         self, node: str, pair: ClockPair, namespaces: Mapping[int, ProcessKey], who: Mapping[ProcessKey, Identity]
     ) -> pa.RecordBatch | None:
-        """Returns a row for each namespace, with the process that ``namespaces`` names; None if there is no row.
+        """Returns a row for each namespace, with the process that ``namespaces`` names; None if there are no rows.
 
-        Raises ProbingError when the reader does not answer.
+        Raises ProbingError if the reader does not answer.
         """
         known = {netns: key for netns, key in namespaces.items() if key in who}
         if not known:
@@ -108,8 +108,8 @@ _SHARE = 1 / 200
 
 
 class TcpSource(Source):
-    """Reads all connections of each network namespace with a watched process; only connections of watched processes
-    give rows."""
+    """Reads all connections of each network namespace that has a watched process, and makes rows of the connections of
+    watched processes."""
 
     name = "tcp"
     table = TCP.name
@@ -227,7 +227,7 @@ class TcpSource(Source):
         return list(found)
 
     def _rows(self, netns: int, now: Reading, who: dict[ProcessKey, Identity]) -> bool:
-        """Puts the rows of a namespace. Returns whether there are new connections whose owner no look has shown."""
+        """Puts the rows of a namespace. Returns whether there are new connections whose owner is unknown."""
         owners = self._owners.of(now.sockets["inode"].astype(np.int64))
         before = self._before.get(netns)
         if before is None:
@@ -286,7 +286,7 @@ class TcpSource(Source):
             self._sink.put(TCP.name, rows)
 
     def _bounded(self, rows: npt.NDArray[Any], figures: Columns, pair: ClockPair) -> npt.NDArray[Any]:
-        """Returns all ``rows``, or if there are too many, the rows with the most retransmits and bytes."""
+        """Returns all ``rows``, or, if there are too many, the MAX_ROWS rows with the most retransmits and bytes."""
         if len(rows) <= MAX_ROWS:
             return rows
         order = np.lexsort((figures["bytes_sent"][rows], figures["retrans"][rows]))

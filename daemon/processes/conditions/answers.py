@@ -1,4 +1,4 @@
-"""Answers the collector's request for the condition of processes: asks readers about all of them at once."""
+"""Answers requests for the conditions of processes, which readers read all at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from probing.daemon.stack_wire import ConditionsRead, Load, ReadFailure
 
 __all__ = ("ConditionAnswers",)
 
-# The time for a process, s; a reader may wait for a lock of the kernel that the process holds.
+# How long a reader may be blocked by one process, s: it may wait for a kernel lock that the process holds.
 PATIENCE_S = 0.25
 _Chosen = Callable[[Sequence[int], str], list[Identity]]
 

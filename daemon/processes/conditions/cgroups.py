@@ -1,7 +1,8 @@
 """Reads limits and counts of a process's control groups: CPU quota, throttling, memory limit, OOM kills, freezer.
 
-Versions 1 and 2. A limit of a group also limits all groups below it, so every level is read. A file that the kernel
-lacks gives None: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, scheduler/sched-bwc.rst.
+Both versions 1 and 2 are read. A limit of a group also limits all groups below it, so every level is read. A value is
+None if the kernel lacks its file. Formats: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst,
+scheduler/sched-bwc.rst.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class Group(NamedTuple):
 
 def read_cgroups(cgroup: bytes, mounts: list[Mount]) -> dict[str, object]:
     """Returns cgroup, frozen, cpu_quota (CPUs), memory_limit_bytes, memory_used_bytes, oom_kills, throttled and
-    throttled_ns of a process; None for an unknown value or no limit.
+    throttled_ns of a process; a value is None if it is unknown or there is no limit.
 
-    ``cgroup``: /proc/PID/cgroup. ``mounts``: the mounts of this process, which reads the groups.
+    ``cgroup``: the text of /proc/PID/cgroup. ``mounts``: the mounts that this process, the reader, sees.
     """
     groups = {name: group for name in ("cpu", "memory", "freezer") if (group := group_of(name, cgroup, mounts))}
     frozen, cpu = _frozen(groups.get("freezer")), cpu_limits(groups.get("cpu"))
-    # In version 1 each hierarchy has a group of its own: the group that limits the process most is shown.
+    # In version 1 a process is in a group of each hierarchy: show the group that limits the process most.
     first = "freezer" if frozen else "cpu" if cpu["cpu_quota"] is not None else "memory"
     shown = groups.get(first) or next(iter(groups.values()), None)
     return {
@@ -51,8 +52,8 @@ def read_cgroups(cgroup: bytes, mounts: list[Mount]) -> dict[str, object]:
 
 
 def group_of(controller: str, cgroup: bytes, mounts: list[Mount]) -> Group | None:
-    """Returns the group in the version 1 hierarchy with ``controller``, else in the version 2 hierarchy; None if there
-    is none.
+    """Returns the group of a process in the version 1 hierarchy with ``controller``, or else in the version 2
+    hierarchy; None if it is in neither.
     """
     unified = None
     for line in cgroup[: 64 << 10].split(b"\n")[:MAX_LINES]:
@@ -70,10 +71,10 @@ def _first(version: int, mounts: Iterable[Mount], path: bytes) -> Group | None:
 
 
 def _below(version: int, mount: Mount, path: bytes) -> Group | None:
-    """Returns the group of ``path`` below ``mount``, None if the mount does not contain the path.
+    """Returns the group ``path`` below ``mount``; None if the mount does not contain it.
 
-    In a control group namespace of its own (a container) this process sees other groups, and the root of a mount of the
-    whole node, at ``/../..``: cgroup_namespaces(7).
+    In a container, whose control group namespace is private, groups outside of it and the root of a mount of the whole
+    node have paths that begin with ``/../..``: cgroup_namespaces(7).
     """
     root = mount.root.rstrip(b"/")
     if not path.startswith(b"/") or not (path + b"/").startswith(root + b"/"):
@@ -97,7 +98,7 @@ def _frozen(group: Group | None) -> bool | None:
 
 
 def cpu_limits(group: Group | None) -> dict[str, float | int | None]:
-    """Returns cpu_quota (CPUs), and throttled and throttled_ns since the groups exist; None: unknown or no limit."""
+    """Returns cpu_quota (CPUs), and throttled and throttled_ns since the groups exist; None: unknown, or no limit."""
     quotas, counts, times = [], [], []
     for directory in group.directories if group else ():
         if (quota := _quota(directory)) is not None:
@@ -140,7 +141,7 @@ def _memory(group: Group | None) -> dict[str, object]:
 
 
 def first_number(directory: bytes, *names: str) -> int | None:
-    """Returns the number in the first of the files ``names`` that has a number; "max" is no number."""
+    """Returns the number in the first of the files ``names`` that contains one; "max" is no number."""
     return next(
         (value for name in names if (value := _number(read_group_file(directory, name) or b"")) is not None), None
     )

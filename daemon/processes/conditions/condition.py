@@ -37,7 +37,7 @@ MAX_THREADS = 64
 MAX_CHILDREN = 16
 _BYTES = 16 << 10
 _SHM = b"/dev/shm"
-# A state in which the kernel shows no wchan and no system call of a thread.
+# The state in which the kernel shows neither wchan nor system call of a thread.
 _RUNS = "R"
 
 
@@ -45,7 +45,7 @@ def answer_condition(target: Target, request: Header) -> Message:
     """Answers the reader's request ``condition`` {pid, start_ns, timeout_ms, tid} with ``read_condition`` as JSON."""
     tid = request.get("tid", target.pid)
     if not isinstance(tid, int):
-        raise UsageError("name the thread of a request for a condition by its tid")
+        raise UsageError("the tid in a request for a condition is not a number")
     return Message({}, json.dumps(read_condition(target, _deadline(request), tid)).encode())
 
 
@@ -55,13 +55,13 @@ def answer_loads(request: Header) -> Message:
 
 
 def read_condition(target: Target, deadline: float, tid: int = 0) -> Header:
-    """Returns the fields of ``diagnosis.facts.Condition``, with absolute counters, of the thread ``tid``; and:
+    """Returns the fields of ``diagnosis.facts.Condition`` of the thread ``tid``, with absolute counters, and also:
 
     * ``pid``, ``start_ns``, and ``mono_ns``: CLOCK_MONOTONIC at the reading.
     * ``asleep_ns``: the thread has not run for at least this time.
-    * ``last_cpu``: the CPU on which it last ran; ``target_fd``: the descriptor that ``target`` is.
-    * ``children``: up to 16 processes that it started: name, pid, state.
-    * ``thread_waits``: of up to 64 threads tid, name, state, cpu_ns, run_delay_ns and the fields of ``ThreadWait``.
+    * ``last_cpu``: the CPU on which the thread last ran; ``target_fd``: the descriptor to which ``target`` belongs.
+    * ``children``: name, pid and state of up to 16 child processes.
+    * ``thread_waits``: tid, name, state, cpu_ns, run_delay_ns and the fields of ``ThreadWait`` of up to 64 threads.
       Threads that are not reached by ``deadline`` (time.monotonic()) are left out.
 
     Values that the kernel does not show are None. ``tid`` 0, or the tid of a thread that has ended, means the main
@@ -113,7 +113,7 @@ def _threads(target: Target, first: int, mounts: list[Mount], deadline: float) -
             break
         stat = parse_task_stat(_read(target, f"task/{tid}/stat"))
         if stat is None:
-            continue  # it ended
+            continue  # the thread ended
         cpu_ns, run_delay_ns = parse_schedstat(_read(target, f"task/{tid}/schedstat"))
         wait = waits.read(tid) if stat.state != _RUNS else None
         used = {"cpu_ns": cpu_ns, "run_delay_ns": run_delay_ns}
@@ -149,7 +149,7 @@ def _children(target: Target, tid: int) -> list[list[Any]]:
             with Target(int(word)) as child:
                 found.append([clean_text(child.stat.comm, 32), child.pid, child.stat.state])
         except (ProbingError, ValueError):
-            continue  # it ended
+            continue  # the child ended
     return found
 
 
@@ -167,7 +167,7 @@ def _shared_memory(target: Target, mounts: list[Mount]) -> Header:
 
 
 def _own_cgroups() -> list[Mount]:
-    """Returns the mounts of control groups that this process sees: a few of its hundreds of mounts."""
+    """Returns the mounts of control groups that this process sees, without its hundreds of other mounts."""
     with Target(os.getpid()) as own:
         lines = _read(own, "mountinfo", MAX_MOUNTINFO).split(b"\n")
     return parse_mounts(b"\n".join(line for line in lines if b" - cgroup" in line))

@@ -5,7 +5,7 @@ Formats: proc(5), Documentation/scheduler/sched-stats.rst. Each number and each 
 ``asleep_ns`` computes the time since a thread last ran, from ``se.exec_start`` of its sched file (CONFIG_SCHED_DEBUG,
 kernel/sched/debug.c), which is on the task clock of the CPU on which the thread ran. The task clocks of two CPUs differ
 by the time that interrupts and the hypervisor took from each since boot (kernel/sched/core.c, update_rq_clock_task). So
-the time is compared with the clock of the same CPU: the reader runs there for a moment.
+the reader moves to that CPU for a moment, to read the same clock.
 
 ``neighbours_of`` finds the other processes that used the CPUs of a process, from two lists of all processes of the
 machine.
@@ -46,8 +46,8 @@ _MAJOR_FAULTS, _USER, _SYSTEM, _PROCESSOR = 9, 11, 12, 36
 
 
 class _TaskStat(NamedTuple):
-    """The counters of a stat file. ``cpu_ns`` is counted in ticks of 10 ms. ``processor``: the CPU on which the task
-    thread last ran.
+    """The counters of a stat file. ``cpu_ns`` is counted in ticks of 10 ms. ``processor``: the CPU on which the thread
+    last ran.
     """
 
     name: str
@@ -88,8 +88,8 @@ def exec_start_ns(sched: bytes) -> int | None:
 
 
 def parse_io(data: bytes) -> tuple[int | None, int | None, int | None]:
-    """Returns the bytes of all read calls and of all write calls of a process, including caches and pipes, and the
-    bytes that were read from storage."""
+    """Returns three counts of bytes of a process: of all its read calls and of all its write calls, with caches and
+    pipes, and of its reads from storage."""
     found = _pairs(data, (b"rchar", b"wchar", b"read_bytes"))
     return found.get(b"rchar"), found.get(b"wchar"), found.get(b"read_bytes")
 
@@ -114,15 +114,13 @@ def status_fields(data: bytes) -> dict[str, int | str | None]:
 
 
 def taken_ns(stat: bytes) -> dict[int | None, int]:
-    """Returns for each CPU the time that interrupts and the hypervisor took since boot, from /proc/stat, ns."""
+    """Returns for each CPU the time since boot that interrupts and the hypervisor took, ns, from /proc/stat."""
     # Fields 6 to 8 are irq, softirq and steal.
     return dict(_cpu_times(stat, slice(6, 9)))
 
 
 def idle_ns(stat: bytes) -> dict[int, int]:
-    """Returns for each CPU the idle time since boot from /proc/stat, ns, including time in which tasks waited for a
-    disk.
-    """
+    """Returns for each CPU the idle time since boot, ns, from /proc/stat; waits for a disk count as idle."""
     return dict(_cpu_times(stat, slice(4, 6)))
 
 
@@ -172,9 +170,9 @@ _CLOSE_NS = 20_000_000
 
 
 def asleep_ns(target: Target, tid: int, cpu: int | None) -> int | None:
-    """Returns the least time since thread ``tid`` last ran, on ``cpu``, ns. The thread must not run now.
+    """Returns a lower bound of the time since thread ``tid`` last ran, ns; None if the kernel does not show the time.
 
-    None: the kernel does not show the time. Raises ProcessGone.
+    ``cpu``: the CPU on which the thread last ran; it must not run now. Raises ProcessGone.
     """
     then = exec_start_ns(_read(target, f"task/{tid}/sched"))
     if not then:
@@ -189,7 +187,7 @@ def asleep_ns(target: Target, tid: int, cpu: int | None) -> int | None:
 
 
 def _now() -> tuple[int | None, int | None]:
-    """Returns the time when this thread was last put on its CPU, on that CPU's clock, and the CPU."""
+    """Returns when this thread was last put on its CPU, ns on the CPU's task clock, and the CPU."""
     tid = threading.get_native_id()
     with Target(os.getpid()) as own:
         stat = parse_task_stat(_read(own, f"task/{tid}/stat"))
@@ -230,10 +228,10 @@ MAX_NEIGHBOURS = 5
 
 
 def read_loads(deadline: float, proc: Path = Path("/proc")) -> list[Load] | None:
-    """Returns the loads of all processes that used a CPU, kernel threads among them.
+    """Returns the loads of all processes that used a CPU, including kernel threads.
 
-    None when the reading would end after ``deadline`` (time.monotonic()): in an incomplete list a process would be
-    missing, and seem new in the next.
+    Returns None if the reading lasts beyond ``deadline`` (time.monotonic()): a process that is missing from an
+    incomplete list would seem new in the next list.
     """
     found = []
     for name in os.listdir(proc)[:MAX_PIDS]:  # noqa: PTH208
@@ -257,10 +255,8 @@ def _load(path: Path) -> Load | None:
 def neighbours_of(
     first: Sequence[Load], second: Sequence[Load], pid: int, cpus: Collection[int]
 ) -> list[tuple[str, int, int]]:
-    """Returns name, pid and CPU ns of the five processes, other than ``pid``, that used ``cpus`` most between two
-    readings.
-
-    A new process counts from its start.
+    """Returns (name, pid, CPU ns) of the five processes, other than ``pid``, that used ``cpus`` most between two
+    readings. The CPU time of a new process counts from its start.
     """
     before = {(load.pid, load.start_ns): load.cpu_ns for load in first}
     used = [

@@ -1,4 +1,4 @@
-"""Mounts as a process sees them, from /proc/PID/mountinfo (proc(5)): the file system of a path or a descriptor."""
+"""Parses the mounts that a process sees (/proc/PID/mountinfo, proc(5)), and finds the mount of a path or descriptor."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Mount(NamedTuple):
     """A mount. ``root``: the directory of the file system that is mounted at ``point``. ``options``: options of the
     file system.
 
-    ``root`` and ``point`` are the kernel's bytes, the other texts are clean. ``device``: major:minor of the file
-    system; ``source``: the device or server that was mounted.
+    ``root`` and ``point`` are the kernel's bytes; the other texts went through ``clean_text``. ``device``: major:minor
+    of the file system; ``source``: the device or server that was mounted.
     """
 
     number: int
@@ -60,7 +60,7 @@ def mount_of(mounts: list[Mount], *, number: int | None = None, path: bytes = b"
     if number is not None:
         return next((mount for mount in mounts if mount.number == number), None)
     holding = [mount for mount in mounts if _holds(mount.point, path)]
-    # If two mounts are on one directory, the later one hides the other.
+    # If two mounts have the same directory, the later mount hides the earlier.
     return max(reversed(holding), key=lambda mount: len(mount.point), default=None)
 
 
@@ -77,8 +77,9 @@ def plain_path(path: bytes) -> bytes | None:
 
 @contextmanager
 def handle_of(target: Target, path: bytes) -> Iterator[int]:
-    """Yields an O_PATH descriptor of a plain path in the root of a process; does not wait if ``waits_for_others`` is
-    false for its mount. Raises OSError: ELOOP for a path with a link, which may lead to another mount."""
+    """Yields an O_PATH descriptor of a plain path in the root of a process. Does not wait if ``waits_for_others`` is
+    False for the mount of the path. Raises OSError, with ELOOP for a path with a link, since the link may lead to
+    another mount."""
     root = os.open("root", O_PATH | os.O_CLOEXEC, dir_fd=target.dir_fd)
     try:
         handle = handle_below(root, path, links=False)

@@ -3,8 +3,7 @@
 No file of the target is opened: links of /proc/PID/fd are read as text. Attributes of a file are read only if its file
 system is on this machine, since a dead server would block the reader.
 
-The table has the system calls in which a thread can wait, and the arguments that name the file of each call.
-
+The table ``_TABLE`` has the system calls in which a thread can wait, and the arguments that name the file of each call.
 Numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (arm64) in Linux 6.18.
 """
 
@@ -64,8 +63,8 @@ _COLUMN = {"x86_64": 1, "aarch64": 2}
 
 
 class _SystemCall(NamedTuple):
-    """A system call. ``about``: fd (argument 0 is a descriptor), path0 and path1 (that argument points to a path),
-    poll, select, child0 and child1 (that argument is a pid), or empty."""
+    """A system call. ``about``: fd (argument 0 is a descriptor), path0 or path1 (argument 0 or 1 points to a path),
+    poll, select, child0 or child1 (argument 0 or 1 is a pid), or empty."""
 
     name: str
     about: str
@@ -97,7 +96,7 @@ _KINDS = {
 }
 _LOCKS = frozenset(("flock", "fcntl"))
 # "7: -> FLOCK  ADVISORY  WRITE 4711 fe:00:131 0 EOF": process 4711 waits for lock 7 (proc(5), /proc/locks). If several
-# wait for a lock, the kernel indents each more than the previous one (fs/locks.c, lock_get_status).
+# processes wait for a lock, the kernel indents each line more than the line before (fs/locks.c, lock_get_status).
 _LOCK = re.compile(rb"^(\d{1,10}): +(->)? ?\S+ +\S+ +\S+ (-?\d{1,10}) ", re.MULTILINE)
 _MAX_LOCKS = 1 << 20
 _EPOLL = "anon_inode:[eventpoll]"
@@ -107,11 +106,12 @@ _MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*(\d{1,10})$", re.MULTILINE)
 
 
 class ThreadWait(TypedDict):
-    """What a thread waits for. ``fd``: the descriptor of ``target``. ``target_kind``: file, fifo, pipe, socket,
-    listener (a socket that listens), tty, directory, device, child or other. ``more``: the number of further files of
-    the call. ``lock_holder``: the pid of the process that holds the file lock that the thread waits for.
+    """The wait of a thread. ``target``: the file, socket or child that it waits for; ``fd``: its descriptor.
+    ``target_kind``: file, fifo, pipe, socket, listener (a socket that listens), tty, directory, device, child or other.
+    ``lock_holder``: the pid of the process that holds the file lock for which the thread waits.
 
-    If a call such as poll has several files, ``target`` is a socket that listens, else the first.
+    If a call such as poll has several files, ``target`` is the first socket that listens, or else the first file;
+    ``more`` is the number of further files.
     """
 
     wchan: str | None
@@ -169,7 +169,7 @@ class WaitReader:
         }
 
     def _awaited(self, call: _SystemCall, arguments: list[int]) -> list[int]:
-        """Returns the descriptors that ``call`` is about; a socket that listens comes first."""
+        """Returns the descriptors on which ``call`` works; a socket that listens comes first."""
         fds = _descriptors(call, arguments, self._memory)
         if call.name.startswith("epoll_") and fds and self._link(fds[0]) == _EPOLL:
             fds += [int(fd) for fd in _WATCHED.findall(_text(self._target, f"fdinfo/{fds[0]}", MAX_POLLED * 80))]
@@ -209,7 +209,7 @@ class WaitReader:
         return found
 
     def _named(self, call: _SystemCall, arguments: list[int]) -> _Place:
-        """Returns the place that an argument other than a descriptor names: a path or a child."""
+        """Returns the target of a call whose argument is a path or a pid."""
         if call.about.startswith("path"):
             at = arguments[int(call.about[4:])]
             path = _memory(self._memory, at, MAX_PATH, text=True).partition(b"\0")[0]
@@ -231,13 +231,13 @@ class WaitReader:
                     kind = _kind(os.fstat(handle))
             except OSError as e:
                 if e.errno == errno.ELOOP:
-                    # A link may lead to any file system.
+                    # The path has a link, which may lead to any file system.
                     return found
         return {**found, "target_kind": kind, "file_system": mount.text()}
 
 
 def _descriptors(call: _SystemCall, arguments: list[int], memory: Memory) -> list[int]:
-    """Returns the descriptors that ``call`` is about: its argument, or the descriptors of poll and select."""
+    """Returns the descriptors on which ``call`` works: its argument, or the descriptors of poll and select."""
     if call.about == "fd":
         # The kernel reads an int: the upper half of the register has no meaning.
         fd = arguments[0] & 0xFFFF_FFFF
@@ -279,7 +279,9 @@ def _holder(waiters: set[int]) -> int | None:
 
 
 def lock_holder(table: bytes, waiters: set[int]) -> int | None:
-    """Returns the holder of the lock that a thread of ``waiters`` waits for, by /proc/locks; None if unknown."""
+    """Returns the pid of the holder of the lock for which one of ``waiters`` waits, by ``table``, the text of
+    /proc/locks; None if unknown.
+    """
     holders: dict[bytes, int] = {}
     for number, waits, text in _LOCK.findall(table):
         if not waits:
@@ -300,7 +302,7 @@ def _kind(found: os.stat_result) -> str:
 def _memory(memory: Memory, at: int, size: int, *, text: bool = False) -> bytes:
     if not at or size <= 0:
         return b""
-    # A text may end shortly before memory that cannot be read.
+    # A text may end shortly before memory that cannot be read: then only the rest of its page is read.
     ranges = [(at, size), (at, min(size, 4_096 - at % 4_096))] if text else [(at, size)]
     return next((data for data in memory.read_many(ranges) if data), b"")
 

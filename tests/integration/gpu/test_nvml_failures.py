@@ -170,7 +170,7 @@ def test_a_driver_that_comes_late(driver: Make) -> None:
     assert node.events() == []
 
 
-@pytest.mark.parametrize(("code", "text"), [(15, "fallen off the bus"), (16, "wants a reset")])
+@pytest.mark.parametrize(("code", "text"), [(15, "fallen off the bus"), (16, "needs a reset")])
 def test_a_gpu_that_is_lost_and_comes_back(driver: Make, code: int, text: str) -> None:
     node = driver(recorded(8))
     assert len(node.fresh()) == 8

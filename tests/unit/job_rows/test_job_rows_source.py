@@ -203,7 +203,7 @@ def test_one_user_does_not_take_all_tables(tmp_path: Path) -> None:
     tables = UserTables(tmp_path / "user_tables.json")
     for number in range(MAX_OF_USER):
         tables.define_for_job(f"t{number}", {"a": "i64"}, 1000)
-    with pytest.raises(ConfigError, match="no place"):
+    with pytest.raises(ConfigError, match="too many"):
         tables.define_for_job("more", {"a": "i64"}, 1000)
     assert tables.define_for_job("more", {"a": "i64"}, 1001) == job_table("more", {"a": ["i64"]})
     assert set(UserTables(tmp_path / "user_tables.json")) == {
