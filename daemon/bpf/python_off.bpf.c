@@ -5,8 +5,9 @@
  * A thread's context switches are counted in blocks. One switch of each block is chosen at random, and its stack is
  * walked. Its time off the CPU is multiplied by the size of the block, so sums are right for blocks of any size. The
  * other switches cost one lookup of the thread. A wait of a second or more counts once, as it is reported while it
- * lasts. For long waits that were not chosen, and for threads that were off the CPU before the sampler began, user code
- * makes the entry (sampling/off_cpu/kernel_entries.py). Needs Linux 5.13 (atomics that fetch, a walk over a map).
+ * lasts. For long waits that were not chosen, and for threads that were off the CPU before the sampler began, the
+ * collector makes the entry (sampling/off_cpu/kernel_entries.py). Needs Linux 5.13 (atomics that fetch, a walk over a
+ * map).
  */
 #include "python_walk.bpf.h"
 

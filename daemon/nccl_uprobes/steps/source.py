@@ -10,8 +10,8 @@ number. Phases without a period have no steps.
 The Python sampler cannot show steps: it samples a thread some times a second, misses most shorter runs of an optimizer,
 and cannot tell whether a frame seen twice is one call or two. Uprobes cannot be set on Python functions, either.
 
-``wait_ns`` is the time that a rank waited for others on its node (``steps.waits``): the times of ranks on other nodes
-are not known here.
+``wait_ns`` is the time that a rank waited for other ranks on its node (``steps.numbering``), since this node does not
+know the times of ranks on other nodes.
 """
 
 from __future__ import annotations
@@ -176,14 +176,14 @@ class Steps(Source):
         """Reads ``operations`` of any processes. Operations that are passed twice count once."""
         rows: list[_Row] = []
         with self._lock:
-            found = []
+            by_process = []
             for key, own in operations_by_process(operations, self._texts).items():
                 who = self._identities.identity(*key)
                 process = self._process(key, who)
                 process.job.waits.add(key[0], own)
-                found.append((key, who, process, own))
+                by_process.append((key, who, process, own))
             # The operations of all ranks are added first, since the wait of a rank is computed from all of them.
-            for key, who, process, own in found:
+            for key, who, process, own in by_process:
                 rows += self._from_periods(key, who, process, process.clock.observe(own), pair)
         self._put(rows)
 
@@ -235,7 +235,7 @@ class Steps(Source):
             process = self._processes[key] = _Process(StepDetector(job.turn, job.waits.of), job, who is not None)
             process.owner = who.owner if who is not None else None
             if len(self._processes) > _MAX_PROCESSES:
-                self._make_room()
+                self._drop_one()
         elif who is not None and not process.identified:
             process.job, process.identified, process.owner = self._job((who.job, who.run)), True, who.owner
             process.clock.turn, process.clock.waits = process.job.turn, process.job.waits.of
@@ -243,8 +243,8 @@ class Steps(Source):
         self._processes.move_to_end(key)
         return process
 
-    def _make_room(self) -> None:
-        """Drops a process of the owner with the most processes: the one whose steps were looked at longest ago."""
+    def _drop_one(self) -> None:
+        """Drops a process of the owner with the most processes: the process without new data for the longest time."""
         owner = crowding(process.owner for process in self._processes.values())
         del self._processes[next(key for key, process in self._processes.items() if process.owner == owner)]
 
@@ -258,7 +258,7 @@ class Steps(Source):
     def _from_periods(
         self, key: _Key, who: Identity | None, process: _Process, periods: Iterable[Step], pair: ClockPair
     ) -> list[_Row]:
-        """Returns rows of the steps that the ended ``periods`` are or belong to."""
+        """Returns rows of the steps that end with the ended ``periods``."""
         rows: list[_Row] = []
         for step in process.arbiter.judge(periods, process.optimizer.promising):
             if process.alone and step.t_start < process.reported + _CHANCE_NS:
@@ -339,7 +339,9 @@ class Steps(Source):
         ]
 
     def _from_job(self, key: _Key, t: int, value: int, pair: ClockPair) -> list[_Row]:
-        """Returns the step that ended when the job said that step ``value`` begins. All other evidence is dropped."""
+        """Returns a row of the step that ended when the job reported the begin of step ``value``; from then on all
+        other evidence is dropped.
+        """
         who = self._identities.identity(*key)
         process = self._process(key, who)
         before, process.begun = process.begun, (t, value)
@@ -374,7 +376,7 @@ class Steps(Source):
         if process.why is None or process.why[0] is not step.period:
             process.why = step.period, _described(step.period, self._texts)
         if step.periods == 1:
-            return process.why[1] + ("; the optimizer runs as often" if step.confirmed else "")
+            return process.why[1] + ("; the optimizer runs once in each repeat" if step.confirmed else "")
         return f"the optimizer runs once in {step.periods} repeats; in each of them {process.why[1]}"
 
 
@@ -395,5 +397,5 @@ def _described(period: Period, texts: Texts) -> str:
     if period.inner > 1:
         text += f"; {period.inner} micro-steps or layers repeat in it"
     if period.enclosing:
-        text += f"; every {period.enclosing} of them a few bytes more"
+        text += f"; every {period.enclosing} repeats, a few bytes more"
     return text + (f"; sizes of {len(period.varying)} kinds vary" if len(period.varying) else "")
