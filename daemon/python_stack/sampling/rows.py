@@ -34,7 +34,7 @@ GRID_NS = 62_500_000
 DIGITS = 5
 _SECOND_NS = 1_000_000_000
 _HOUR_NS = 3600 * _SECOND_NS
-# The ring is drained once a second, or a little later when the machine is busy.
+# Records that span at most this time are grouped as if they were of one second.
 _ABOUT_A_SECOND_NS = 1_500_000_000
 # The most ns off the CPU that are accepted: a time off the CPU cannot exceed the uptime of the host.
 _MAX_DURATION_NS = 1 << 50

@@ -27,7 +27,7 @@ Settings = Callable[[Identity], tuple[int, bool]]
 SOON_S, MAX_SOON_S = 0.1, 1.0
 REST_S, MAX_REST_S = 5.0, 60.0
 RETRY_S, MAX_RETRY_S = 0.2, 60.0
-# Scans of threads may take one part in this many of a reader's time.
+# Scans of threads may take one part in _SCAN_SHARE of a reader's time.
 _SCAN_SHARE = 20
 _WORKERS = 2
 _log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class SampledWatch:
             self._changed.notify_all()
 
     def unresolved(self, keys: set[ProcessKey]) -> None:
-        """Notes that the programs sampled threads of these processes that are in no map: they are visited soon."""
+        """Notes that the programs sampled threads that are in no map. Their processes are visited soon."""
         with self._changed:
             for key in keys & self._watched.keys():
                 watched, now = self._watched[key], time.monotonic()

@@ -150,11 +150,11 @@ _FIELDS = {
 
 
 def _declared(base: Layout, runtime: bytes) -> ObjectLayout:
-    found = {}
+    offsets = {}
     if base.version not in _FIELDS:
         raise UnsupportedTarget(
-            f"the objects of CPython {base.version[0]}.{base.version[1]} are not known",
-            hint="its stacks can be read, its variables cannot",
+            f"the layout of objects in CPython {base.version[0]}.{base.version[1]} is not known",
+            hint="use `probingctl stacks`: stacks of this version can be read, variables cannot",
         )
     for name, (at, size_at) in _FIELDS[base.version].items():
         if at + 8 > len(runtime):
@@ -164,5 +164,5 @@ def _declared(base: Layout, runtime: bytes) -> ObjectLayout:
         # The items of a tuple or a frame may begin where the fixed part of the struct ends.
         if not 8 <= offset <= limit or offset % 8:
             raise CorruptTarget(f"CPython declares its {name.replace('_', ' ')} at {offset} in {size} bytes")
-        found[name] = offset
-    return _since_312(base, **found)
+        offsets[name] = offset
+    return _since_312(base, **offsets)

@@ -81,7 +81,8 @@ class Layout(NamedTuple):
         return None if self.frame_owner is None or self.version < (3, 12) else 3
 
 
-# The GIL is before that pointer: two pthread_mutex_t of 40 bytes, in glibc on arm64 of 48 (measured: 3.11).
+# The GIL lies before ``runtime_current``. It has two pthread_mutex_t of 40 bytes, or of 48 in glibc on arm64 (measured:
+# 3.11).
 _MUTEXES = 16 if platform.machine() == "aarch64" else 0
 
 
