@@ -175,7 +175,7 @@ class _Reader:
         try:
             _ = spec.table
         except FormatError as e:
-            hint = "a name comes once, and is not one of the columns of every table, which docs/user-probes.md lists"
+            hint = "a name comes once, and is not the name of a column that every table has: see docs/user-probes.md"
             raise ConfigError(f"{self._path}: {e.message}", hint=hint) from e
         return spec
 
