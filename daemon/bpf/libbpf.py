@@ -151,7 +151,7 @@ class Object:
             raise AttachError(f"{self.name}: libbpf refuses size {entries} for map {name}")
 
     def preallocate(self, name: str) -> None:
-        """Before ``load``: preallocates a map that would otherwise grow with its entries, with fewer entries."""
+        """Preallocates a map that would grow with its entries, with fewer entries. Call it before ``load``."""
         flags = self._lib.bpf_map__map_flags(self._maps[name])
         if flags & _NO_PREALLOC:
             self._lib.bpf_map__set_map_flags(self._maps[name], flags & ~_NO_PREALLOC)

@@ -78,8 +78,9 @@ class Links(dict[str, Link]):
         self.setdefault(name, Link(name, program, file, adopted=True)).pins.append(path)
 
     def tracepoint(self, program: str, handle: int, tracepoint: str | None, *, pinned: bool = True) -> None:
-        """Attaches a raw_tp program to ``tracepoint``, or a tp_btf program, which names its own tracepoint, with None.
-        Raises AttachError, PrivilegeError.
+        """Attaches a program to a raw tracepoint. Raises AttachError, PrivilegeError.
+
+        ``tracepoint``: None for a tp_btf program, which itself names its tracepoint.
         """
         if program in self:
             return

@@ -116,8 +116,7 @@ class Loader:
 
     def load(self, loaded: Loaded) -> bool:
         """Opens pinned programs and maps, then loads and pins the rest, except the programs of late objects. Returns
-        whether all were pinned.
-
+        whether all were pinned already.
         Raises AttachError, PrivilegeError, OSError.
         """
         adopted = True
@@ -146,7 +145,7 @@ class Loader:
             raise NotFound(f"no object has a program {program}") from e
 
     def _load(self, name: str, loaded: Loaded, *, late: bool) -> bool:
-        """Opens or loads the object ``name``. Returns whether all of it was pinned."""
+        """Opens or loads the object ``name``. Returns whether all its programs and maps were pinned already."""
         with self._open(name, late=late) as bpf_object:
             try:
                 missing = self._missing(name, bpf_object)

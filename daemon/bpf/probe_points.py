@@ -21,14 +21,14 @@ __all__ = ("CHEAP_NS", "DEAR_NS", "ProbePoint", "point_of", "probe_point")
 _OWN_MACHINE = AARCH64 if platform.machine() == "aarch64" else X86_64
 CHEAP_NS = 700
 DEAR_NS = 9200
-# Numbers in instructions of the registers that must not change: rcx, rdx, rsp, rsi, rdi, r8, r9.
+# The registers that must not change, by their numbers in instructions: rcx, rdx, rsp, rsi, rdi, r8, r9.
 _KEPT = frozenset({1, 2, 4, 6, 7, 8, 9})
 _ENDBR64 = b"\xf3\x0f\x1e\xfa"
 _NOTHING, _RM, _REGISTER = "nothing", "r/m", "register"
 _BY_FIELD, _ONLY_COMPARE, _ONLY_FIRST = "by field", "only compare", "only first"
-# Instructions seen at entries of functions, by opcode: what they write, and the bytes of the immediate after the
-# operands. "by field": with 7 in the register field the instruction is cmp, else it writes r/m; with byte operands only
-# cmp may be skipped, since %ch is a part of %rcx. "only first": only 0 in that field is decoded.
+# Instructions seen at entries of functions, by opcode: the operand that they write, and the bytes of the immediate
+# after the operands. "by field": with 7 in the register field the instruction is cmp, else it writes r/m; with byte
+# operands only cmp may be skipped, since %ch is a part of %rcx. "only first": only 0 in that field is decoded.
 _FORMS = {
     **dict.fromkeys((0x01, 0x09, 0x21, 0x29, 0x31, 0x89), (_RM, 0)),
     **dict.fromkeys((0x03, 0x0B, 0x23, 0x2B, 0x33, 0x8B, 0x8D, 0x63), (_REGISTER, 0)),

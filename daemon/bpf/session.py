@@ -180,10 +180,10 @@ class Session:
         return frozenset(self._loaded.late)
 
     def load_late(self, *names: str) -> None:
-        """Loads the programs of the late objects ``names``, without names of all late objects. Raises AttachError,
-        PrivilegeError.
+        """Loads the programs of the late objects ``names``, or of all late objects if no name is given.
 
-        If the kernel refuses an optional object, ``refused`` has its error afterwards.
+        If the kernel refuses an optional object, ``refused`` has its error afterwards. Raises AttachError,
+        PrivilegeError.
         """
         for name in names or sorted(self._loaded.late):
             with self._loading:

@@ -197,8 +197,8 @@ _MAX_REGISTER = 128
 class Rule(NamedTuple):
     """Where the caller's value of a register is.
 
-    ``kind``: ``offset`` (saved at CFA + value), ``value`` (is CFA + value), ``register`` (in register value), ``saved``
-    and ``computed`` (an expression gives the address, or the value), ``same``, ``undefined``.
+    ``kind``: ``offset`` (saved at CFA + value), ``value`` (is CFA + value), ``register`` (in the register with the
+    number value), ``saved`` and ``computed`` (an expression gives the address, or the value), ``same``, ``undefined``.
     """
 
     kind: str

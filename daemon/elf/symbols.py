@@ -63,7 +63,8 @@ _MAX_SYMBOLS = 2 << 20
 _MAX_NAME = 1024
 # The limit of occurrences in the string table plus symbols compared, over all patterns of a search.
 _MAX_COMPARED = 1 << 16
-# The most offsets of the string table that a search compares; a match makes it compare up to 64 offsets before it.
+# The most offsets of the string table that a search compares. For each occurrence of a pattern it compares up to
+# _MAX_NAME offsets before the occurrence.
 _MAX_STARTS = 1 << 22
 _MAX_MATCHES = 512
 _TOO_MANY = "too many symbols of the ELF file match"
@@ -238,7 +239,7 @@ def _matches(name: bytes, parts: _Parts) -> bool:
 def _occurrences(strings: bytes, needle: bytes) -> Iterator[range]:
     """Yields the offsets in the string table at which a name with ``needle`` in it may begin.
 
-    A name may begin inside another's string, since linkers merge equal tails.
+    A name may begin inside the string of another name, since linkers merge equal tails.
     """
     if not needle:
         raise UnsupportedTarget("a pattern for symbols has no fixed part")

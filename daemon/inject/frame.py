@@ -34,7 +34,7 @@ class Registers(ctypes.Structure):
 
     @property
     def in_system_call(self) -> bool:
-        """Whether the thread was in a system call: orig_rax is its number. An interrupt leaves a negative value."""
+        """Whether the thread was in a system call; orig_rax is then its number. Interrupts leave a negative value."""
         return not int(self.orig_rax) >> 63
 
 
@@ -65,8 +65,8 @@ _TILES, _TILES_AT = 1 << 18, 2816
 def signal_frame(registers: Registers, blocked: int, xstate: bytes, restorer: int) -> Frame:
     """Returns the frame from which rt_sigreturn restores ``registers``, the mask ``blocked`` and ``xstate``.
 
-    ``xstate``: what PTRACE_GETREGSET returns for NT_X86_XSTATE. ``restorer``: address of the C library's code that
-    calls rt_sigreturn. Raises UnsupportedTarget for a thread whose registers no frame can hold.
+    ``xstate``: the bytes that PTRACE_GETREGSET returns for NT_X86_XSTATE. ``restorer``: address of the C library's code
+    that calls rt_sigreturn. Raises UnsupportedTarget for a thread whose registers no frame can hold.
     """
     if registers.cs != _CODE_SEGMENT:
         raise UnsupportedTarget(

@@ -72,7 +72,7 @@ class Instructions(NamedTuple):
 
 
 def instructions_of(memory: Memory, maps: Iterable[Mapped]) -> Instructions:
-    """Returns both instructions in the process's C library. Raises UnsupportedTarget if they are not found."""
+    """Returns the addresses of both instructions in the C library. Raises UnsupportedTarget if they are not found."""
     for mapping in maps:
         if mapping.executable and any(name in mapping.path for name in _C_LIBRARIES):
             at = _search(memory, mapping)

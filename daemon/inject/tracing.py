@@ -1,8 +1,8 @@
 """Stops a thread for some 200 us by ptrace, and has it call one function when it goes on.
 
 If the tracer dies, the thread goes on as it is at that moment. So the changes are made in an order in which the thread
-is unharmed after each: first unused memory is written, then all registers are set at once (``frame``), then the thread
-is detached.
+is unharmed after each change: first unused memory is written, then all registers are set at once (``frame``), then the
+thread is detached.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Stop:
     def call(self, function: int, arguments: Sequence[int], restorer: int, *, result: int = 0) -> None:
         """Has the thread call ``function`` once it goes on, and then continue where it was stopped.
 
-        ``arguments`` go into the registers of a C function, and the fourth also into that of a system call. ``result``:
+        ``arguments`` go into the registers of a C function, and the fourth also into R10 for system calls. ``result``:
         RAX at the call, which is the number of a system call. Raises TargetError if the thread's stack has no room.
         """
         blocked = ctypes.c_uint64()

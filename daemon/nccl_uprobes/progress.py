@@ -143,7 +143,9 @@ class JobProgress(Source):
             _count_gaps(operations, owners)
 
     def rows(self, pair: ClockPair) -> pa.RecordBatch:
-        """Returns ``comm.progress``: a row for each communicator of each process, or for a process without any."""
+        """Returns ``comm.progress``: a row for each communicator of a process, and a row for a process without
+        communicators.
+        """
         with self._lock:
             self._drop_old(pair.real_ns)
             return batch_of(_TABLE, [row for key in self._processes for row in self._rows_of(key, pair)])

@@ -132,7 +132,7 @@ class UserProbes(Source):
         self.stop()
 
     def stop(self) -> None:
-        """Detaches and unloads all probes, and puts the last rows."""
+        """Detaches and unloads all probes, and passes the last rows to the sink."""
         self._worker.stop()
         self.drain()
         for name in list(self._probes):
@@ -167,7 +167,7 @@ class UserProbes(Source):
         self.drain()
 
     def drain(self) -> None:
-        """Reads the rings of the probes, and puts the rows."""
+        """Reads the rings of the probes, and passes the rows to the sink."""
         with self._lock:
             for name, probe in self._probes.items():
                 if probe.running is not None:

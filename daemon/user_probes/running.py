@@ -69,7 +69,7 @@ class _Follow:
 
 
 class Running:
-    """A loaded probe. ``follow``, ``detach`` and ``close`` are for one thread; another may call ``drain``."""
+    """A loaded probe. ``follow``, ``detach`` and ``close`` are for one thread; another thread may call ``drain``."""
 
     def __init__(self, spec: Spec, table: Table, loaded: Loaded, *, multi: bool = True) -> None:
         """Makes a running probe. ``multi``: the programs were loaded for uprobe_multi links."""
@@ -106,7 +106,7 @@ class Running:
         return Counts(*(int(of_cpus[name].sum()) for name in COUNTS.names or ()))
 
     def drain(self, take: Callable[[npt.NDArray[Any]], None]) -> None:
-        """Calls ``take`` with the records of the ring, which are freed when it returns."""
+        """Calls ``take`` with the records of the ring, which are freed when ``take`` returns."""
         while True:
             records, end = self._ring.drain(1 << 20)
             if not len(records):

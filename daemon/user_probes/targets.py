@@ -40,7 +40,7 @@ class Targets:
         return [mapping for mapping in parse_maps(answer.payload) if mapping.executable and mapping.inode]
 
     def matching(self, files: Sequence[Mapping], library: str) -> list[Mapping]:
-        """Returns one mapping of each file whose path matches ``library``, or whose name does if ``library`` has no
+        """Returns one mapping of each file that matches ``library``: by its path, or by its name if ``library`` has no
         slash.
         """
         by_file: dict[tuple[Any, int], Mapping] = {}

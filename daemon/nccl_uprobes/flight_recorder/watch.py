@@ -152,7 +152,7 @@ class FlightRecorderWatch(Source):
         return [totals.of(self.name, TABLE, reason=self.reason)]
 
     def process_identified(self, who: Identity) -> None:
-        """Looks at once, so that the paths of a trainer that ends early are known."""
+        """Looks for the trainer's paths at once, as the trainer may end early."""
         if who.role == "trainer":
             self._worker.wake()
 
@@ -320,7 +320,7 @@ class FlightRecorderWatch(Source):
         stamp = found.stamp
         self._failures[stamp] += 1
         if len(self._failures) > MAX_FAILURES:
-            # The oldest failure is dropped: its file was mostly written again since.
+            # The oldest failure is dropped, as its file has usually been written again.
             del self._failures[next(iter(self._failures))]
         if not final and isinstance(error, TargetTimeout | InternalError) and self._failures[stamp] < MAX_TRIES:
             return

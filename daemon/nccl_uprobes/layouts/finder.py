@@ -1,7 +1,8 @@
 """Finds the layouts of unknown builds of NCCL in the library's own DWARF, while the probes run.
 
-The BPF programs try each layout of the map ``nccl_layouts`` on a communicator and use the one at which they find NCCL's
-two magic words, so an added layout serves all processes. Programs remember a layout by its index, which never changes.
+The BPF programs try each layout of the map ``nccl_layouts`` on a communicator and use the layout at whose offsets they
+find NCCL's two magic words, so an added layout serves all processes. Programs remember a layout by its index, which
+never changes.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def _members(record: DIE, depth: int = 0) -> _Members:
 
 
 def _location(member: DIE) -> int | None:
-    """Returns the offset of a member. DWARF 2 gives an expression for it, and for a member of a union none."""
+    """Returns the offset of a member. In DWARF 2 it is an expression; a member of a union has no offset, that is 0."""
     place = member.attributes.get("DW_AT_data_member_location")
     value = place.value if place else 0
     if isinstance(value, list):
@@ -215,7 +215,7 @@ def _location(member: DIE) -> int | None:
 
 def _name(die: DIE) -> str:
     name = die.attributes.get("DW_AT_name")
-    # A name in another file is a number.
+    # If the name is in another file, the value is a number.
     return name.value.decode(errors="replace") if name and isinstance(name.value, bytes) else ""
 
 

@@ -1,8 +1,8 @@
 """Layouts of torch builds: the offsets of the fields of gloo's classes that the BPF programs read.
 
-``make_gloo.py`` computes the offsets from the headers of a torch wheel. They are not trusted: the programs check each
-value that they read (rank below size, a plausible string, sizes whose product is the number of elements) and drop other
-values.
+``make_gloo.py`` computes the offsets from the headers of a torch wheel. The offsets are not trusted: the programs
+check each value that they read (rank below size, a plausible string, sizes whose product is the number of elements) and
+drop other values.
 """
 
 from __future__ import annotations

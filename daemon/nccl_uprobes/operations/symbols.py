@@ -145,7 +145,8 @@ GLOO = Library(
     (b"libtorch_cpu.so",),
     SLOTS.reserve("gloo", 64, len(_GLOO_PROBES)),
     _GLOO_PROBES,
-    # All builds have the last mark. It shows that .dynsym would contain the mark before it, so .symtab is not read.
+    # All builds export the last mark. A build that exports it would export the mark before it, too, so a missing mark
+    # is not searched in .symtab.
     (
         f"{_GROUP}5splitE*",
         f"{_GROUP}5mergeE*",

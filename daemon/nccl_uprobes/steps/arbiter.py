@@ -58,7 +58,7 @@ class Arbiter:
         """
         for step in periods:
             if step.t_start != self._until:
-                # These periods do not follow the earlier ones directly.
+                # This period does not directly follow the period before it.
                 self._since = step.t_start
             self._until = step.t_end
             self._begins.append(step.t_start)

@@ -30,8 +30,8 @@ _TOO_FAST_NS = 100_000
 _MIN_FIT = 0.6
 # A longer pattern is searched after this many steps with additional operations.
 _ODD_STEPS = 3
-# (patterns, operations): as many operations as both together, without the pattern, start a search for another pattern
-# (_RESTLESS) or end the present pattern (_PATIENCE).
+# (patterns, operations): a stretch without the pattern that is longer than both together starts a search for another
+# pattern (_RESTLESS) or ends the present pattern (_PATIENCE).
 _RESTLESS = (4, 32)
 _PATIENCE = (16, 1024)
 # The confidence in a pattern of one operation, in a pattern of several, and in a doubtful pattern of several.
@@ -117,7 +117,7 @@ class StepDetector:
         share = _SHARE_AFTER_LOSS if self._last is not None else _SHARE
         self._search_at = history.added + (max(known // share, 4) if known < WINDOW else known)
         waiting = history.waiting
-        # The next operations may be a whole validation without steps, so parts are searched, too.
+        # After a loss, a whole validation without steps may come first, so the last parts are searched, too.
         for part in (1, 4, 16) if self._last is not None else (1,):
             begin = len(waiting) - len(waiting) // part
             if len(waiting) - begin >= _FIRST_SEARCH and (period := find_period(waiting[begin:])) is not None:

@@ -89,7 +89,7 @@ class OptimizerDetector:
 
     @property
     def promising(self) -> bool:
-        """Whether calls of an optimizer have a rhythm, or may get one, since only few were seen."""
+        """Whether the calls of an optimizer have a rhythm, or may still get a rhythm, as only few calls were seen."""
         return any(s.rhythm or s.added < _PATIENCE for which, s in self._streams.items() if which in _SURE)
 
     def observe(self, records: Sequence[Any]) -> list[OptimizerStep]:

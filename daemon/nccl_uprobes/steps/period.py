@@ -233,7 +233,7 @@ def _covered(signed: npt.NDArray[np.uint64], length: int) -> float:
     starts = _apart(_commonest(signed, length), length)
     if len(starts) < _FEWEST or int(starts[0]) * 2 > len(signed):
         return 0.0
-    # A copy of the pattern may have begun at the end.
+    # The operations may end within a copy of the pattern.
     rest = len(signed) - int(starts[-1]) - length
     return len(starts) * length / (len(signed) - int(starts[0]) - min(rest, length - 1))
 

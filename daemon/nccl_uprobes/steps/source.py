@@ -3,9 +3,9 @@
 A step is one repeat of the sequence of collectives that a process repeats (``steps.period``); its row is written when
 the next repeat is complete. If the optimizer runs once for several repeats, these are micro-steps of one step
 (``steps.arbiter``). Without a repeating sequence, a step lasts from the end of one run of the optimizer to the end of
-the next (``steps.optimizer_steps``). At any time the steps of a process come from only one of these. Steps are numbered
-from 0 since a job was first seen, equally on all its ranks on this node; a watched variable with the step replaces that
-number. Phases without a period have no steps.
+the next (``steps.optimizer_steps``). At any time the steps of a process come from only one of these methods. Steps are
+numbered from 0 since a job was first seen, equally on all its ranks on this node; a watched variable with the step
+replaces that number. Phases without a period have no steps.
 
 The Python sampler cannot show steps: it samples a thread some times a second, misses most shorter runs of an optimizer,
 and cannot tell whether a frame seen twice is one call or two. Uprobes cannot be set on Python functions, either.
@@ -53,8 +53,8 @@ _MAX_JOBS = 256
 # readings.
 _READING_CONFIDENCE = 0.5
 _VARIABLE_CONFIDENCE = 0.95
-# The most steps of the optimizer that wait: until operations of the same time would have been reported (_LATE_NS) and,
-# where there are operations, until these would have shown a period (_CHANCE_*).
+# Steps of the optimizer wait, at most _MAX_WAITING of them, until operations of the same time must have been reported
+# (_LATE_NS) and, if there are operations, until the operations must have shown a period (_CHANCE_*).
 _MAX_WAITING = 4096
 _LATE_NS = 3_000_000_000
 _CHANCE_NS, _CHANCE_STEPS = 30_000_000_000, 16
@@ -69,7 +69,7 @@ class _Process:
     identified: bool
     number: int | None = None
     calibration: Calibration = field(default_factory=Calibration)
-    # The newest value of the variable, and when it was first read.
+    # (time, value): the newest value of the variable, and the time at which it was first read.
     reading: tuple[int, int] | None = None
     why: tuple[Period, str] | None = None
     optimizer: OptimizerDetector = field(default_factory=OptimizerDetector)
@@ -79,7 +79,7 @@ class _Process:
     alone: bool = False
     # The end of the last step that was reported.
     reported: int = 0
-    # The step that the job said begins, and when; None: it reports no steps.
+    # (time, step) of the last begin that the job reported; None: the job reports no steps.
     begun: tuple[int, int] | None = None
     owner: int | None = None
 
@@ -105,7 +105,7 @@ class _Row(TypedDict, total=False):
 class Steps(Source):
     """The source of ``train.steps``. Safe for several threads.
 
-    ``optimizer`` attaches the probes of optimizers; ``refused`` says why there are none.
+    ``optimizer`` attaches the probes of optimizers; ``refused`` says why there are no probes.
     """
 
     name = "steps"

@@ -112,7 +112,7 @@ _MAX_KEPT = 8192
 _MAX_PART = 1 << 20
 
 _T = TypeVar("_T")
-# Device (major, minor) and inode in a process's maps, and the process; (0, 0) if they are valid for all processes.
+# Device (major, minor) and inode in a process's maps, and the process: (0, 0) if all processes see the same numbers.
 _Alias = tuple[int, int, int, tuple[int, int]]
 _FileId = tuple[int, int, int, int]
 

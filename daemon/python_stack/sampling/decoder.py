@@ -47,8 +47,8 @@ class _Pending(NamedTuple):
 class Decoder:
     """Reads the code of samples. ``ready`` is for the thread that drains; the rest runs in the decoder's thread.
 
-    ``find`` returns the state of a process. ``fetch`` reads code or gives it up; it is called again for code of which
-    it did neither. ``unresolved`` gets the processes with samples of unknown threads.
+    ``find`` returns the state of a process. ``fetch`` reads code or gives it up; it is called again for code that it
+    neither read nor gave up. ``unresolved`` gets the processes with samples of unknown threads.
     """
 
     def __init__(

@@ -175,7 +175,7 @@ class Enrolment:
 
     def _lose(self, key: ProcessKey, process: Enrolled, count: int, room: int) -> None:
         now, until = time.monotonic(), time.time_ns()
-        # The loss can have begun at the last scan.
+        # The loss began after the last scan at the earliest.
         since = until - int((now - process.scanned) * 1e9) if process.scanned else until
         reason = f"{count} threads beyond the {room} threads of one process that the sampler has room for"
         self._lost(Loss(NAME, "python.samples", "resolve", reason, since, until, pid=key[0]))

@@ -213,7 +213,7 @@ class _Groups:
 
 def _rounded(numbers: Array) -> Array:
     """Returns non-negative ``numbers`` rounded to DIGITS significant binary digits: each is exact to 1 in 2^DIGITS,
-    their sum even more.
+    and their sum is even more exact.
     """
     shift = np.maximum(np.frexp(numbers.astype(np.float64))[1] - DIGITS, 0)
     rounded: Array = (numbers + (1 << shift >> 1)) >> shift << shift

@@ -157,7 +157,7 @@ class PythonSampler(Source):
 
     @property
     def reason(self) -> str:
-        """Why processes that should be sampled are not, each reason with its pids; empty when all are."""
+        """Why processes that should be sampled are not sampled, each reason with its pids; empty when all are."""
         return self._watch.reason
 
     def settings_changed(self) -> bool:

@@ -104,7 +104,7 @@ class SampledWatch:
 
     @property
     def reason(self) -> str:
-        """Why processes that should be sampled are not, each reason with its pids; empty when all are."""
+        """Why processes that should be sampled are not sampled, each reason with its pids; empty when all are."""
         by_reason: defaultdict[str, list[int]] = defaultdict(list)
         with self._changed:
             for (pid, _), watched in self._watched.items():
@@ -195,7 +195,7 @@ class SampledWatch:
             rates = Rates(*self._settings(watched.identity))
             self._known.find(key).identity = watched.identity
             changed = self._enrolment.bring_up(key, watched.enrolled, rates, lambda: self._watched.get(key) is watched)
-            # A thread off the CPU gets its entry only once its return would be seen.
+            # A thread off the CPU gets its entry only after the clock is set, so that its return to the CPU is seen.
             self._set_clock()
             changed = self._enrolment.adopt(key, watched.enrolled) or changed
         except ProbingError as e:

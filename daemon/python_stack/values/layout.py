@@ -23,7 +23,7 @@ _MAX_INTERPRETER = 1 << 20
 class ObjectLayout(NamedTuple):
     """The layout of objects, as offsets in bytes. ``base``: the layout of frames, threads, codes and texts.
 
-    ``code_names``: the tuples of names, in the order of a frame's slots. ``code_kinds``: what each slot is (3.11+).
+    ``code_names``: the tuples of names, in the order of a frame's slots. ``code_kinds``: the kind of each slot (3.11+).
     ``managed`` says where an instance without a dict pointer in its struct keeps its attributes: ``pointers`` (values
     at -32, dict at -24, 3.11), ``tagged`` (one word at -24, 3.12), ``inline`` (dict at -24, else values behind the
     object, 3.13+). ``values_start``: the first value in a PyDictValues.

@@ -301,7 +301,7 @@ class Objects:
             return False
 
     def instance_entries(self, address: int, of: Type) -> Iterator[Entry]:
-        """Yields the attributes in the dict of the object at ``address``, wherever the version keeps it."""
+        """Yields the attributes in the dict of the object at ``address``; where it lies depends on the version."""
         layout, heap = self.layout, self.heap
         if of.flags & _MANAGED_DICT and layout.managed != "none":
             values, held = 0, heap.word(address - 24)

@@ -44,8 +44,8 @@ _Found = tuple[RawThread, dict[int, Code]]
 
 @dataclass(slots=True)
 class Known:
-    """The ranges that the last capture of a process used. They make the next capture cheap, which is right without
-    them, too.
+    """The ranges that the last capture of a process used. They make the next capture cheap, and do not affect its
+    result.
     """
 
     chains: dict[_Key, list[Range]] = field(default_factory=dict)

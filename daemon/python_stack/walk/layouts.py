@@ -57,7 +57,7 @@ class Layout(NamedTuple):
     gil_locked: int = 16
     # Low bits of a pointer that are not part of the address (_PyStackRef, 3.14+).
     tag_mask: int = 0
-    # 3.11 to 3.13: four bytes, below 0 while the frame's own instructions run. Later: a pointer, then NULL.
+    # 3.11 to 3.13: four bytes, below 0 while the frame's own instructions run. Later: a pointer, NULL while they run.
     frame_stack: int | None = None
     frame_stack_size: int = 4
     # Two bytes that count how often the code was started.

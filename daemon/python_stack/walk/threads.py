@@ -34,7 +34,7 @@ def read_start_ns(pid: int) -> int:
 
 
 def check_process(pid: int, start_ns: int) -> None:
-    """Raises ProcessGone when ``pid`` is another process now; ``start_ns`` 0 accepts any process."""
+    """Raises ProcessGone when ``pid`` belongs to another process now; ``start_ns`` 0 accepts any process."""
     if start_ns not in (0, read_start_ns(pid)):
         raise ProcessGone(f"process {pid} exited, and its number belongs to another process")
 
