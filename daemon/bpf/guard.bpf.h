@@ -82,7 +82,7 @@ struct {
 	__type(value, struct process_budget);
 } process_budgets SEC(".maps");
 
-/* Only for the collector: hits that were refused while no collector ran are reported by the next (losses.py). */
+/* Only for the collector: hits that were refused while no collector ran are reported by the next one (losses.py). */
 struct refusals_reported {
 	__u64 refused;
 	__u64 ts; /* UTC ns */

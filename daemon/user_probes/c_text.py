@@ -85,7 +85,7 @@ static int probing_emit(struct {name}_event *event)
 	event->probing_start_ns = probing_start_ns();
 	event->probing_tgid = thread >> 32;
 	event->probing_tid = (u32)thread;
-	/* The collector reads the ring at intervals, so nobody is to be woken. */
+	/* The collector reads the ring at intervals, so it is not woken. */
 	error = probing_events.ringbuf_output(event, sizeof(*event), BPF_RB_NO_WAKEUP);
 	if (error)
 		__sync_fetch_and_add(&counts->lost, 1);

@@ -175,7 +175,9 @@ class _Reader:
         try:
             _ = spec.table
         except FormatError as e:
-            hint = "a name comes once, and is not the name of a column that every table has: see docs/user-probes.md"
+            hint = (
+                "each name must differ from the others and from the columns that every table has (docs/user-probes.md)"
+            )
             raise ConfigError(f"{self._path}: {e.message}", hint=hint) from e
         return spec
 

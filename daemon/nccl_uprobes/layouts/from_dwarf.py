@@ -204,7 +204,7 @@ def _members(record: DIE, depth: int = 0) -> _Members:
 
 
 def _location(member: DIE) -> int | None:
-    """Returns the offset of a member. In DWARF 2 it is an expression; a member of a union has no offset, that is 0."""
+    """Returns the offset of a member, which DWARF 2 gives as an expression; 0 for a member of a union."""
     place = member.attributes.get("DW_AT_data_member_location")
     value = place.value if place else 0
     if isinstance(value, list):

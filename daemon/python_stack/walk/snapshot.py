@@ -104,7 +104,7 @@ class BothWays(NamedTuple):
 def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) -> BothWays:
     """Plans a call that reads each chain from its end to its begin and back again, and ``others`` before and after.
 
-    The number of a chain is how many times it is read in both directions.
+    The number of a chain tells how many times it is read forwards and backwards.
     """
     wanted: list[Range] = list(others)
     ways: list[list[int]] = [list(range(len(wanted)))]
