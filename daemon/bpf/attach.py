@@ -1,7 +1,7 @@
-"""Attaches a program to user code: by one uprobe_multi link, or by perf events where the kernel lacks it.
+"""Attaches a program to user code by one uprobe_multi link, or by perf events on kernels without uprobe_multi.
 
-A probe belongs to an inode, and so to every process that maps it. The file is named through our own descriptor, so no
-other file can take its place between reading and attaching.
+A probe belongs to an inode, and so to every process that maps it. The file is named by the path of our own descriptor,
+so it cannot be replaced between reading and attaching.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def attach_perf_in_map(program: int, fd: int, offset: int, on_return: bool) -> i
     """Attaches ``program`` at one offset, and returns the descriptor of a map that keeps the event open. Raises
     OSError.
 
-    The map can be pinned, as a link can. When the map is gone, the kernel ends the event 30 ms later, on a busy machine
-    600 ms later; ``wait_for_end`` waits for that, if nothing else uses ``program``.
+    The map can be pinned like a link. The kernel ends the event 30 ms after the map is gone, on a busy machine 600 ms
+    after. ``wait_for_end`` waits for this end, if nothing else uses ``program``.
     """
     event = attach_perf_by_ioctl(program, fd, offset, on_return)
     try:
@@ -101,7 +101,7 @@ def wait_for_end(programs: Iterable[int]) -> None:
 
 
 def refused(error: OSError, what: str) -> AttachError | PrivilegeError:
-    """Returns the error of ``probing.api.errors`` for a failed attachment. ``what``: what was to be attached."""
+    """Returns the error of ``probing.api.errors`` for a failed attachment; ``what`` begins its message."""
     if error.errno in (errno.EPERM, errno.EACCES):
         return PrivilegeError(f"{what}: the kernel refuses ({error.strerror})")
     return AttachError(f"{what}: {error.strerror}")

@@ -22,8 +22,8 @@ _MAX_DEPTH = 32
 
 
 class BtfType(NamedTuple):
-    """A type of the kernel's BTF. ``ref`` is a size or a type id, as ``kind`` says. ``rows``: the members of a struct
-    (name, type, bit offset), or the entries of another kind.
+    """A type in BTF. ``ref`` is a size or a type id, depending on ``kind``. ``rows``: the members of a struct (name,
+    type, bit offset), or the entries of another kind.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Btf:
         trailing NULs.
         """
         if depth > _MAX_DEPTH:
-            raise FormatError("types nested too deep")
+            raise FormatError("types are nested too deep")
         t = self._resolve(index)
         if t.kind == INT:
             signed = bool((t.rows[0][0] >> 24) & 1)
@@ -140,7 +140,7 @@ def dtype_to_json(dtype: np.dtype[Any]) -> Any:
 
 
 def dtype_from_json(value: Any) -> np.dtype[Any]:
-    """Raises FormatError."""
+    """Returns the dtype that ``dtype_to_json`` described. Raises FormatError for a damaged description."""
     try:
         if isinstance(value, str):
             return np.dtype(value)
@@ -156,7 +156,7 @@ def dtype_from_json(value: Any) -> np.dtype[Any]:
 def _parse(data: bytes) -> list[BtfType]:
     magic, _, _, header, types, types_length, strings, strings_length = struct.unpack_from("<HBBIIIII", data)
     if magic != _MAGIC:
-        raise FormatError("not BTF", hint="build the package again")
+        raise FormatError("the object's type information is not BTF", hint="build the package again")
     text = data[header + strings : header + strings + strings_length]
 
     def name(offset: int) -> str:

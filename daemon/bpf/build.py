@@ -1,8 +1,7 @@
 """Compiles each ``NAME.bpf.c`` of a folder to objects beside it; ``python -m probing.daemon.bpf.build [FOLDER]``.
 
-``NAME.bpf.o`` loads everywhere; ``NAME.preempt.bpf.o`` has programs that the kernel does not preempt, for kernels that
-allow this. The objects contain no layouts of kernel structs (CO-RE), so one build with the package loads on Linux 5.10
-and later.
+``NAME.bpf.o`` loads everywhere. The programs of ``NAME.preempt.bpf.o`` disable preemption, on kernels that allow this.
+The objects contain no layouts of kernel structs (CO-RE), so one build with the package loads on Linux 5.10 and later.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from probing.api.errors import ConfigError, ProbingError
 __all__ = ("build", "compile_object", "main")
 
 FOLDER = Path(__file__).resolve().parent
-# The verifier of 5.10 accepts at most v2; v3 has atomics that need 5.12, so only optional objects use it.
+# Linux 5.10 accepts instruction sets up to v2. v3 has atomics that need 5.12, so only optional objects use v3.
 _FLAGS = ("-O2", "-g", "-target", "bpf", "-Wall", "-Werror")
 _CPU = {"python_off": "v3"}
 

@@ -93,9 +93,9 @@ _PREEMPT = ("bpf_preempt_disable", "bpf_preempt_enable")
 _EXEC_TYPE = "btf_trace_sched_process_exec"
 _FIND_VMA = "bpf_find_vma"
 _SWITCH_TYPE = "btf_trace_sched_switch"
-# A helper that came with 5.13, as the walk over a map did; kernels with it have atomics that return a value.
+# This helper came with 5.13. Kernels that have it also have the atomics that return a value.
 _FOR_EACH = "bpf_for_each_map_elem"
-# The allocator of 6.1. Without it, maps that tracing programs use must be allocated whole: the kernel warns of others.
+# This allocator came with 6.1. Without it the kernel warns of maps of tracing programs that are not preallocated.
 _ALLOCATOR = "bpf_mem_cache_alloc"
 
 
@@ -259,7 +259,7 @@ _LACKS = {
         "Python stacks are read on demand only: no samples of what runs",
         "grant the collector CAP_PERFMON",
     ),
-    "off_cpu": ("no time of Python threads off the CPU in the samples", _newer("5.13")),
+    "off_cpu": ("samples lack the time that Python threads spend off the CPU", _newer("5.13")),
     "growing_maps": ("maps of CUDA's probes are allocated whole, with a sixteenth of their entries", _newer("6.1")),
     "real_inode": ("a library that several containers share is counted once for each of them", _newer("5.17")),
 }
@@ -291,7 +291,7 @@ def lockdown_mode() -> str:
 
 
 def explained(error: AttachError | PrivilegeError) -> AttachError | PrivilegeError:
-    """Returns ``error``, that programs cannot be loaded; with the lockdown as the reason if the lockdown forbids it."""
+    """Returns ``error`` of a program that cannot be loaded, or an error that names the kernel's lockdown as cause."""
     if lockdown_mode() != CONFIDENTIALITY:
         return error
     message = f"the kernel is locked down (confidentiality) and refuses our programs: {error.message[:_MAX_REASON]}"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A collective operation, from its call to its end, is one record. An open operation lies in the map `operations`; one
- * that is closed moves to the ring `collectives`, so a reader that dies at any time loses nothing.
+ * A collective operation, from its call to its end, is one record. An open operation lies in the map `operations`; a
+ * closed operation moves to the ring `collectives`, so a collector that dies at any time loses nothing.
  */
 #ifndef PROBING_COLLECTIVES_BPF_H
 #define PROBING_COLLECTIVES_BPF_H
@@ -30,16 +30,16 @@ enum operation_state {
 	STATE_FAILED = 4,
 	STATE_ABANDONED = 5,
 	STATE_UNSEEN = 6, /* no probe can see its end */
-	STATE_LAUNCHED = 7, /* open, and on its stream */
+	STATE_LAUNCHED = 7, /* open, and already put on its stream */
 };
 
 enum timing_source {
 	TIMING_EXACT = 1,
 	TIMING_SYNC = 2,
 	TIMING_ENQUEUE_ONLY = 3,
-	TIMING_WATCHDOG = 4,	  /* another thread queried the event after it */
+	TIMING_WATCHDOG = 4,	  /* another thread queried the event behind the operation */
 	TIMING_GRAPH = 5,	  /* captured into a CUDA graph: the times are the capture's, not a run's */
-	TIMING_BLOCKING_WAIT = 6, /* the calling thread polled the event after it */
+	TIMING_BLOCKING_WAIT = 6, /* the calling thread polled the event behind the operation */
 };
 
 enum name_form {
@@ -55,7 +55,7 @@ enum name_form {
  */
 struct collective_record {
 	__u64 object; /* identifies the open operation. gloo: address of its work; NCCL: the stream */
-	__u64 position; /* NCCL: its place on that stream, from 1; gloo: 0 */
+	__u64 position; /* NCCL: its position on that stream, from 1; gloo: 0 */
 	__u64 start_ns;
 	__u64 comm; /* address of the communicator or process group */
 	__u32 tgid;
@@ -110,7 +110,7 @@ struct {
 #define TENSOR_BYTES 112
 
 /*
- * The draft of an operation: filled at the entry of a public function, taken when the library creates the operation.
+ * The draft of an operation: filled at the entry of a public function, used when the library creates the operation.
  * The names in `record` are kept from call to call while `group` and its head are unchanged.
  */
 struct call {
@@ -135,7 +135,7 @@ RING(collectives, struct collective_record, 1 << 24);
 
 const volatile struct call no_call = {};
 
-/* At the first instruction of a function. */
+/* Valid only at the first instruction of a function. */
 static __always_inline __u64 return_address(void *ctx)
 {
 	return target_arch == ARCH_X86_64 ? stack_word(ctx, 0) : CTX_LOAD(ctx, ARM64_X(30));
@@ -149,7 +149,7 @@ static __always_inline struct call *call_begin(void *ctx, struct probe *probe, _
 	struct collective_record *r;
 
 	if (call) {
-		/* In place: a new map element costs more than all writes here. */
+		/* Written in place: a new map element costs more than all writes here. */
 		__builtin_memset(&call->record, 0, offsetof(struct collective_record, name));
 		__builtin_memset(call->record.error, 0, sizeof(call->record.error));
 	} else {
@@ -193,7 +193,7 @@ static __always_inline struct operation_key operation_key(__u64 object)
 	return key;
 }
 
-/* A new object at the same address means that the older one was freed and its end was not seen. */
+/* If an operation with this key is open, its object was freed and its end was not seen: that operation is abandoned. */
 static __always_inline void operation_open(struct operation_key *key, struct collective_record *record)
 {
 	struct collective_record *older;
@@ -216,7 +216,7 @@ static __always_inline void operation_close(struct operation_key *key, struct co
 	bpf_map_delete_elem(&operations, key);
 }
 
-/* The operation ended just now, as its caller saw. */
+/* Closes an operation that ended exactly at `now`. */
 static __always_inline void operation_done(struct operation_key *key, __u64 now)
 {
 	struct collective_record *record = bpf_map_lookup_elem(&operations, key);

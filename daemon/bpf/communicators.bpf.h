@@ -10,8 +10,8 @@
 #define UNIQUE_ID_BYTES 128
 
 enum communicator_event {
-	COMM_SEEN = 1, /* first met in a call: made before the probes, or by a call without a probe */
-	COMM_MADE = 2, /* the call that makes it has returned, with `result` */
+	COMM_SEEN = 1, /* first seen in a call: made before the probes, or by a function without a probe */
+	COMM_MADE = 2, /* the call that makes the communicator has returned `result` */
 	COMM_FINALIZED = 3,
 	COMM_DESTROYED = 4,
 	COMM_ABORTED = 5,
@@ -29,7 +29,7 @@ enum communicator_maker {
 	MADE_GROW = 7,
 };
 
-/* enum communicator_identity: the origin of hash, rank and size */
+/* The origin of hash, rank and size. */
 enum communicator_identity {
 	IDENTITY_NONE = 0,
 	IDENTITY_STRUCT = 1,	/* read from struct ncclComm */
@@ -37,7 +37,7 @@ enum communicator_identity {
 	IDENTITY_DERIVED = 3,	/* for a split without a readable hash: from parent, number of the split and color */
 };
 
-/* UNKNOWN_* (collectives.bpf.h) where not known. */
+/* Unknown values are UNKNOWN_* (collectives.bpf.h). */
 struct communicator_record {
 	__u64 t; /* CLOCK_MONOTONIC ns */
 	__u64 start_ns;
@@ -45,7 +45,7 @@ struct communicator_record {
 	__u64 hash;
 	__u64 parent; /* hash of the parent of a split; 0: none */
 	__u64 bus_id;
-	__u64 duration_ns; /* of the call that made it */
+	__u64 duration_ns; /* of the call that made the communicator */
 	__u32 tgid;
 	__u32 tid;
 	__s32 rank;
@@ -56,7 +56,7 @@ struct communicator_record {
 	__s32 color;
 	__s32 key;
 	__u8 event;
-	__u8 result; /* ncclResult_t of the call; in COMM_ERROR and COMM_SEEN the asynchronous one; 0xff: not known */
+	__u8 result; /* ncclResult_t of the call; in COMM_ERROR and COMM_SEEN the asynchronous error; 0xff: not known */
 	__u8 maker;
 	__u8 identity;
 	__u8 aborted; /* 0, 1, or UNKNOWN_BYTE */

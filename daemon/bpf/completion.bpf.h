@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Learns when work on a CUDA stream was done from the calls by which the process itself asks for it. A stream completes
- * its work in order, so a completed event proves that all operations before it are done as well.
+ * Learns when work on a CUDA stream was done, from the calls by which the process itself queries or waits for its work.
+ * A stream completes its work in order, so a completed event proves that all operations before it are done as well.
  *
  * The operations of a stream have positions from 1 on; those from `oldest` to `next` are open in `operations`. Nothing
  * here takes a lock: if two threads change a count at once, the error must lead to fewer claims, never to wrong ones.
@@ -33,10 +33,10 @@ enum evidence_kind {
 /* Evidence that all operations up to `position` were done at `t`. */
 struct evidence {
 	__u64 position;
-	__u64 since; /* CLOCK_MONOTONIC ns: it does not cover operations called later */
+	__u64 since; /* CLOCK_MONOTONIC ns: operations called later are not covered */
 	__u64 t;
-	__u32 tid; /* the thread that learned it */
-	__u16 error; /* cudaError that ended them, or 0 */
+	__u32 tid; /* the thread that waited or queried */
+	__u16 error; /* cudaError that ended the operations, or 0 */
 	__u8 kind;
 	__u8 reserved;
 };
@@ -58,8 +58,8 @@ struct stream_state {
 	__u32 run_tid;
 	__s32 device;
 	__u64 rest;	 /* 1: `cuda_rests` has evidence that is not used up */
-	__u64 asked;	 /* 1: an event was recorded on it, or the stream was queried */
-	__u64 given_up;	 /* when that had not happened for long, as in a library with its own CUDA runtime */
+	__u64 asked;	 /* 1: an event was recorded on the stream, or the stream was queried or waited for */
+	__u64 given_up;	 /* when `asked` had been 0 for too long, as in a library with its own CUDA runtime */
 };
 
 struct {
@@ -88,8 +88,8 @@ struct cuda_process {
 	__u64 open; /* at least the number of open operations on its streams */
 	__u32 captures;
 	__u32 generation;
-	__u64 made; /* streams that were met, counted so that one process cannot fill the map */
-	__u64 streams[PROCESS_STREAMS]; /* objects of the first ones; 0: none */
+	__u64 made; /* number of its streams, limited so that one process cannot fill the map */
+	__u64 streams[PROCESS_STREAMS]; /* objects of its first streams; 0: none */
 };
 
 struct {
@@ -120,7 +120,7 @@ struct closing {
 	struct stream_key stream;
 	struct evidence evidence;
 	struct evidence rest; /* evidence that an earlier hit left, for positions up to its own */
-	__u64 destroyed;      /* as of the stream */
+	__u64 destroyed;      /* a copy of the field of stream_state */
 	__u64 lo; /* a time at which the previous operation, and so this one, was not done */
 	struct collective_record record;
 };
@@ -138,7 +138,7 @@ static __always_inline struct cuda_process *cuda_process_of(__u32 tgid, __u64 st
 
 	if (!process || process->start_ns == start_ns)
 		return process;
-	/* 0: being created. Otherwise of an older process with this pid. */
+	/* 0: the element is being created. Any other time is the start of an older process with this pid. */
 	if (process->start_ns)
 		bpf_map_delete_elem(&cuda_processes, &tgid);
 	return 0;
@@ -158,7 +158,7 @@ static __always_inline int cuda_captures(struct cuda_process *process)
 	return process->captures && process->generation == current_generation();
 }
 
-/* The same for the calling process. */
+/* Whether a stream of the calling process is capturing. */
 static __always_inline int stream_captures(void)
 {
 	struct cuda_process *process = cuda_process_of(current_tgid(), current_start_ns());
@@ -166,7 +166,7 @@ static __always_inline int stream_captures(void)
 	return process && cuda_captures(process);
 }
 
-/* -1: not known. */
+/* The current device of the calling thread; -1: not known. */
 static __always_inline __s32 current_device(void)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
@@ -178,8 +178,8 @@ static __always_inline __s32 current_device(void)
 }
 
 /*
- * A number for the stream of a handle: the handle itself, which is an address, or for implicit handles one per device
- * or thread. 0: the device is not known, or no such handle exists.
+ * A number for the stream of a handle: the handle itself if it is an address; for an implicit handle, a number of the
+ * device or of the thread. 0: the device is not known, or the handle is invalid.
  */
 static __always_inline __u64 stream_object(__u64 handle)
 {
@@ -207,7 +207,7 @@ static __always_inline struct operation_key placed_at(struct stream_key *stream,
 	return key;
 }
 
-/* cudaError as "cudaError 700". */
+/* Writes the text of an error, such as "cudaError 700". */
 static __always_inline void error_text(char *text, __u16 error)
 {
 	char words[] = "cudaError 000";
@@ -236,7 +236,7 @@ static __always_inline void record_end(struct collective_record *r, struct evide
 }
 
 enum finish {
-	FINISH_REFUSED = 0, /* the evidence does not cover it */
+	FINISH_REFUSED = 0, /* the evidence does not cover the operation */
 	FINISH_ABSENT = 1,
 	FINISH_CLOSED = 2,
 };
@@ -283,7 +283,7 @@ __noinline int operation_finish(__u64 position)
 	open = bpf_map_lookup_elem(&operations, &key);
 	if (!open)
 		return FINISH_ABSENT;
-	/* A preempted program may have left the element to another one on this CPU. */
+	/* If this program was preempted, another program on this CPU may have overwritten `closing`. */
 	if (work->thread != thread || open->t_call > e.since)
 		return FINISH_REFUSED;
 	bpf_probe_read_kernel(copy, sizeof(*copy), open);
@@ -307,7 +307,7 @@ static __always_inline void stream_advance(struct stream_state *s, __u64 positio
 		s->oldest = position + 1;
 }
 
-/* Too many operations are open on a stream of the calling process: the oldest is closed. */
+/* Closes the oldest operation of a stream of the calling process that has too many open operations. */
 __noinline int stream_overflow(__u64 object, __u64 start_ns, __u64 now)
 {
 	struct stream_key key = {.object = object, .start_ns = start_ns, .tgid = current_tgid()};
@@ -334,7 +334,7 @@ __noinline int stream_overflow(__u64 object, __u64 start_ns, __u64 now)
 	return 0;
 }
 
-/* A new state for a stream of the calling process. */
+/* Makes the state of a stream of the calling process. Returns 0 if the process has too many streams. */
 __noinline int stream_make(__u64 object, __u64 start_ns, __s32 device)
 {
 	struct stream_key key = {.object = object, .start_ns = start_ns, .tgid = current_tgid()};
@@ -383,7 +383,7 @@ static __always_inline void stream_run(struct stream_state *s, struct collective
 	s->run_first = next;
 }
 
-/* Returns the position of the operation, or 0. `process` is that of `r`, or NULL. */
+/* Returns the position of the operation, or 0. `process` is the process of `r`, or NULL. */
 static __always_inline __u64 stream_place(struct collective_record *r, struct cuda_process *process)
 {
 	struct stream_key key = {.start_ns = r->start_ns, .tgid = r->tgid};
@@ -398,11 +398,11 @@ static __always_inline __u64 stream_place(struct collective_record *r, struct cu
 		return 0;
 	}
 	key.object = stream_object(r->stream);
-	/* An implicit stream: the library uses that of the communicator's device. */
+	/* For an implicit handle the library uses the stream of the communicator's device. */
 	if (!key.object || (r->stream < LEAST_HANDLE && current_device() != r->cuda_device))
 		return 0;
 	s = stream_of(&key, r->cuda_device);
-	/* Only for now: without open operations events are not followed. */
+	/* Tried again after GIVEN_UP_NS, since `asked` is only set while operations are open. */
 	if (!s || (s->given_up && !s->asked && r->t_call < s->given_up + GIVEN_UP_NS))
 		return 0;
 	stream_run(s, r);
@@ -418,7 +418,7 @@ static __always_inline __u64 stream_place(struct collective_record *r, struct cu
 				stream_overflow(key.object, key.start_ns, r->t_call);
 			return operation.position;
 		}
-		/* Another thread has it already, and is about to write it. */
+		/* Another thread has this position, and is about to advance `next`. */
 		operation.position++;
 	}
 	__sync_fetch_and_add(&process->open, -1);
@@ -426,9 +426,9 @@ static __always_inline __u64 stream_place(struct collective_record *r, struct cu
 }
 
 /*
- * The calling thread has put `r` on the stream `r->stream`; `process` is its process if that is followed. The operation
- * gets a position on the stream and stays in `operations` until its end is seen; in a process that shows no ends it goes
- * to the ring at once. Returns the key of the open operation, or one of position 0.
+ * The calling thread has put `r` on the stream `r->stream`; `process` is its process, NULL if that is not followed. The
+ * operation gets a position on the stream and stays in `operations` until its end is seen. In a process whose ends
+ * cannot be seen it goes to the ring at once. Returns the key of the open operation, or a key with position 0.
  */
 static __always_inline struct operation_key stream_enqueue(struct collective_record *r, struct cuda_process *process)
 {

@@ -52,7 +52,7 @@ class CpuClock:
         Raises UsageError for a rate below 0 or above MAX_HZ, PrivilegeError, AttachError.
         """
         if not 0 <= hz <= MAX_HZ:
-            raise UsageError(f"a clock of {hz} Hz", hint=f"use 0 to {MAX_HZ}")
+            raise UsageError(f"the sampler's clock cannot run at {hz} Hz", hint=f"use 0 to {MAX_HZ}")
         self.close()
         self.hz = hz
         self.refresh()
@@ -70,7 +70,7 @@ class CpuClock:
                     self._events[cpu] = opened
         except OSError as e:
             self.close()
-            raise refused(e, "no clock can be had for the sampler") from e
+            raise refused(e, "the sampler's clock cannot be started") from e
 
     def close(self) -> None:
         self.hz = 0
@@ -120,15 +120,15 @@ def open_cpu_clock(cpu: int, hz: int) -> int:
 
 
 def known_to_freeze(release: str) -> str | None:
-    """Returns why a program that reads user memory in an interrupt may freeze this release; None where it cannot.
+    """Returns why a program that reads user memory in an interrupt may freeze this release; None if it cannot.
 
-    With hardened usercopy, Linux 5.19 to 6.3 take a lock there that the interrupted code may hold. Fixed by Linux
-    kernel commit d319f344561d ("mm: Fix copy_from_user_nofault().") (in v6.4, 6.3.10 and 6.1.36).
+    With hardened usercopy, this read takes a lock on Linux 5.19 to 6.3 that the interrupted code may hold. Fixed by
+    Linux kernel commit d319f344561d ("mm: Fix copy_from_user_nofault().") (in v6.4, 6.3.10 and 6.1.36).
     """
-    found = _RELEASE.match(release)
-    if found is None:
+    match = _RELEASE.match(release)
+    if match is None:
         return None
-    version = tuple(int(part or 0) for part in found.groups())
+    version = tuple(int(part or 0) for part in match.groups())
     if any(first <= version <= last for first, last in _FREEZING):
         return f"Linux {release} may freeze when the sampler reads user memory (fixed in 6.1.36, 6.3.10 and 6.4)"
     return None
@@ -140,8 +140,8 @@ def running_release() -> str:
     """
     system = os.uname()
     # `uname -v` prints "... Debian 6.1.99-1 (2024-07-15)".
-    if found := re.search(r"\bDebian (\d+\.\d+\.\d+)", system.version):
-        return found[1]
+    if match := re.search(r"\bDebian (\d+\.\d+\.\d+)", system.version):
+        return match[1]
     try:
         # The file reads "Ubuntu 6.2.0-39.40-generic 6.2.16".
         signed = _SIGNATURE.read_text().split()

@@ -34,9 +34,9 @@ enum cuda_call_kind {
 #define EVENT_PROBES 3
 
 struct cuda_settings {
-	__u64 void_before; /* CLOCK_MONOTONIC ns: events recorded earlier may have been recorded anew unseen */
+	__u64 void_before; /* CLOCK_MONOTONIC ns: events recorded earlier may have been recorded again unseen */
 	__u32 syncs;	   /* 1: calls that wait become records */
-	__u32 event_slots[EVENT_PROBES]; /* of the probes without which the meaning of an event is not known */
+	__u32 event_slots[EVENT_PROBES]; /* slots of the probes that must see each recording of an event */
 };
 
 struct {
@@ -59,8 +59,8 @@ struct event_state {
 	__u64 recorded;
 	__u64 stream; /* the handle */
 	__u32 generation;
-	__u32 tight; /* the first event after that operation, recorded by its caller: it was not done before */
-	__u64 check; /* checksum over all fields and the event: it is written in place while others read */
+	__u32 tight; /* 1: the operation's caller recorded it as the first event after the operation */
+	__u64 check; /* checksum over all fields and the event, as the element is written in place while others read */
 };
 
 struct {
@@ -87,7 +87,7 @@ struct {
 	__type(value, struct cuda_call);
 } cuda_calls SEC(".maps");
 
-/* For a thread that waits for its device: the positions on the process's streams, by index in its list. */
+/* For a thread that waits for its device: the positions on the streams of its process, by index in `streams`. */
 struct device_wait {
 	__u64 positions[PROCESS_STREAMS];
 };
@@ -245,8 +245,8 @@ static __always_inline void not_done_before(struct stream_key *key, __u64 positi
 }
 
 /*
- * Closes the operations that the evidence covers, as many as one hit may. Those that an earlier hit left are closed by
- * its own evidence first.
+ * Closes operations that the evidence covers, at most CLOSED_A_HIT. Operations that an earlier hit left come first, and
+ * are closed by the evidence of that hit.
  */
 static __always_inline int close_covered(struct stream_key *key, struct evidence *e)
 {
@@ -264,7 +264,7 @@ static __always_inline int close_covered(struct stream_key *key, struct evidence
 		work->rest = *known;
 	work->evidence = *e;
 	work->destroyed = s->destroyed;
-	/* 0: there is none. Read again, as below: else the verifier would follow each path to here through the loop. */
+	/* 0: none is left. Volatile, as below: else the verifier would walk the loop once for each path to here. */
 	rest = *(volatile __u64 *)&work->rest.position;
 	first = position = s->oldest;
 	for (i = 0; i < CLOSED_A_HIT; i++) {
@@ -290,7 +290,7 @@ static __always_inline int close_covered(struct stream_key *key, struct evidence
 	return position - first;
 }
 
-/* A global function, for the loop over streams. `how`: the kind, and from bit 8 on the error. */
+/* A global function, for the loop over streams. `how`: the kind of evidence, and from bit 8 on the error. */
 __noinline int stream_learn(__u64 object, __u64 position, __u64 since, __u64 t, __u64 how)
 {
 	struct stream_key key = {.object = object, .start_ns = current_start_ns(), .tgid = current_tgid()};
@@ -377,7 +377,7 @@ UPROBE(cuda_event_destroy)
 	bpf_map_delete_elem(&cuda_events, &event);
 }
 
-/* From now on only events show the ends of its operations, and the next stream may have the same handle. */
+/* From now on only events show the ends of the stream's operations, and a new stream may get the same handle. */
 UPROBE(cuda_stream_destroy)
 {
 	struct cuda_process *process = process_with_open();
@@ -404,7 +404,7 @@ static __always_inline void call_enter(void *ctx, struct probe *probe, struct cu
 	call->t = probe->now;
 	call->kind = COOKIE_KIND(probe);
 	call->stack_pointer = user_stack_pointer(ctx);
-	/* In place, as for events. Only a call at the same stack pointer could be taken for it. */
+	/* Written in place, as events are. Only a return at the same stack pointer belongs to this call. */
 	if (last)
 		*last = *call;
 	else
@@ -420,7 +420,7 @@ static __always_inline void call_forget(void)
 		call->kind = CALL_NONE;
 }
 
-/* Whether no hit was refused, since the event was recorded, that could have recorded it anew. */
+/* Whether the programs have seen each hit that could have recorded the event again. */
 static __always_inline int still_means(struct event_state *state)
 {
 	__u32 zero = 0, slot;
@@ -526,7 +526,7 @@ UPROBE(cuda_stream_sync)
 		call_enter(ctx, probe, &call);
 }
 
-/* Notes the positions on the streams of the thread's device. */
+/* Notes the position of each stream of the thread's device. */
 static __always_inline void ask_device(struct cuda_process *process)
 {
 	struct stream_key key = {.start_ns = process->start_ns, .tgid = current_tgid()};
@@ -748,7 +748,7 @@ UPROBE(cuda_launch)
 		count->kernels++;
 }
 
-/* Run by the collector for a stream with evidence that is not used up: object, start_ns, tgid. */
+/* Run by the collector for a stream with evidence that is not used up. Arguments: object, start_ns, tgid. */
 SEC("raw_tp")
 int cuda_close_rest(struct bpf_raw_tracepoint_args *ctx)
 {
@@ -762,8 +762,8 @@ int cuda_close_rest(struct bpf_raw_tracepoint_args *ctx)
 }
 
 /*
- * Run by the collector for a stream that its process neither queries nor waits for: object, start_ns, tgid. Its
- * operations would stay open for ever. Closes as many as a hit may.
+ * Run by the collector for a stream that its process neither queries nor waits for. Arguments: object, start_ns, tgid.
+ * Closes up to CLOSED_A_HIT of its operations, which would stay open for ever.
  */
 SEC("raw_tp")
 int cuda_give_up(struct bpf_raw_tracepoint_args *ctx)

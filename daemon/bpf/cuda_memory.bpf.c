@@ -126,8 +126,8 @@ static __always_inline void count_lost(int live)
 
 /*
  * The hash of the calling thread's stack, under which its frames are kept. At the return of a function its own frame is
- * gone and the frame pointer is its caller's. Kernels differ in the innermost frame that they give, so the address that
- * the function returned to is used for it.
+ * gone and the frame pointer is its caller's. Kernels differ in the innermost frame that they give, so the return
+ * address of the function replaces it.
  */
 static __noinline __u64 note_stack(void *ctx, __u64 returns_to)
 {
@@ -201,7 +201,7 @@ static __always_inline void allocated(struct memory_key *of, struct memory_sum *
 
 	__sync_fetch_and_add(&sum->allocations, 1);
 	__sync_fetch_and_add(&sum->bytes, size);
-	/* An older one at the same address was freed by a call that is not probed. */
+	/* An older allocation at the same address was freed by a call that is not probed. */
 	freed(&key);
 	if (bpf_map_update_elem(&cuda_memory_live, &key, &live, BPF_ANY)) {
 		count_lost(1);
@@ -256,8 +256,8 @@ UPROBE(cuda_allocated)
 }
 
 /*
- * cudaFree(pointer) and related calls. At the entry: when it returns, another thread may have the address already. A call
- * that fails leaves memory that cannot be used any more.
+ * cudaFree(pointer) and related calls. Counted at the entry: when the call returns, another thread may already have the
+ * address. A call that fails leaves memory that cannot be used any more.
  */
 UPROBE(cuda_free)
 {

@@ -1,5 +1,5 @@
-"""Stops layouts that another version of the daemon left pinned, and reads their records by the description in each
-layout.
+"""Stops the layouts (pinned maps and links) of other versions of the daemon. Their records are read by the description
+that each layout contains.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Foreign:
     def close(self) -> None:
         for ring in self.rings.values():
             ring.close()
-        for found in self.maps.values():
-            found.close()
+        for bpf_map in self.maps.values():
+            bpf_map.close()
 
     def remove(self) -> None:
         self.close()
@@ -41,7 +41,7 @@ def stop_foreign(folder: Path, own: Path) -> list[Foreign]:
 
     A layout that cannot be read stays, stopped, until ``probingd cleanup`` removes it.
     """
-    found = []
+    stopped = []
     for layout in pins.layouts(folder):
         if layout == own:
             continue
@@ -51,10 +51,10 @@ def stop_foreign(folder: Path, own: Path) -> list[Foreign]:
             pins.remove_layout(layout)
             continue
         try:
-            found.append(_open(layout))
+            stopped.append(_open(layout))
         except FormatError:
             continue
-    return found
+    return stopped
 
 
 def _open(layout: Path) -> Foreign:

@@ -119,7 +119,7 @@ static __always_inline void hash_name(struct collective_record *r, __u64 text, _
 	__builtin_memcpy(r->name + NAME_BYTES - 8, &hash, 8);
 }
 
-/* Reads a libstdc++ std::string at `address`. Returns its length, or 0 if it cannot be one. */
+/* Reads a libstdc++ std::string at `address`. Returns its length, or 0 if `address` holds no string. */
 static __always_inline __u64 read_string(char *into, __u32 room, __u64 address, __u64 *text)
 {
 	struct {
@@ -142,7 +142,7 @@ static __always_inline __u64 read_string(char *into, __u32 room, __u64 address, 
 	return s.length;
 }
 
-/* Offset of a field in the window; one outside of the window wraps around and reads another value. */
+/* The word at `offset` of the window; an offset outside of the window wraps around and reads another value. */
 static __always_inline __u64 word_at(const __u8 *window, __u32 offset)
 {
 	return *(const __u64 *)(window + (offset & (WINDOW - 8)));
@@ -183,8 +183,8 @@ static __always_inline void read_names(struct collective_record *r, struct gloo_
 
 /*
  * Rank, size and names of the group, from the window that begins at its rank (layouts/gloo.py). Names that lie wholly in
- * the window are read again only after a change. Returns 0 if the offsets do not fit this build: then no value that was
- * read with them counts.
+ * the window are read again only after a change. Returns 0 if the offsets do not fit this build: then the caller reads
+ * no further values with them.
  */
 static __noinline int read_group(struct call *call, struct gloo_layout *layout, __u64 group)
 {
@@ -240,7 +240,7 @@ static __always_inline int is_tensor(const __u8 *window, __u64 numel)
 
 /*
  * Adds the elements of one tensor to the draft of the calling thread; tensors of several types together have no type.
- * Returns 0 if it cannot be a tensor. A global function, verified once and not for each iteration of a loop.
+ * Returns 0 if `tensor` is no tensor. A global function, verified once and not for each iteration of a loop.
  */
 __noinline int add_tensor(__u32 index, __u64 tensor)
 {
@@ -412,7 +412,7 @@ GLOO_CALL(gloo_scatter)
 {
 	__u64 options = member_argument(ctx, 3);
 
-	/* The type is that of the outputs. Only the root contributes elements. */
+	/* The outputs have the type. Only the root contributes elements. */
 	add_tensors(r, LAYOUT_INDEX(probe), member_argument(ctx, 1));
 	r->count = r->count == UNKNOWN_WORD ? UNKNOWN_WORD : 0;
 	add_nested(r, LAYOUT_INDEX(probe), member_argument(ctx, 2));
@@ -473,8 +473,8 @@ GLOO_CALL(gloo_recv_any)
 }
 
 /*
- * The draft of the call that this thread is in. A call that threw before it created its operation left its draft
- * behind, so a draft from further down the stack than the caller's caller is not used.
+ * Opens the operation from the draft of the call that this thread is in. A call that threw before it created its
+ * operation left its draft behind, so a draft from much further down the stack is not used.
  */
 static __always_inline void open_work(void *ctx, __u64 object, __u64 op, __u64 seq)
 {
@@ -599,9 +599,9 @@ struct {
 } collectives_leaving SEC(".maps");
 
 /*
- * Run by the collector for an operation whose process has ended: object, position, start_ns, tgid. One run moves it, so
- * it is in the map or in the ring whenever the collector dies; the program that takes it out of the map reports it.
- * Returns 1 if there was such an operation.
+ * Run by the collector for an operation whose process has ended. Arguments: object, position, start_ns, tgid. One run
+ * moves the operation, so it is in the map or in the ring whenever the collector dies; the program that deletes it from
+ * the map reports it. Returns 1 if the operation was open.
  */
 SEC("raw_tp")
 int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
@@ -619,11 +619,11 @@ int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
 	if (!open || !draft)
 		return 0;
 	bpf_probe_read_kernel(draft, sizeof(*draft), open);
-	/* The program that closed it meanwhile has reported it. */
+	/* Another program has closed and reported the operation meanwhile. */
 	if (bpf_map_delete_elem(&operations, &key))
 		return 0;
 	draft->state = STATE_ABANDONED;
-	/* No room in the ring: it is put back, and the collector tries again. */
+	/* The ring is full: the operation is put back, and the collector tries again. */
 	if (RING_PUSH(collectives, draft))
 		bpf_map_update_elem(&operations, &key, draft, BPF_NOEXIST);
 	return 1;

@@ -13,14 +13,14 @@
 #define SECOND_NS 1000000000ULL
 #define PROBE_SLOTS 256
 #define BUDGET_PROCESSES 4096
-/* A probe is switched off when a CPU counts so many times its budget in a second, from processes that keep to theirs. */
+/* A probe is switched off when one CPU accepts this multiple of its budget in a second. */
 #define PROBE_BUDGETS 8
 
 /* Written by the loader (session.py). */
 struct control {
 	__u64 heartbeat_ns; /* CLOCK_MONOTONIC */
 	__u32 paused;
-	__u32 generation; /* changes when programs were off meanwhile: calls that had begun are void */
+	__u32 generation; /* changes after a time without programs: calls that began before it are void */
 };
 
 struct {
@@ -35,7 +35,7 @@ struct hit {
 	__u64 hits;
 	__u64 refused; /* hits whose programs did nothing */
 	__u64 second;
-	__u64 in_second; /* not refused */
+	__u64 in_second; /* hits of that second that were not refused */
 };
 
 struct {
@@ -46,8 +46,8 @@ struct {
 } hits SEC(".maps");
 
 /*
- * In each second, the first half of `budget` on a CPU is for all processes and costs no lookup in another map. After it,
- * each process has the other half for itself.
+ * In each second, all processes share the first half of `budget` on a CPU, which costs no lookup in another map. After
+ * that, each process has the other half for itself.
  */
 struct budget {
 	__u64 off_ns;	  /* when the probe was switched off for all; the loader clears it */
@@ -71,10 +71,10 @@ struct process_budget {
 	__u64 second;
 	__u64 in_second; /* hits after the first half, on all CPUs */
 	__u64 refused;
-	__u64 refused_ns; /* the last of them */
+	__u64 refused_ns; /* time of the last refusal */
 };
 
-/* Processes that hit a probe after the first half of its budget; the loader reads how many hits each was refused. */
+/* Processes that hit a probe after the first half of its budget; the loader reads the refused hits of each. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, BUDGET_PROCESSES);
@@ -82,7 +82,7 @@ struct {
 	__type(value, struct process_budget);
 } process_budgets SEC(".maps");
 
-/* For the collector alone: refusals while none runs are reported by the next one (losses.py). */
+/* Only for the collector: hits that were refused while no collector ran are reported by the next one (losses.py). */
 struct refusals_reported {
 	__u64 refused;
 	__u64 ts; /* UTC ns */
@@ -95,14 +95,14 @@ struct {
 	__type(value, struct refusals_reported);
 } refusals_reported SEC(".maps");
 
-/* Features of the kernel, probed and set before loading: code for missing ones is dead to the verifier. */
+/* Features of the kernel, set before loading: code for a missing feature is dead to the verifier. */
 const volatile __u32 has_cookie = 0;
 /* The cookie of this copy of the program, for kernels without attach cookies. */
 const volatile __u64 fixed_cookie = 0;
 
 /*
- * Kernels from 6.13 on assume that no program of this type is preempted, but uprobes are (OBI #3056). This needs its
- * own object, chosen at compile time: 5.13 to 5.15 refuse a call of an unknown kernel function even in dead code
+ * Kernels from 6.13 on assume that no program of this type is preempted, but uprobes are (OBI #3056). The calls below
+ * need an object of their own, since 5.13 to 5.15 refuse a call of an unknown kernel function even in dead code
  * (Linux kernel commit a5d827275241 ("bpf: Be conservative while processing invalid kfunc calls") (in v5.16)).
  */
 #ifdef PROBING_PREEMPT
@@ -116,7 +116,7 @@ extern void bpf_preempt_enable(void) __ksym;
 #endif
 
 struct probe {
-	__u64 cookie; /* the low 16 bits are the probe's slot, the rest is the attacher's */
+	__u64 cookie; /* the low 16 bits are the probe's slot; the source that attaches chooses the rest */
 	__u64 now;    /* CLOCK_MONOTONIC, ns */
 };
 
@@ -129,8 +129,8 @@ static __always_inline int guard_open(__u64 now)
 }
 
 /*
- * Whether the calling process may hit a probe once more after the CPU has used half the budget in this second. A
- * function of its own: it runs rarely, and inlined it would lengthen the verification of each program.
+ * Whether the calling process may hit a probe once more after the CPU has used half the budget in this second. Not
+ * inlined: it runs rarely, and would lengthen the verification of each program.
  */
 static __noinline int guard_process(struct budget *budget, struct hit *hit, __u32 slot, __u64 now)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Finds the inode behind a mapping of the calling process. A file of an overlay shows the overlay's inode number, one for
- * each mount; probes belong to the inode below it, which /proc does not show.
+ * Finds the inode behind a mapping of the calling process. For a file of an overlay, /proc shows an inode number that
+ * differs by mount; probes belong to the inode of the file below the overlay, which /proc does not show.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>

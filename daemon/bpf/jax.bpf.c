@@ -2,11 +2,11 @@
 /*
  * Collectives of JAX on CPUs, which XLA runs by a gloo of its own (xla/backends/cpu/collectives/gloo_communicator.h):
  *
- *	GlooCollectives::CreateCommunicators(key, ...)	names the devices, and makes on the same thread
+ *	GlooCollectives::CreateCommunicators(key, ...)	names the devices, and on the same thread calls
  *	GlooCommunicator::GlooCommunicator(context, rank, ranks)
  *	GlooCommunicator::AllReduce(...)		the operation, which has ended when the call returns
  *
- * The thread that calls is the one that works, so it names the open operation.
+ * The calling thread itself runs the operation, so its number is the key of the open operation.
  */
 #include "collectives.bpf.h"
 
@@ -16,7 +16,7 @@
 #define OP_ALLREDUCE 1
 #define OP_REDUCE_SCATTER 9
 #define OP_ALLTOALL 10
-/* No address of a user: torch's operations have addresses. */
+/* Set in no user-space address: the keys of torch's operations are such addresses. */
 #define OF_THREAD (1ULL << 63)
 #define FNV_PRIME 0x100000001b3ULL
 #define FNV_BASIS 0xcbf29ce484222325ULL
@@ -142,7 +142,7 @@ UPROBE(jax_create)
 	    devices[0] >= devices[1])
 		return;
 	name = (name ^ (devices[1] - devices[0])) * FNV_PRIME;
-	/* A number has 4 or 8 bytes, by version. Of a longer list the length, above, is part of the name. */
+	/* A number has 4 or 8 bytes, by version. A list that is too long is distinguished by its length, above. */
 	for (i = 0; i < MAX_DEVICE_WORDS && devices[0] < devices[1]; i++) {
 		if (bpf_probe_read_user(&word, sizeof(word), (const void *)devices[0]))
 			return;
@@ -200,7 +200,7 @@ static __always_inline struct operation_key key_of_thread(void)
 	return operation_key(OF_THREAD | (__u32)bpf_get_current_pid_tgid());
 }
 
-/* AllReduce, ReduceScatter, AllGather and CollectivePermute: send, receive, type, count, and for the first two the kind */
+/* AllReduce, ReduceScatter, AllGather, CollectivePermute: send, receive, type, count; the first two also: reduction */
 UPROBE(jax_call)
 {
 	struct call *call = call_begin(ctx, probe, BACKEND_GLOO);
@@ -225,7 +225,7 @@ UPROBE(jax_call)
 		if (op == OP_ALLREDUCE || op == OP_REDUCE_SCATTER)
 			r->redop = torch_redop(after_buffers(ctx, 2));
 	}
-	/* Their count is that of one block, and a rank contributes a block for each rank. */
+	/* The argument counts one block, and a rank contributes a block for each rank. */
 	if ((op == OP_ALLTOALL || op == OP_REDUCE_SCATTER) && r->comm_size > 0)
 		r->count *= r->comm_size;
 	r->timing = TIMING_EXACT;
@@ -236,7 +236,7 @@ UPROBE(jax_call)
 	r->backend = 0;
 }
 
-/* The return of these functions. Whether they failed is in a future, which the caller asks. */
+/* The return of these functions. Only the future that they return tells whether they failed. */
 UPROBE(jax_done)
 {
 	struct operation_key key = key_of_thread();

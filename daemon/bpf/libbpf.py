@@ -21,7 +21,7 @@ _LOG_BYTES = 1 << 20
 # BPF_LOG_STATS of linux/bpf_verifier.h: the verifier prints only its counts, at the end.
 _LOG_STATISTICS, _STATISTICS_BYTES = 4, 1 << 16
 _MESSAGES = 40
-# BPF_F_NO_PREALLOC of include/uapi/linux/bpf.h. A map that is allocated whole gets fewer entries, by the factor _LESS.
+# BPF_F_NO_PREALLOC of include/uapi/linux/bpf.h. A map that is preallocated gets fewer entries, by the factor _LESS.
 _NO_PREALLOC, _LESS = 1, 16
 _BTF_KIND_TYPEDEF, _BTF_KIND_FUNC = 8, 12
 _MAP_TYPE_RINGBUF = 27
@@ -75,7 +75,7 @@ class _OpenOptions(ctypes.Structure):
 class Object:
     """A BPF object, from its bytes to its loaded programs. Close it once its descriptors are pinned or copied.
 
-    ``types``: a file with BTF; programs are relocated to its types and not to the kernel's.
+    ``types``: a file with BTF; programs are relocated to the types of this file instead of the kernel's.
     """
 
     def __init__(self, name: str, data: bytes, types: Path | None = None) -> None:
@@ -141,25 +141,25 @@ class Object:
         self._lib.bpf_program__set_autoload(self._programs[program], False)
 
     def pin_map(self, name: str, path: Path) -> None:
-        """Makes loading use the map pinned at ``path``, or create it and pin it there."""
+        """Tells ``load`` to use the map that is pinned at ``path``, or to create it and pin it there."""
         if self._lib.bpf_map__set_pin_path(self._maps[name], os.fsencode(path)):
             raise AttachError(f"{self.name}: map {name} cannot be pinned at {path}")
 
     def resize(self, name: str, entries: int) -> None:
-        """Sets max_entries of a map, before loading; of a ring its bytes, a power of two and a multiple of a page."""
+        """Sets max_entries of a map before loading; for a ring: its bytes, a power of two and a multiple of a page."""
         if self._lib.bpf_map__set_max_entries(self._maps[name], entries):
-            raise AttachError(f"{self.name}: map {name} cannot have size {entries}")
+            raise AttachError(f"{self.name}: libbpf refuses size {entries} for map {name}")
 
     def preallocate(self, name: str) -> None:
-        """Allocates a map whole before loading, which would otherwise grow with its entries; it gets fewer entries."""
+        """Preallocates a map that would grow with its entries, with fewer entries. Call it before ``load``."""
         flags = self._lib.bpf_map__map_flags(self._maps[name])
         if flags & _NO_PREALLOC:
             self._lib.bpf_map__set_map_flags(self._maps[name], flags & ~_NO_PREALLOC)
             self.resize(name, self._lib.bpf_map__max_entries(self._maps[name]) // _LESS)
 
     def load(self) -> None:
-        """Loads the object. Raises AttachError with the last lines of the verifier, PrivilegeError for
-        a missing right.
+        """Loads the object. Raises AttachError with the last lines of the verifier's log, PrivilegeError for a missing
+        right.
         """
         for program in self._programs.values():
             self._lib.bpf_program__set_log_buf(program, self._log, len(self._log))
@@ -200,7 +200,7 @@ class Object:
 
 
 def kernel_types(*names: str) -> dict[str, int]:
-    """Returns the BTF ids of the functions and typedefs that the kernel has; empty without BTF."""
+    """Returns the kernel's BTF ids of functions and typedefs, by name. Leaves out names that the kernel lacks."""
     lib = _library()
     kernel = lib.btf__load_vmlinux_btf()
     if not kernel:

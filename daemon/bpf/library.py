@@ -1,4 +1,4 @@
-"""Finds a libbpf with all functions that the daemon calls: the host's, else the one in the wheel.
+"""Loads a libbpf with all functions that the daemon calls: the host's, or else the copy in the wheel.
 
 The host's libbpf comes first, since the distribution updates it. It is used if it has all these functions, whatever its
 version.
@@ -88,8 +88,8 @@ def find(host: str, own: Path) -> Library:
         # The dynamic linker gives its reason only as text.
         refused = f"the host has no {host} that can be loaded ({e})"
     except AttributeError as e:
-        refused = f"that of the host is too old ({e})"
-    hint = "install libbpf 1.x: libbpf1 on Debian and Ubuntu, libbpf on others; a wheel for this machine has its own"
+        refused = f"the host's {host} is too old ({e})"
+    hint = "install libbpf 1.x (libbpf1 on Debian and Ubuntu, libbpf on others), or a wheel, which contains it"
     if not own.exists():
         raise PrivilegeError(f"there is no usable libbpf: {refused}", hint=hint)
     try:
@@ -102,8 +102,8 @@ def _loaded(name: str) -> Any:
     """Loads the library ``name`` and sets its prototypes. Raises OSError if it cannot be loaded, AttributeError if it
     lacks a function.
     """
-    found = ctypes.CDLL(name, use_errno=True)
+    functions = ctypes.CDLL(name, use_errno=True)
     for function, (result, arguments) in _PROTOTYPES.items():
-        entry = getattr(found, function)
+        entry = getattr(functions, function)
         entry.restype, entry.argtypes = result, arguments
-    return found
+    return functions

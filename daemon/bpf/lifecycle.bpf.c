@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * One record for each process start, program change (execve), choice by the kernel's out-of-memory killer, and exit.
- * Threads have none.
+ * Threads make no records.
  */
 #include "guard.bpf.h"
 #include "loss.bpf.h"
@@ -23,7 +23,7 @@ struct lifecycle_record {
 	__u32 type;
 	__u32 tgid;
 	__u32 ppid;
-	__u32 exit_code; /* of EXIT, as waitpid gives it: the signal in bits 0-6, core in 7, the status in 8-15 */
+	__u32 exit_code; /* of EXIT, as from waitpid: bits 0-6 the signal, bit 7 core dumped, bits 8-15 the status */
 	char comm[16];
 };
 
@@ -34,7 +34,7 @@ struct exit_key {
 
 RING(lifecycle, struct lifecycle_record, 1 << 20);
 
-/* The last two threads of a process may both see that no other is left. */
+/* Reported exits: the last two threads of a process may both see that no other thread is left. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -97,7 +97,7 @@ int lifecycle_exit(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-/* mm/oom_kill.c gives a task from 6.10 on, and before it a pid. */
+/* The argument is a task from Linux 6.10 on, and a pid before (mm/oom_kill.c). */
 SEC("raw_tp/mark_victim")
 int lifecycle_oom(struct bpf_raw_tracepoint_args *ctx)
 {

@@ -1,4 +1,4 @@
-"""Attaches programs to code and tracepoints, by pinned links, or by perf events in pinned maps."""
+"""Attaches programs to code and tracepoints, by pinned links or by perf events in pinned maps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Link:
     def detach(self) -> list[int]:
         """Ends the link, pinned or not. Returns the ids of programs that end soon (``attach.wait_for_end``)."""
         for path in self.pins:
-            # Closing the last descriptor ends a link at once, removing its last pin only some time later.
+            # Closing a link's last descriptor ends it at once; removing its last pin ends it only some time later.
             with contextlib.suppress(OSError):
                 self.fds.append(syscalls.object_get(path))
             path.unlink(missing_ok=True)
@@ -78,8 +78,9 @@ class Links(dict[str, Link]):
         self.setdefault(name, Link(name, program, file, adopted=True)).pins.append(path)
 
     def tracepoint(self, program: str, handle: int, tracepoint: str | None, *, pinned: bool = True) -> None:
-        """Attaches a raw_tp program to ``tracepoint``, or a tp_btf program, which names its own (None). Raises
-        AttachError, PrivilegeError.
+        """Attaches a program to a raw tracepoint. Raises AttachError, PrivilegeError.
+
+        ``tracepoint``: None for a tp_btf program, which itself names its tracepoint.
         """
         if program in self:
             return
@@ -101,11 +102,12 @@ class Links(dict[str, Link]):
         """Attaches ``program`` at ``points`` (file offset, cookie) of ``file``, whose descriptor is ``fd``; an existing
         link is returned as it is.
 
-        With ``pid`` only that process is probed, and the link ends with us. Raises as ``tracepoint`` does. The kernel
-        holds the inode while a probe is on it, so its number is not given to another file.
+        With ``pid`` only that process is probed, and the link ends with us. Raises AttachError, PrivilegeError. While a
+        probe is on an inode, the kernel holds the inode, so no other file gets its number.
         """
-        what = hashlib.sha256(repr((list(points), key, on_return, *([pid] if pid else []))).encode()).hexdigest()[:16]
-        name = f"{program}-{file[0]:x}-{file[1]:x}-{what}"
+        hashed = repr((list(points), key, on_return, *([pid] if pid else [])))
+        digest = hashlib.sha256(hashed.encode()).hexdigest()[:16]
+        name = f"{program}-{file[0]:x}-{file[1]:x}-{digest}"
         link = self.get(name)
         if link is not None and link.count == (1 if self._multi else len(points)):
             return link
@@ -175,7 +177,7 @@ def checked_points(program: str, offsets: Sequence[int], cookie: int | Sequence[
     """
     cookies = [cookie] * len(offsets) if isinstance(cookie, int) else list(cookie)
     if len(cookies) != len(offsets) or not offsets:
-        raise AttachError(f"{program}: {len(offsets)} offsets, {len(cookies)} cookies")
+        raise AttachError(f"{program} cannot be attached with {len(offsets)} offsets and {len(cookies)} cookies")
     if any(value & 0xFFFF >= PROBE_SLOTS for value in cookies):
-        raise AttachError(f"{program}: a probe's slot is not below {PROBE_SLOTS}")
+        raise AttachError(f"{program} cannot be attached: a slot of its cookies is not below {PROBE_SLOTS}")
     return list(zip(offsets, cookies, strict=True))

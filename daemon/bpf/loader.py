@@ -1,5 +1,6 @@
-"""Loads objects into the kernel: computes their layout, opens the programs and maps that are pinned already, and loads
-the rest.
+"""Loads objects into the kernel: opens the programs and maps that are already pinned, and loads the rest.
+
+A layout is the folder of pins of one set of objects, constants, features and sizes; its name is a hash of these.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Loaded:
         self.late: set[str] = set()
 
     def close(self) -> None:
-        for found in self.maps.values():
-            found.close()
+        for bpf_map in self.maps.values():
+            bpf_map.close()
         for ring in self.rings.values():
             ring.close()
         for fd in self.programs.values():
@@ -115,8 +116,7 @@ class Loader:
 
     def load(self, loaded: Loaded) -> bool:
         """Opens pinned programs and maps, then loads and pins the rest, except the programs of late objects. Returns
-        whether all were pinned.
-
+        whether all were pinned already.
         Raises AttachError, PrivilegeError, OSError.
         """
         adopted = True
@@ -130,12 +130,12 @@ class Loader:
         loaded.late.discard(name)
 
     def copy(self, program: str, cookie: int) -> int:
-        """Returns the descriptor of a copy of a program that has its cookie as a constant and uses the same maps."""
+        """Returns the descriptor of a copy of ``program`` with ``cookie`` as a constant and the same maps."""
         owner = self._owner[program]
-        with Object(owner, self._sources[owner]) as found:
-            self._make_ready(found, [program], {**self._constants, "has_cookie": 0, "fixed_cookie": cookie})
-            found.load()
-            return found.program_fd(program)
+        with Object(owner, self._sources[owner]) as bpf_object:
+            self._make_ready(bpf_object, [program], {**self._constants, "has_cookie": 0, "fixed_cookie": cookie})
+            bpf_object.load()
+            return bpf_object.program_fd(program)
 
     def owner(self, program: str) -> str:
         """Returns the name of the object that contains a program. Raises NotFound."""
@@ -145,12 +145,12 @@ class Loader:
             raise NotFound(f"no object has a program {program}") from e
 
     def _load(self, name: str, loaded: Loaded, *, late: bool) -> bool:
-        """Opens or loads the object ``name``. Returns whether all of it was pinned."""
-        with self._open(name, late=late) as found:
+        """Opens or loads the object ``name``. Returns whether all its programs and maps were pinned already."""
+        with self._open(name, late=late) as bpf_object:
             try:
-                missing = self._missing(name, found)
+                missing = self._missing(name, bpf_object)
                 if missing is not None:
-                    self._complete(found, () if late else missing)
+                    self._complete(bpf_object, () if late else missing)
             except (AttachError, PrivilegeError) as e:
                 if name not in self._optional:
                     raise
@@ -158,34 +158,34 @@ class Loader:
                 return True
             if late and missing:
                 loaded.late.add(name)
-            self._collect(found, loaded)
-            for program in () if late and missing else found.sections:
+            self._collect(bpf_object, loaded)
+            for program in () if late and missing else bpf_object.sections:
                 loaded.programs[program] = syscalls.object_get(self.pin("prog", program))
         return missing is None
 
     def _open(self, name: str, *, late: bool) -> Object:
         if not late:
             return Object(name, self._sources[name])
-        # Reading the kernel's types takes 10 ms. Maps need none of them; only calls of kernel functions do.
+        # Reading the kernel's types takes 10 ms. Calls of kernel functions need these types; maps do not.
         path = self._late[name]
         return Object(name, path.read_bytes(), types=path)
 
-    def _missing(self, name: str, found: Object) -> list[str] | None:
-        """Returns the programs that are not pinned; None when all of the object is."""
-        for program in found.sections:
+    def _missing(self, name: str, bpf_object: Object) -> list[str] | None:
+        """Returns the programs that are not pinned, None if all programs and maps of the object are pinned."""
+        for program in bpf_object.sections:
             if self._owner.setdefault(program, name) != name:
                 raise AttachError(f"program {program} is in both {name} and {self._owner[program]}")
-        missing = [p for p in found.sections if not self.pin("prog", p).exists()]
-        return missing if missing or not all(self.pin("map", m).exists() for m in found.maps) else None
+        missing = [p for p in bpf_object.sections if not self.pin("prog", p).exists()]
+        return missing if missing or not all(self.pin("map", m).exists() for m in bpf_object.maps) else None
 
-    def _complete(self, found: Object, programs: Sequence[str]) -> None:
-        self._make_ready(found, programs, self._constants)
-        found.load()
+    def _complete(self, bpf_object: Object, programs: Sequence[str]) -> None:
+        self._make_ready(bpf_object, programs, self._constants)
+        bpf_object.load()
         for program in programs:
-            self._pin_program(found, program)
+            self._pin_program(bpf_object, program)
 
-    def _pin_program(self, found: Object, program: str) -> None:
-        fd = found.program_fd(program)
+    def _pin_program(self, bpf_object: Object, program: str) -> None:
+        fd = bpf_object.program_fd(program)
         try:
             syscalls.object_pin(self.pin("prog", program), fd)
         except OSError as e:
@@ -193,30 +193,30 @@ class Loader:
         finally:
             os.close(fd)
 
-    def _make_ready(self, found: Object, programs: Sequence[str], constants: Mapping[str, int]) -> None:
-        found.set_constants(constants)
-        for program, section in found.sections.items():
+    def _make_ready(self, bpf_object: Object, programs: Sequence[str], constants: Mapping[str, int]) -> None:
+        bpf_object.set_constants(constants)
+        for program, section in bpf_object.sections.items():
             if program not in programs:
-                found.skip(program)
+                bpf_object.skip(program)
             elif self.features.uprobe_multi and section.startswith(("uprobe", "uretprobe")):
-                found.set_attach_type(program, syscalls.UPROBE_MULTI)
-        for map_name in found.maps:
-            found.pin_map(map_name, self.pin("map", map_name))
+                bpf_object.set_attach_type(program, syscalls.UPROBE_MULTI)
+        for map_name in bpf_object.maps:
+            bpf_object.pin_map(map_name, self.pin("map", map_name))
             if not self.features.growing_maps:
-                found.preallocate(map_name)
+                bpf_object.preallocate(map_name)
             if map_name in self._sizes:
-                found.resize(map_name, self._sizes[map_name])
+                bpf_object.resize(map_name, self._sizes[map_name])
 
-    def _collect(self, found: Object, loaded: Loaded) -> None:
-        loaded.sections.update(found.sections)
-        # ON_DEMAND() of guard.bpf.h writes these variables.
-        variables = found.btf.variables(".rodata")
-        loaded.on_demand.update(program for program in found.sections if f"{program}_on_demand" in variables)
-        for name in found.maps:
+    def _collect(self, bpf_object: Object, loaded: Loaded) -> None:
+        loaded.sections.update(bpf_object.sections)
+        # ON_DEMAND() of guard.bpf.h defines these variables.
+        variables = bpf_object.btf.variables(".rodata")
+        loaded.on_demand.update(program for program in bpf_object.sections if f"{program}_on_demand" in variables)
+        for name in bpf_object.maps:
             if name in loaded.maps or name in loaded.rings:
                 continue
             fd = syscalls.object_get(self.pin("map", name))
-            if name in found.rings:
-                loaded.rings[name] = Ring.open(name, fd, found.btf.record(name))
+            if name in bpf_object.rings:
+                loaded.rings[name] = Ring.open(name, fd, bpf_object.btf.record(name))
             else:
-                loaded.maps[name] = Map(name, fd, *found.btf.map_types(name))
+                loaded.maps[name] = Map(name, fd, *bpf_object.btf.map_types(name))

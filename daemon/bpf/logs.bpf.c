@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The output of trainers on stdout and stderr, from libc's write functions. The probes are attached for one process each,
- * so that no other pays for them. The target of the descriptor does not matter.
+ * The output of trainers on stdout and stderr, from libc's write functions. Each probe is attached for one process, so
+ * that other processes do not pay for it. The descriptor may refer to a file, a pipe or a terminal.
  */
 #include "guard.bpf.h"
 #include "loss.bpf.h"
@@ -24,7 +24,7 @@ struct log_record {
 	__u64 start_ns;
 	__u32 tgid;
 	__u32 tid;
-	__u32 offset; /* of this piece in what the call wrote */
+	__u32 offset; /* of this piece in the bytes that the call wrote */
 	__u16 size;
 	__u8 fd; /* 1 or 2 */
 	__u8 end;
@@ -40,8 +40,8 @@ static __always_inline __u64 write_of(__u32 fd, __u8 end, __u64 offset)
 }
 
 /*
- * Pushes piece `number` of `length` bytes of `text`; returns 0 if it cannot be read or pushed. A global function without a
- * loop: verified once, and not for each iteration of the caller's loop.
+ * Pushes piece `number` of `text`, which has `length` bytes; returns 0 if the piece cannot be read or pushed. A global
+ * function without a loop: verified once, and not for each iteration of the caller's loop.
  */
 __noinline int push_piece(__u64 now, __u64 write, __u64 text, __u64 length, __u32 number)
 {
@@ -61,7 +61,7 @@ __noinline int push_piece(__u64 now, __u64 write, __u64 text, __u64 length, __u3
 		r.end = write >> 8;
 	else if (number == MAX_PIECES - 1)
 		r.end = PIECE_IS_CUT;
-	/* The compiler knows this bound, and would leave the verifier without it. */
+	/* The compiler knows this bound and would drop the check, which the verifier needs. */
 	asm volatile("" : "+r"(size));
 	if (size > PIECE_BYTES)
 		return 0;
@@ -74,8 +74,8 @@ __noinline int push_piece(__u64 now, __u64 write, __u64 text, __u64 length, __u3
 }
 
 /*
- * Pushes up to MAX_PIECES pieces of `text`. Stops at a piece that cannot be read or pushed, as later ones would look like
- * its continuation, and returns 0 then. Also a global function.
+ * Pushes up to MAX_PIECES pieces of `text`. Stops and returns 0 at a piece that cannot be read or pushed, as later
+ * pieces would look like its continuation. Also a global function.
  */
 __noinline int push_text(__u64 now, __u64 write, __u64 text, __u64 length)
 {

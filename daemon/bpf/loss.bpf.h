@@ -6,8 +6,8 @@
  *	...
  *	RING_PUSH(name, &record);
  *
- * A RING is the map `name`, the counters `name_loss`, and a variable `name_record` that ties the record's type to the
- * ring in the object's BTF; the readers take it from there. BYTES is a power of two, of pages.
+ * A RING is the map `name`, the counters `name_loss`, and a variable `name_record`, by which readers find the record's
+ * type in the object's BTF. BYTES is a power of two, and at least a page.
  */
 #ifndef PROBING_LOSS_BPF_H
 #define PROBING_LOSS_BPF_H
@@ -52,7 +52,7 @@ static __always_inline long ring_push(void *ring, void *counters, void *record, 
 	return error;
 }
 
-/* Counts an event that never became a record: no room in a map, an argument that could not be read. */
+/* Counts an event that became no record, because a map was full or an argument could not be read. */
 static __always_inline void loss_count(void *counters)
 {
 	__u32 zero = 0;

@@ -46,7 +46,7 @@ class Map:
 
     def lookup(self, key: Any, *, delete: bool = False) -> Any:
         """Returns the value of ``key`` as a numpy scalar (per-CPU: array), or None. ``delete`` removes the entry in the
-        same step (from 5.14).
+        same step (Linux 5.14 and newer).
         """
         raw = syscalls.map_lookup(self.fd, self._key_bytes(key), self._bytes, delete=delete)
         return None if raw is None else self._values(raw)[0]

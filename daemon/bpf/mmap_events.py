@@ -1,7 +1,7 @@
 """Reports new executable mappings of all processes, from MMAP2 records of perf, as soon as a library is mapped.
 
 Each CPU has an event (PERF_COUNT_SW_DUMMY, which counts nothing) with a buffer. This needs only CAP_PERFMON. Layout:
-include/uapi/linux/perf_event.h. Records have several sizes, so they are walked one by one; they are few.
+include/uapi/linux/perf_event.h. Records differ in size, so they are walked one by one; they are few.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _PROT_EXEC = 4
 class Mapping(NamedTuple):
     """Process ``pid`` mapped ``length`` bytes at ``start``, from ``offset`` of the file.
 
-    ``build_id`` identifies the file, or ``device`` (major, minor) and ``inode`` if it has no build id. ``path`` is as
-    the process sees it.
+    ``build_id`` identifies the file; a file without build id is identified by ``device`` (major, minor) and ``inode``.
+    ``path`` is as the process sees it.
     """
 
     pid: int
@@ -54,8 +54,8 @@ class Mapping(NamedTuple):
 
 @dataclass(slots=True)
 class _Buffer:
-    """The buffer of one CPU. ``ends``: where the kernel writes next, and where we read next, as an array so that each
-    is read and written in one access.
+    """The buffer of one CPU. ``ends``: the offsets where the kernel writes next and where we read next, as an array, so
+    that each is read and written in one access.
     """
 
     fd: int
@@ -95,8 +95,8 @@ class MmapWatch:
 
     @property
     def lost(self) -> int:
-        """Returns the number of records dropped since the start, as of the last ``read``. /proc/PID/maps has the missed
-        mappings.
+        """Returns the number of records that the kernel dropped from the start until the last ``read``. /proc/PID/maps
+        has their mappings.
 
         Linux before 6.0 counts dropped records only when the next record arrives.
         """
@@ -108,7 +108,7 @@ class MmapWatch:
 
     def read(self) -> list[Mapping]:
         """Returns the mappings since the last call. Only mappings of the same CPU are in order of time."""
-        found: list[Mapping] = []
+        mappings: list[Mapping] = []
         for buffer in self._buffers:
             records = self._records(buffer)
             if records and buffer.says_lost:
@@ -117,11 +117,11 @@ class MmapWatch:
                 if kind == _RECORD_LOST and not buffer.says_lost and len(body) >= 16:
                     buffer.lost += struct.unpack_from("<QQ", body)[1]
                 elif kind == _RECORD_MMAP2 and (mapping := self._mapping(misc, body)):
-                    found.append(mapping)
-        return found
+                    mappings.append(mapping)
+        return mappings
 
     def _open(self, cpu: int) -> None:
-        # Kernels before 5.12 have no build ids here, kernels before 6.0 no count of dropped records.
+        # Kernels before 5.12 report no build ids, kernels before 6.0 no count of dropped records.
         for build_id, read_format in ((_BUILD_ID, _FORMAT_LOST), (_BUILD_ID, 0), (0, 0)):
             try:
                 fd = _open_event(cpu, _FLAGS | build_id, read_format)

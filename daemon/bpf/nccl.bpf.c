@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Collectives of NCCL. All operations go through ncclEnqueueCheck, which is probed if the library has its symbol, else
- * the public calls are (symbols.py chooses). They enqueue and return; completion.bpf.h follows them on their stream.
+ * Collectives of NCCL. All operations go through ncclEnqueueCheck, which is probed if the library has its symbol;
+ * otherwise the public calls are probed (symbols.py chooses). The calls return once the operation is enqueued, and
+ * completion.bpf.h follows the operation on its stream.
  */
 #include "nccl_comm.bpf.h"
 #include "nccl_making.bpf.h"
@@ -43,7 +44,7 @@ struct nccl_info {
 
 /*
  * A file that is seen through two overlay mounts has two inodes, and both attached programs run at each call. The second
- * run is recognised by another attachment at the same stack pointer.
+ * run is recognised by its different attachment at the same stack pointer.
  */
 static __always_inline int is_echo(void *ctx, struct probe *probe, struct nccl_thread *thread, __u8 op)
 {
@@ -51,7 +52,7 @@ static __always_inline int is_echo(void *ctx, struct probe *probe, struct nccl_t
 	       thread->attachment != probe->cookie >> 16 && thread->stack_pointer == user_stack_pointer(ctx);
 }
 
-/* The draft of the call that this thread is in. */
+/* Begins the draft of an operation. Returns NULL for the second run at one call. */
 static __always_inline struct collective_record *begin(void *ctx, struct probe *probe, struct nccl_thread *thread,
 						       __u8 op)
 {
@@ -83,7 +84,7 @@ static __always_inline struct collective_record *begin(void *ctx, struct probe *
 	return r;
 }
 
-/* The number among the counted collectives of the communicator. NCCL drops empty ones before it counts. */
+/* Numbers the operation within its communicator as NCCL does, which drops empty collectives before it counts. */
 static __always_inline void number(struct collective_record *r, struct nccl_thread *thread, struct nccl_comm *comm,
 				   struct cuda_process *process)
 {
@@ -184,7 +185,7 @@ static __always_inline void read_call(void *ctx, struct nccl_info *info, const i
 	info->stream = argument(ctx, comm + 1);
 }
 
-/* A public call, which the cookie names. One program for all: each more would be verified with all its callees. */
+/* A public call, which the cookie names. One program serves all, as each program is verified with all its callees. */
 UPROBE(nccl_call)
 {
 	struct nccl_info info = {.coll = COOKIE_OPERATION(probe)};
@@ -270,8 +271,8 @@ UPROBE(nccl_group_simulate_end)
 }
 
 /*
- * ncclGetErrorString(result): programs call it for a result other than success. The result is taken for that of the last
- * call of this thread.
+ * ncclGetErrorString(result): programs call it for a result other than success. The result is assumed to come from the
+ * last call of this thread.
  */
 UPROBE(nccl_error_string)
 {
@@ -376,8 +377,8 @@ UPROBE(nccl_shrink)
 }
 
 /*
- * (comm, nranks, id *, rank, comm *, config): old ranks pass no id and -1, new ones no communicator. As not all ranks
- * have the id, only the struct gives the identity.
+ * (comm, nranks, id *, rank, comm *, config): old ranks pass no id and rank -1, new ranks pass no communicator. As not
+ * all ranks have the id, the identity comes only from the struct.
  */
 UPROBE(nccl_grow)
 {
@@ -484,8 +485,8 @@ struct {
 } nccl_closing SEC(".maps");
 
 /*
- * Run by the collector for an open operation whose communicator was destroyed or aborted: object, position, start_ns,
- * tgid, and 1 for an abort. Returns 1 if there was such an operation.
+ * Run by the collector for an open operation whose communicator was destroyed or aborted. Arguments: object, position,
+ * start_ns, tgid, and 1 for an abort. Returns 1 if the operation was open.
  */
 SEC("raw_tp")
 int nccl_close(struct bpf_raw_tracepoint_args *ctx)

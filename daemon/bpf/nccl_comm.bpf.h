@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Communicators by the address of their struct ncclComm. The struct is read by the layouts of known builds, and only if
- * NCCL's magic words lie at both its ends. Its identity is compared again at a call, unless the thread has just done so,
- * because an address can be freed and used again.
+ * NCCL's magic words lie at both its ends. Each call compares its identity again, as the address can be freed and used
+ * again, unless the thread has compared it within HELD_NS.
  */
 #ifndef PROBING_NCCL_COMM_BPF_H
 #define PROBING_NCCL_COMM_BPF_H
@@ -19,7 +19,7 @@
 #define NCCL_IN_PROGRESS 7
 /* Calls after which an unknown layout is searched again. A power of two. */
 #define LOOK_AGAIN 64
-/* Too short a time to free a communicator and make another one, whose ranks have to find each other. */
+/* In this time no communicator can be freed and another one made, since the ranks have to find each other first. */
 #define HELD_NS 1000000
 
 /* Offsets in struct ncclComm in bytes, ABSENT for a missing field. `end_magic` 0 ends the list. */
@@ -53,7 +53,7 @@ struct comm_key {
 struct nccl_comm {
 	__u64 hash;
 	__u64 count;	 /* counted collectives that were seen */
-	__u64 base;	 /* counted collectives before these; UNKNOWN_WORD: not known */
+	__u64 base;	 /* counted collectives before the first that was seen; UNKNOWN_WORD: not known */
 	__u32 layout;	 /* index, or NO_LAYOUT */
 	__u32 scanned;	 /* entries of the list that were tried and do not fit */
 	__u32 end_magic; /* offsets of the layout */
@@ -64,9 +64,9 @@ struct nccl_comm {
 	__u32 children; /* number of splits and shrinks, if `maker` is known */
 	__u8 identity;
 	__u8 maker;
-	__u8 magic;	   /* whether it begins with the magic word */
-	__u8 async_result; /* the last one reported */
-	__u8 met;	   /* calls since its layout was searched in vain */
+	__u8 magic;	   /* whether the struct begins with the magic word */
+	__u8 async_result; /* the last result that was reported */
+	__u8 met;	   /* calls since the last search found no layout */
 	__u8 reserved[3];
 };
 
@@ -122,8 +122,9 @@ __noinline int layout_fits(__u32 index, __u64 address)
 }
 
 /*
- * Sets `thread->found` to the index of the layout that fits the struct at `address`, and `thread->scanned` to the number
- * tried in vain. In the map, where the verifier knows no values: else it would walk the rest for each of them.
+ * Sets `thread->found` to the index of the layout that fits the struct at `address`, and `thread->scanned` to the
+ * number of layouts that do not fit. Both are in a map, where the verifier does not track values: otherwise it would
+ * walk the rest of the program for each value.
  */
 static __always_inline void find_layout(struct nccl_thread *thread, __u64 address)
 {
@@ -213,8 +214,8 @@ static __noinline int comm_details(struct communicator_record *r, struct nccl_la
 }
 
 /*
- * Takes the identity from the struct if it can be read. Returns 1 when it did, and -1 when the struct is that of another
- * communicator than the call that made it.
+ * Reads the identity from the struct. Returns 1 if that succeeds, 0 if the struct cannot be read, and -1 if the struct
+ * has another hash than the unique id of the call that made the communicator.
  */
 static __always_inline int comm_adopt(struct nccl_comm *comm, __u64 address)
 {
@@ -264,8 +265,8 @@ static __always_inline void comm_tell(struct nccl_thread *thread, struct nccl_co
 }
 
 /*
- * Updates the map for a communicator at `address` that is new, has changed, or may be known better now. Afterwards the
- * map has its current state, or no entry. A global function, as the programs' common path does not call it.
+ * Updates the map for a communicator at `address` that is new, has changed, or has perhaps become readable. Afterwards
+ * the map has its current state, or no entry. A global function, as the programs' common path does not call it.
  */
 __noinline int comm_meet(__u64 address, __u64 now)
 {
@@ -279,7 +280,7 @@ __noinline int comm_meet(__u64 address, __u64 now)
 		return 0;
 	key = comm_key(thread, address);
 	known = bpf_map_lookup_elem(&nccl_comms, &key);
-	/* If the identity that was read from a struct differs now, it is another communicator. */
+	/* If the struct's identity has changed, the address now belongs to another communicator. */
 	if (known && known->identity != IDENTITY_STRUCT && known->magic == has_magic(address))
 		comm = *known;
 	else if (!has_magic(address))
@@ -296,7 +297,7 @@ __noinline int comm_meet(__u64 address, __u64 now)
 		comm.children = 0;
 		adopted = comm_adopt(&comm, address);
 	}
-	/* Half made, and not by a call that was seen. */
+	/* The communicator is not complete yet, and the call that makes it was not seen. */
 	if (!adopted && comm.layout != NO_LAYOUT && comm.maker == MADE_UNKNOWN)
 		goto gone;
 	if (adopted || !known) {
@@ -326,12 +327,12 @@ static __always_inline int comm_holds(struct nccl_comm *comm, __u64 address)
 		return 0;
 	if (!comm->magic)
 		return 1;
-	/* A layout was added since, or the end of the struct was not in memory at the last try. */
+	/* Searches again after a layout was added, and now and then: the struct's end may not have been in memory. */
 	next = bpf_map_lookup_elem(&nccl_layouts, &comm->scanned);
 	return !(next && next->end_magic) && ++comm->met % LOOK_AGAIN;
 }
 
-/* The communicator at `address`, or NULL if nothing is known of it. */
+/* The communicator at `address`, or NULL if it is unknown. */
 static __always_inline struct nccl_comm *comm_at(struct nccl_thread *thread, __u64 address, __u64 now)
 {
 	struct comm_key key = comm_key(thread, address);
@@ -349,8 +350,8 @@ static __always_inline struct nccl_comm *comm_at(struct nccl_thread *thread, __u
 }
 
 /*
- * The counts in the struct are of launches: outside of a group, with nothing in progress, they include all calls before
- * this one.
+ * Sets `base` from the struct, which counts launches: outside of a group, and without a call in progress, its counts
+ * include all calls before this call.
  */
 static __noinline int comm_count_from(struct nccl_comm *comm, __u64 address)
 {

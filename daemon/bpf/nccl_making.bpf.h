@@ -73,7 +73,7 @@ static __always_inline struct nccl_making *making_begin(void *ctx, struct probe 
 	return making;
 }
 
-/* For a child: its parent, and its number among the parent's children if all were seen. */
+/* Notes the parent of a child, and the child's number among the parent's children if all children were seen. */
 static __always_inline void making_parent(struct nccl_making *making, __u64 parent, __u64 now)
 {
 	struct nccl_thread *thread = this_thread();
@@ -134,7 +134,7 @@ static __always_inline void making_child(struct nccl_thread *thread, struct nccl
 	r->identity = IDENTITY_DERIVED;
 }
 
-/* Enters the communicator at `address`, as the call's arguments and its return describe it. */
+/* Adds the communicator at `address` to the map, as the call's arguments and its return describe it. */
 static __always_inline void comm_made(struct nccl_thread *thread, __u64 address)
 {
 	struct nccl_making *making = &thread->making;
@@ -157,7 +157,7 @@ static __always_inline void comm_made(struct nccl_thread *thread, __u64 address)
 		comm.end_magic = making->end_magic;
 		comm.comm_hash = making->comm_hash;
 	}
-	/* A communicator in progress is read when it is used. A derived hash gives way to the real one if that can be read. */
+	/* The struct of a communicator in progress is read at its first use. Its hash replaces a derived hash. */
 	if (comm.layout != NO_LAYOUT && comm.identity == IDENTITY_DERIVED) {
 		comm.identity = IDENTITY_NONE;
 		comm.hash = 0;
@@ -193,7 +193,7 @@ __noinline int made_at(__u32 index)
 	return 0;
 }
 
-/* All are of one library, so they have one layout. */
+/* All communicators of one call belong to one library, so they have one layout. */
 static __always_inline void making_lay_out(struct nccl_thread *thread, struct nccl_making *making)
 {
 	struct nccl_comm like = {};
@@ -221,7 +221,7 @@ static __always_inline void making_return(void *ctx, struct probe *probe)
 	r = &making->record;
 	count = making->count;
 	making->count = 0;
-	/* The return of another call than the one whose entry was seen. */
+	/* This return belongs to a call whose entry was not seen. */
 	if (user_stack_pointer(ctx) < making->stack_pointer || user_stack_pointer(ctx) > making->stack_pointer + 16)
 		return;
 	making->whole = !result && !thread->depth;

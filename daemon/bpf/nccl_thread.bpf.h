@@ -12,7 +12,7 @@
 #define GROUP_OPERATIONS 512
 /* How many operations of one group are marked with the group's error. */
 #define FAILED_OPERATIONS 64
-/* An older group has ended unseen, as when that hit exceeded the budget. */
+/* A group that is older has ended unseen, for example because the hit at its end exceeded the budget. */
 #define GROUP_NS (60 * SECOND_NS)
 
 enum last_call {
@@ -38,7 +38,7 @@ struct nccl_making {
 	__u32 child; /* number of this child of the parent, from 1; 0: not known */
 	struct communicator_record record;
 	__u32 whole; /* 1: the call has completed all its work */
-	/* Their layout. */
+	/* The layout of the communicators. */
 	__u32 layout;
 	__u32 scanned;
 	__u32 end_magic;
@@ -80,7 +80,7 @@ struct {
 
 const volatile struct nccl_thread no_thread = {};
 
-/* For global functions, which cannot take pointers: the state of a thread that has one. */
+/* The state of the calling thread, or NULL. For global functions, to which pointers cannot be passed. */
 static __always_inline struct nccl_thread *same_thread(void)
 {
 	__u64 id = bpf_get_current_pid_tgid();
@@ -88,7 +88,7 @@ static __always_inline struct nccl_thread *same_thread(void)
 	return bpf_map_lookup_elem(&nccl_threads, &id);
 }
 
-/* The state of the calling thread, reset if the programs were off since. */
+/* The state of the calling thread, made if missing, reset if the programs were off since its last call. */
 static __always_inline struct nccl_thread *this_thread(void)
 {
 	__u64 id = bpf_get_current_pid_tgid(), started = thread_started();
@@ -125,7 +125,7 @@ static __always_inline int in_group(struct nccl_thread *thread, __u64 now)
 	return thread->depth != 0;
 }
 
-/* Notes the open operation at `key` for the end of the group, or an error. */
+/* Notes the open operation at `key`, to be found at the end of the group or at an error. */
 static __always_inline void range_add(struct nccl_thread *thread, struct operation_key *key)
 {
 	struct stream_range *range;
@@ -148,7 +148,7 @@ static __always_inline void range_add(struct nccl_thread *thread, struct operati
 	thread->ranges++;
 }
 
-/* The program that takes the record out of the map pushes it: two that close it at once report it once. */
+/* Only the program that deletes the record from the map pushes it: two that close it at once report it once. */
 static __always_inline void operation_take(struct operation_key *key, struct collective_record *draft)
 {
 	struct cuda_process *process = bpf_map_lookup_elem(&cuda_processes, &draft->tgid);

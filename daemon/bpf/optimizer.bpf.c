@@ -8,21 +8,21 @@
 #include "process.bpf.h"
 #include "regs.bpf.h"
 
-/* Steps of a training are longer. */
+/* A longer gap begins a new burst. Training steps take longer than this. */
 #define BURST_GAP_NS 1000000ULL
 #define BURSTS_A_SECOND 512
 #define MAX_STREAMS 4096
-/* A polynomial hash: the signs of two bursts give that of both as one (steps/optimizer_steps.py). */
+/* A polynomial hash: the signs of two bursts can be combined into the sign of one (steps/optimizer_steps.py). */
 #define SIGN_FACTOR 0x9E3779B97F4A7C15ULL
 
-/* The begin of a burst, with the data of the one before; `before_calls` is 0 without them. */
+/* The begin of a burst, with data of the burst before; `before_calls` is 0 if these are missing. */
 struct optimizer_burst {
 	__u64 t; /* of its first call, CLOCK_MONOTONIC ns */
 	__u64 start_ns;
-	__u64 before_last; /* when the last call of the burst before was */
-	__u64 before_sign; /* hash of the number of tensors of each of its calls, in their order */
+	__u64 before_last; /* time of the last call of the burst before */
+	__u64 before_sign; /* hash of the numbers of tensors of its calls, in order */
 	__u32 before_calls;
-	__u32 left_out; /* bursts without a record since the last one: too many in a second, or no room */
+	__u32 left_out; /* bursts without a record since the last record: too many in a second, or the ring was full */
 	__u32 tgid;
 	__u32 tid;
 	__u32 which; /* the slot of the probe */
@@ -83,7 +83,7 @@ static __always_inline void begin(struct stream *stream, struct burst *burst, __
 	__u32 generation = generation_now();
 	__u64 start_ns = current_start_ns();
 
-	/* The programs were off meanwhile, or it was another process. */
+	/* The programs were off meanwhile, or the burst before is of another process with this pid. */
 	if (burst->generation != generation || burst->start_ns != start_ns)
 		burst->calls = 0;
 	burst->generation = generation;

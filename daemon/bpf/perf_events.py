@@ -12,7 +12,7 @@ from pathlib import Path
 __all__ = ("ATTR_SIZE", "enable", "online_cpus", "perf_event_open", "run_program", "set_program")
 
 ATTR_SIZE = 112
-"""Of the struct perf_event_attr that we fill; kernels take any size that they know."""
+"""Bytes of struct perf_event_attr that we fill; kernels accept the size of each older version of the struct."""
 
 _NUMBER = {"x86_64": 298, "aarch64": 241}
 _FD_CLOEXEC = 8
@@ -48,7 +48,7 @@ def set_program(event: int, program: int) -> None:
 
 
 def enable(event: int) -> None:
-    """Raises OSError."""
+    """Starts the event. Raises OSError."""
     fcntl.ioctl(event, _IOC_ENABLE, 0)
 
 

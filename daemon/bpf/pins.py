@@ -51,7 +51,7 @@ _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def prepare(instance: str, pin_root: Path = PIN_ROOT, owner: tuple[int, int] | None = None) -> Path:
-    """Creates the instance's folder for ``owner`` (uid, gid), and returns it; mounts a bpffs where there is none.
+    """Creates the instance's folder for ``owner`` (uid, gid), and returns it; mounts a bpffs if there is none.
 
     Raises PrivilegeError for a missing right or a read-only bpffs, UsageError for an invalid name.
     """
@@ -68,25 +68,25 @@ def prepare(instance: str, pin_root: Path = PIN_ROOT, owner: tuple[int, int] | N
             _let_through(pin_root)
     except PermissionError as e:
         raise PrivilegeError(
-            f"cannot make {pin_root / instance}: {e.strerror}", hint="`systemctl start probingd` makes it as root"
+            f"cannot create {pin_root / instance}: {e.strerror}", hint="`systemctl start probingd` creates it as root"
         ) from e
     return folder
 
 
 def require_writable(pin_root: Path = PIN_ROOT) -> None:
-    """Raises PrivilegeError where ``pin_root`` is on a bpffs that is mounted read-only."""
-    there = existing(pin_root)
-    if _filesystem(there) == _BPF_FS_MAGIC and os.statvfs(there).f_flag & os.ST_RDONLY:
-        mounted = next(path for path in (there, *there.parents) if path.is_mount())
+    """Raises PrivilegeError if ``pin_root`` is on a bpffs that is mounted read-only."""
+    folder = existing(pin_root)
+    if _filesystem(folder) == _BPF_FS_MAGIC and os.statvfs(folder).f_flag & os.ST_RDONLY:
+        mounted = next(path for path in (folder, *folder.parents) if path.is_mount())
         message = f"the BPF file system at {mounted} is read-only: probes cannot be pinned in it, nor removed"
         raise PrivilegeError(message, hint=_READ_ONLY_HINT.format(mounted))
 
 
 def possible(pin_root: Path = PIN_ROOT) -> bool:
-    """Returns whether a bpffs can be written to, or could be mounted. Changes nothing."""
-    there = existing(pin_root)
-    if _filesystem(there) == _BPF_FS_MAGIC:
-        return os.access(there, os.W_OK)
+    """Returns whether ``pin_root`` is on a writable bpffs, or a bpffs could be mounted. Changes nothing."""
+    folder = existing(pin_root)
+    if _filesystem(folder) == _BPF_FS_MAGIC:
+        return os.access(folder, os.W_OK)
     # fsopen(2), from Linux 5.2 on, needs the same rights as mount(2).
     fd = int(ctypes.CDLL(None).syscall(_FSOPEN, b"bpf", 0))
     if fd >= 0:
@@ -103,7 +103,7 @@ def _mount(pin_root: Path) -> None:
     if _filesystem(existing(pin_root)) == _BPF_FS_MAGIC:
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    # The bpffs is mounted at the usual place when the folder lies below it, else at the folder itself.
+    # The bpffs is mounted on /sys/fs/bpf if the folder lies below it, otherwise on the folder itself.
     usual = Path("/sys/fs/bpf")
     place = usual if usual in (pin_root, *pin_root.parents) else pin_root
     if place == pin_root:
@@ -186,8 +186,8 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def remove_links(layout: Path) -> int:
-    """Removes the pinned links of a layout, and waits for the end of perf events in maps. Returns the number of links.
-    The rings stay.
+    """Removes the pinned links of a layout, and waits for the end of perf events in maps; the rings stay. Returns the
+    number of links.
     """
     pins = [path for path in layout.iterdir() if path.name.startswith("link_")]
     events = [program for path in pins if (program := _event_in(path)) is not None]
@@ -201,7 +201,7 @@ def _event_in(path: Path) -> int | None:
     try:
         fd = syscalls.object_get(path)
     except OSError:
-        # A damaged description does not keep the layout from being removed.
+        # A link that cannot be opened must not keep the layout from being removed.
         return None
     try:
         return attach.program_in_map(fd)

@@ -3,8 +3,8 @@
 The kernel emulates push, nop, call, jmp and jcc, and steps every other instruction out of line, which traps twice: 0.7
 against 9 us a hit (measured on 6.18). The list of emulated instructions: branch_setup_xol_ops and push_setup_xol_ops in
 arch/x86/kernel/uprobes.c. An instruction at the entry may be skipped if it changes neither an argument register nor the
-stack pointer, and does not jump. This module decodes only the few forms that compilers emit at entries; at any other
-form the search ends, and the entry is the probe point.
+stack pointer, and does not jump. This module decodes only the few forms that compilers emit at entries. At any other
+instruction the search ends, and the entry is the probe point.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ("CHEAP_NS", "DEAR_NS", "ProbePoint", "point_of", "probe_point")
 _OWN_MACHINE = AARCH64 if platform.machine() == "aarch64" else X86_64
 CHEAP_NS = 700
 DEAR_NS = 9200
-# Numbers in instructions of the registers that must not change: rcx, rdx, rsp, rsi, rdi, r8, r9.
+# The registers that must not change, by their numbers in instructions: rcx, rdx, rsp, rsi, rdi, r8, r9.
 _KEPT = frozenset({1, 2, 4, 6, 7, 8, 9})
 _ENDBR64 = b"\xf3\x0f\x1e\xfa"
 _NOTHING, _RM, _REGISTER = "nothing", "r/m", "register"
 _BY_FIELD, _ONLY_COMPARE, _ONLY_FIRST = "by field", "only compare", "only first"
-# Instructions seen at entries of functions, by opcode: what they write, and the bytes of the immediate after the
-# operands. "by field": with 7 in the register field the instruction is cmp, else it writes r/m; with byte operands only
-# cmp may be skipped, since %ch is a part of %rcx. "only first": only 0 in that field is decoded.
+# Instructions seen at entries of functions, by opcode: the operand that they write, and the bytes of the immediate
+# after the operands. "by field": with 7 in the register field the instruction is cmp, else it writes r/m; with byte
+# operands only cmp may be skipped, since %ch is a part of %rcx. "only first": only 0 in that field is decoded.
 _FORMS = {
     **dict.fromkeys((0x01, 0x09, 0x21, 0x29, 0x31, 0x89), (_RM, 0)),
     **dict.fromkeys((0x03, 0x0B, 0x23, 0x2B, 0x33, 0x8B, 0x8D, 0x63), (_REGISTER, 0)),
@@ -63,7 +63,7 @@ def probe_point(head: bytes, machine: int, size: int = 0) -> ProbePoint:
     unknown.
     """
     if machine != X86_64:
-        return ProbePoint(0, "dear", "entry: only x86-64 instructions are looked at")
+        return ProbePoint(0, "dear", "entry: only x86-64 instructions are decoded")
     at, end = 0, min(len(head), size or len(head))
     while at < end:
         code = head[at:end]
@@ -138,7 +138,7 @@ def _with_operands(code: bytes, at: int, rex: int, forms: Mapping[int, tuple[str
         if writes == _RM:
             return 0
         length += (modrm & 7 == 4) + {0: 4 if modrm & 7 == 5 else 0, 1: 1, 2: 4}[mode]
-        # With mode 0, a SIB byte without a base has an address of four bytes: not seen at entries of functions.
+        # In mode 0 a SIB byte may come without a base, but with a 4-byte address: not seen at entries of functions.
         if mode == 0 and modrm & 7 == 4:
             return 0
     written = {_RM: rm, _REGISTER: register}.get(writes)

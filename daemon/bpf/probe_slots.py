@@ -27,7 +27,7 @@ class SlotRegistry:
     def reserve(self, name: str, first: int, count: int = 1) -> range:
         """Reserves the ``count`` slots from ``first`` on for ``name``, and returns them.
 
-        Raises InternalError if one of them has an owner or lies beyond the limit, or if ``name`` has slots already.
+        Raises InternalError if a slot has an owner or lies beyond the limit, or if ``name`` already has slots.
         """
         block = range(first, first + count)
         if not 0 <= first <= first + count <= self._limit:

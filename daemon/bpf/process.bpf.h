@@ -25,7 +25,7 @@ struct task_struct {
 	struct task_struct *group_leader;
 	struct task_struct *real_parent;
 	struct signal_struct *signal;
-	struct mm_struct *mm; /* NULL for a kernel thread and for one that is exiting */
+	struct mm_struct *mm; /* NULL for a kernel thread and for a thread that is exiting */
 	__u64 start_boottime;
 	unsigned long nvcsw; /* voluntary and involuntary context switches */
 	unsigned long nivcsw;
@@ -46,8 +46,8 @@ static __always_inline __u64 start_ns_of(struct task_struct *task)
 extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym;
 
 /*
- * The verifier looks through all types of the kernel, twice, whenever a program follows a pointer of a trusted task:
- * 1 ms each time, a quarter of the time to load all programs. The cast, of 6.2, takes the trust away and runs no code.
+ * The verifier searches all types of the kernel, twice, whenever a program follows a pointer of a trusted task: 1 ms
+ * each time, a quarter of the time to load all programs. The cast (Linux 6.2) removes the trust and runs no code.
  */
 static __always_inline struct task_struct *current_task(void)
 {

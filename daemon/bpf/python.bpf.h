@@ -29,7 +29,7 @@ enum python_gil {
 	GIL_STRUCT = 2,	 /* `gil` is the address of a struct with gil_holder and gil_locked (3.12+) */
 };
 
-/* Offsets in bytes; ABSENT for a field that this version lacks. */
+/* Offsets in bytes; ABSENT for a field that this version of CPython lacks. */
 struct python_layout {
 	__u16 thread_id; /* in PyThreadState: pthread_self() */
 	__u16 thread_frame;
@@ -57,22 +57,22 @@ struct python_process {
 	__u64 start_ns;
 	__u64 gil;
 	__u32 rate;	/* samples per second and CPU; at most the rate of the clock */
-	__u32 off_rate; /* walks per second and thread when it leaves the CPU; 0: off-CPU time is not sampled */
+	__u32 off_rate; /* walks per second of a thread that leaves the CPU; 0: off-CPU time is not sampled */
 	struct python_layout layout;
 };
 
 /* By tid, as the host sees it. */
 struct python_thread {
 	__u64 state;	 /* address of its PyThreadState */
-	__u64 thread_id; /* the word at thread_id in it */
+	__u64 thread_id; /* the word at offset thread_id of the PyThreadState */
 	__u64 start_ns;	 /* of its process */
-	/* Written when it leaves the CPU (python_off.bpf.c). */
-	__u64 second; /* of CLOCK_MONOTONIC, to which these belong: */
+	/* Written when the thread leaves the CPU (python_off.bpf.c). */
+	__u64 second; /* the current second of CLOCK_MONOTONIC */
 	__u32 count;  /* switches in this second */
 	__u32 before; /* switches in the second before */
-	__u32 block;  /* of so many switches one is walked */
-	__u32 left;   /* how many of them are still to come, */
-	__u32 pick;   /* and how many when it is the one */
+	__u32 block;  /* number of switches in a block, of which one is walked */
+	__u32 left;   /* number of switches of the block still to come */
+	__u32 pick;   /* value of `left` at the switch that is walked */
 	__u32 reserved;
 };
 
@@ -99,10 +99,10 @@ struct python_frame {
 /* Frames are innermost first; `hash` is equal for equal frames of a process. */
 struct python_sample {
 	__u64 start_ns;
-	__u64 ktime; /* when it was taken; off CPU: when the thread left the CPU, or was last reported */
+	__u64 ktime; /* time of the sample; off CPU: when the thread left the CPU, or was last reported */
 	__u64 hash;
 	__u64 duration_ns; /* off CPU: the time that the sample stands for; 0 on CPU */
-	__u64 user_ip;	   /* where the thread was in its own code, native or not; 0 where not known */
+	__u64 user_ip;	   /* address of the thread's last instruction in user space; 0: not known */
 	__u32 tgid;
 	__u32 tid;
 	__u16 depth;
@@ -116,9 +116,9 @@ struct python_sample {
 #define STR_HASH 24
 
 /*
- * A checksum that identifies a code object: a new one at the same address has another name, file, line table or first
- * line. Their addresses can be reused too, so the hash of the plain name is included, which the interpreter has computed
- * for every code object. sampling/codes.py has the same arithmetic.
+ * A checksum that identifies a code object: a new code object at the same address has another name, file, line table or
+ * first line. The addresses of these strings can be reused, too, so the hash of the plain name is included, which the
+ * interpreter has computed for every code object. sampling/codes.py has the same arithmetic.
  */
 static __always_inline __u32 code_check(__u64 filename, __u64 name, __u64 linetable, __u32 firstlineno, __u64 name_hash)
 {

@@ -2,26 +2,28 @@
 /*
  * Off-CPU time of Python threads: the stack with which a thread left the CPU, and how long it was away.
  *
- * Of each block of a thread's switches one is walked, at random, and stands for the others: its time counts as often as
- * the block has switches, so sums are right for blocks of any size. The others cost one lookup of the thread. A wait of
- * a second or more counts once, as it is reported while it lasts and cannot stand for others. For long waits that were not chosen, and for threads that were away before the sampler looked,
- * user space makes the entry (sampling/off_cpu/kernel_entries.py). Needs Linux 5.13 (atomics that fetch, a walk over a map).
+ * A thread's context switches are counted in blocks. One switch of each block is chosen at random, and its stack is
+ * walked. Its time off the CPU is multiplied by the size of the block, so sums are right for blocks of any size. The
+ * other switches cost one lookup of the thread. A wait of a second or more counts once, as it is reported while it
+ * lasts. For long waits that were not chosen, and for threads that were off the CPU before the sampler began, the
+ * collector makes the entry (sampling/off_cpu/kernel_entries.py). Needs Linux 5.13 (atomics that fetch, a walk over a
+ * map).
  */
 #include "python_walk.bpf.h"
 
 #define TOLD_AFTER_NS SECOND_NS
 #define AWAY_ENTRIES 2048
-/* How many of them one process may have (sampling/off_cpu/kernel_entries.py). */
+/* The number of entries that one process may have (sampling/off_cpu/kernel_entries.py). */
 #define AWAY_SHARE (AWAY_ENTRIES / 4)
 
 /*
- * A thread that is off the CPU. `since` is 0 while it must not be reported; a program that changes it owns the time
- * before. `sample.ktime` is when it left.
+ * A thread that is off the CPU. `since`: the begin of the time that is not reported yet, 0 while none may be reported.
+ * The program that changes `since` is the one that reports the time before. `sample.ktime`: when the thread left.
  */
 struct python_off {
 	__u64 since;
-	__u64 switches; /* context switches so far: unchanged while it has not run */
-	__u32 weight; /* how many switches it stands for */
+	__u64 switches; /* context switches of the thread so far: unchanged until it runs */
+	__u32 weight; /* number of switches that the entry stands for */
 	__u32 generation;
 	struct python_sample sample;
 };
@@ -61,7 +63,7 @@ struct {
 	__type(value, struct python_sample);
 } python_telling SEC(".maps");
 
-/* Counts a switch. What is left of a block is given up with its second: the thread may leave the CPU less often now. */
+/* Counts a switch. A new second ends the block of the old one, as the thread may leave the CPU less often now. */
 static __always_inline void count_switch(struct python_thread *thread, __u64 now)
 {
 	__u64 second = now / SECOND_NS;
@@ -75,7 +77,7 @@ static __always_inline void count_switch(struct python_thread *thread, __u64 now
 	thread->count++;
 }
 
-/* Begins a block of as many switches as there are for each walk, rounded up or down at random. */
+/* Begins a block, whose size is the number of switches for each walk, rounded up or down at random. */
 static __always_inline void begin_block(struct python_thread *thread, __u32 rate)
 {
 	__u64 out_of = larger(thread->count, thread->before);
@@ -107,7 +109,7 @@ static __always_inline __u64 passes(void)
 	return count ? *count : 0;
 }
 
-/* The share of a process, with its known entries in the map; NULL if it has used up its share. */
+/* The share of a process, with the number of its entries in the map; NULL if the share is used up. */
 static __always_inline struct python_share *share_of_away(__u32 tgid)
 {
 	struct python_share *share = share_of(tgid);
@@ -115,7 +117,7 @@ static __always_inline struct python_share *share_of_away(__u32 tgid)
 
 	if (!share)
 		return 0;
-	/* The last flush found none of its threads. */
+	/* The last flush found no thread of the process. */
 	if (share->pass < pass) {
 		share->pass = pass;
 		share->away = 0;
@@ -131,7 +133,7 @@ static __always_inline void put_away(struct python_share *share, __u32 tid, stru
 		RING_LOST(python_samples);
 }
 
-/* `prev` is the calling thread, and its memory is still there. */
+/* `prev` is the calling thread, whose memory can still be read. */
 static __always_inline void leave(struct task_struct *prev)
 {
 	__u32 tid = prev->pid, tgid = prev->tgid, zero = 0;
@@ -289,7 +291,7 @@ static long flush_one(void *map, __u32 *tid, struct python_off *entry, struct fl
 	return 0;
 }
 
-/* Reports the threads that have been away for a second and are not reported yet. Returns how many. */
+/* Reports the threads that have been off the CPU for a second since their last report. Returns their number. */
 SEC("raw_tp")
 int python_off_flush(void *ctx)
 {

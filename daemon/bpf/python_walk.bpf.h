@@ -12,7 +12,7 @@
 #include "python.bpf.h"
 #include "regs.bpf.h"
 
-/* Bytes within which the fields of a frame, and those of a code object, lie. */
+/* The fields that are read of a frame lie within this number of bytes, and so do the fields of a code object. */
 #define WINDOW 128
 #define NO_SHIMS 0xff
 #define PF_EXITING 0x4
@@ -38,7 +38,7 @@ struct {
 	__type(value, struct python_thread);
 } python_threads SEC(".maps");
 
-/* Stacks that were reported already: only a new one wakes the decoder. */
+/* Stacks that were reported already: only a new stack wakes the decoder. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -51,15 +51,15 @@ RING(python_samples, struct python_sample, 8 << 20);
 /* The slots under which left_out counts samples, and times off the CPU, of processes that used up their share. */
 #define SAMPLES_SLOT 254
 #define AWAY_SLOT 255
-/* While the ring is at least half full, one process may have one of so many parts of it. */
+/* While the ring is at least half full, one process may fill at most one part of it in RING_SHARES. */
 #define RING_SHARES 8
 
 /* A process's share of the ring and of the map `python_off`, by tgid. */
 struct python_share {
-	__u64 since; /* position in the ring from which `used` counts; it restarts once that was read */
+	__u64 since; /* position in the ring from which `used` counts; moves on once the reader is past it */
 	__u64 used;  /* bytes */
 	__u64 pass;  /* the flush that counted `away` last */
-	__u64 away;  /* threads in python_off, give or take a few */
+	__u64 away;  /* approximate number of its threads in python_off */
 };
 
 struct {
@@ -69,7 +69,7 @@ struct {
 	__type(value, struct python_share);
 } python_shares SEC(".maps");
 
-/* The layout, the windows that are read of frames and code objects, and the first owner whose frames do not count. */
+/* The layout, the windows that are read of frames and code objects, and the least owner whose frames do not count. */
 struct python_plan {
 	struct python_layout layout;
 	__u32 frame_size;
@@ -181,8 +181,8 @@ static __always_inline int plan_make(struct python_plan *plan, const struct pyth
 }
 
 /*
- * False when callers of the last frame that was read are missing, though it has no link to one: its call, or that of a
- * frame above, is not linked yet. A run of the interpreter loop begins with a shim (3.12+), a thread with no generator.
+ * False if the last frame that was read has a caller but no link to it, since the link of this frame, or of a frame
+ * above it, is not set yet. The outermost frame is a shim (3.12+) or, in older versions, not a generator's.
  */
 static __always_inline int is_outermost(const struct python_scratch *scratch)
 {
@@ -197,8 +197,8 @@ static __always_inline int is_outermost(const struct python_scratch *scratch)
 /*
  * Fills the sample's frames, depth, hash and flags according to `scratch->plan`. Bytes after the frames do not change.
  *
- * The verifier follows the loop once for each combination of values that it knows. So the plan and the depth are read
- * from memory at each use, whose values it does not know.
+ * The verifier follows the loop once for each combination of values that it knows. It knows no values in memory, so the
+ * plan and the depth are read from memory at each use.
  */
 static __always_inline void python_walk(struct python_scratch *scratch, struct python_sample *sample, __u64 state)
 {
@@ -255,7 +255,7 @@ static __always_inline void python_walk(struct python_scratch *scratch, struct p
 	sample->hash = hash;
 }
 
-/* The address in the calling thread's own code; 0 before Linux 5.15. */
+/* The address at which the calling thread left user space; 0 before Linux 5.15. */
 static __always_inline __u64 task_user_ip(void)
 {
 	__u64 regs, ip = 0;
@@ -282,7 +282,7 @@ static __always_inline void sample_begin(struct python_sample *sample, __u64 sta
 	sample->reserved = 0;
 }
 
-/* Hashed by thread, so that each wakes the reader once. */
+/* The hash is of the thread, so that each unresolved thread wakes the reader once. */
 static __always_inline void sample_unresolved(struct python_sample *sample)
 {
 	sample->kind = SAMPLE_UNRESOLVED;
@@ -322,7 +322,7 @@ static __noinline struct python_share *share_of(__u32 tgid)
 	return bpf_map_lookup_elem(&python_shares, &tgid);
 }
 
-/* Whether there is room for one more sample of a process: one with very many must leave room for the others. */
+/* Whether the ring may take one more sample of a process: a process with very many must leave room for the others. */
 static __always_inline int share_take(struct python_sample *sample)
 {
 	__u64 size = bpf_ringbuf_query(&python_samples, BPF_RB_RING_SIZE);
@@ -344,7 +344,7 @@ static __always_inline int share_take(struct python_sample *sample)
 	return 1;
 }
 
-/* Wakes the reader for records that it has not seen yet. */
+/* Pushes a sample, and wakes the reader if its stack is new. */
 static __always_inline void sample_push(struct python_sample *sample)
 {
 	__u64 key = mixed(sample->hash, sample->start_ns);

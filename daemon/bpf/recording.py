@@ -1,8 +1,8 @@
 """Records drained rings to a file, and replays them without BPF: for tests, fuzzing and bug reports.
 
-A file is a series of blocks. A block begins with the length and the CRC32 (zlib's) of the rest, which is: the length of
-a JSON header, the header (ring, clock pair, record type), and the bytes of the records. A killed recorder leaves half a
-block at the end, which is ignored.
+A file is a series of blocks. A block begins with the length and the CRC32 (zlib's) of its content: the length of a JSON
+header, the header (ring, clock pair, record type), and the bytes of the records. A killed recorder leaves half a block
+at the end, which is ignored.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def replay(path: Path) -> Iterator[Recorded]:
         while len(frame := file.read(_FRAME.size)) == _FRAME.size:
             length, crc = _FRAME.unpack(frame)
             if length > _MAX_BLOCK:
-                raise FormatError(f"{path.name} is damaged: a block of {length} bytes")
+                raise FormatError(f"{path.name} is damaged: a block claims to have {length} bytes")
             block = file.read(length)
             if len(block) < length:
                 return
             if zlib.crc32(block) != crc:
-                raise FormatError(f"{path.name} is damaged: wrong checksum")
+                raise FormatError(f"{path.name} is damaged: a block has a wrong checksum")
             yield _decode(block, path.name)
 
 
@@ -88,4 +88,4 @@ def _decode(block: bytes, name: str) -> Recorded:
         records = np.frombuffer(block, dtype_from_json(header["record"]), offset=_HEADER.size + length)
         return Recorded(str(header["ring"]), clock, records)
     except (struct.error, ValueError, KeyError, TypeError) as e:
-        raise FormatError(f"{name} is damaged: a block that cannot be read") from e
+        raise FormatError(f"{name} is damaged: a block cannot be decoded") from e

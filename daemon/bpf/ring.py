@@ -187,12 +187,12 @@ class Ring:
 
     def _check(self, position: int) -> None:
         if not self.position <= position <= int(self._memory.producer[0]):
-            raise FormatError(f"ring {self.name}: position {position} is not between what was read and written")
+            raise FormatError(f"ring {self.name}: position {position} is not between the read and write positions")
 
 
 def checked_ring_size(key: str, size: int) -> int:
     """Returns ``size``, in bytes. Raises ConfigError if a ring cannot have this size; ``key`` is the setting."""
     if size & (size - 1) or size < mmap.PAGESIZE:
-        hint = f"a power of two, for example {max(1 << size.bit_length(), 1 << 16)}"
-        raise ConfigError(f"{key} is {size}", hint=hint)
+        hint = f"use a power of two, for example {max(1 << size.bit_length(), 1 << 16)}"
+        raise ConfigError(f"{key} cannot be {size}", hint=hint)
     return size

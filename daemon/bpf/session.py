@@ -66,30 +66,30 @@ class Session:
         optional: Sequence[str | Path] = (),
         late: Collection[str] = (),
     ) -> Session:
-        """Returns a session of ``objects`` (names of built objects, or paths): loads or adopts them, attaches their
-        tracepoints, beats once.
+        """Loads or adopts ``objects`` (names of built objects, or paths), attaches their tracepoints, calls
+        ``heartbeat`` and returns the session.
 
-        Objects of ``optional`` come last; those that the kernel refuses are left out. Of the objects of ``late`` only
-        the maps are made: their programs load when one of them is used, or by ``load_late``.
+        Objects of ``optional`` come last, and are left out if the kernel refuses them. For objects of ``late`` only the
+        maps are made; their programs load when one of them is used, or by ``load_late``.
 
-        ``fallback`` attaches as on kernels without uprobe_multi; PROBINGD_WITHOUT lists features to do without,
-        separated by commas. ``constants`` sets ``const volatile`` variables, ``sizes`` the bytes of rings and the
-        entries of maps. Raises AttachError, PrivilegeError, StateLocked, NotFound.
+        ``fallback`` attaches as on kernels without uprobe_multi. The environment variable PROBINGD_WITHOUT lists
+        features that are treated as missing, separated by commas. ``constants`` sets ``const volatile`` variables,
+        ``sizes`` the bytes of rings and the entries of maps. Raises AttachError, PrivilegeError, StateLocked, NotFound.
         """
         avoided = [name for name in os.environ.get("PROBINGD_WITHOUT", "").split(",") if name]
-        found = (features or detect()).without(*avoided, *(["uprobe_multi"] if fallback else []))
-        if not found.ringbuf:
-            raise PrivilegeError("no BPF ring buffer can be made: rights or kernel (5.8) are missing")
-        if not found.btf:
+        usable = (features or detect()).without(*avoided, *(["uprobe_multi"] if fallback else []))
+        if not usable.ringbuf:
+            raise PrivilegeError("no BPF ring buffer can be made: a right is missing, or the kernel is older than 5.8")
+        if not usable.btf:
             raise PrivilegeError("the kernel has no BTF", hint="use a kernel built with CONFIG_DEBUG_INFO_BTF")
-        own = ["identity"] if found.real_inode and found.test_run else []
+        own = ["identity"] if usable.real_inode and usable.test_run else []
         folder = pins.prepare(instance, pin_root)
 
-        extra = dict(read_object(name, found) for name in optional)
-        sources = dict(read_object(name, found) for name in (*objects, *own)) | extra
+        extra = dict(read_object(name, usable) for name in optional)
+        sources = dict(read_object(name, usable) for name in (*objects, *own)) | extra
         plain = dict(plain_object(name) for name in (*objects, *optional))
         loader = Loader(
-            folder, sources, found, constants or {}, sizes or {}, extra, {name: plain[name] for name in late}
+            folder, sources, usable, constants or {}, sizes or {}, extra, {name: plain[name] for name in late}
         )
         return cls._opened(folder, loader)
 
@@ -121,7 +121,7 @@ class Session:
                 self.links.tracepoint(program, self.program(program), tracepoint if kind == "raw_tp" else None)
 
     def _describe(self) -> None:
-        """Writes the layouts of the records into ``meta_v1``, for a later version."""
+        """Writes the layouts of the records into ``meta_v1``, by which another version of the daemon reads them."""
         path = self._loader.path / pins.META
         if not path.exists():
             rings = {name: dtype_to_json(ring.record) for name, ring in self.rings.items()}
@@ -180,9 +180,10 @@ class Session:
         return frozenset(self._loaded.late)
 
     def load_late(self, *names: str) -> None:
-        """Loads the programs of late objects, by default of all. Raises AttachError, PrivilegeError.
+        """Loads the programs of the late objects ``names``, or of all late objects if no name is given.
 
-        If the kernel refuses an optional object, ``refused`` has its error afterwards.
+        If the kernel refuses an optional object, ``refused`` has its error afterwards. Raises AttachError,
+        PrivilegeError.
         """
         for name in names or sorted(self._loaded.late):
             with self._loading:
@@ -194,7 +195,7 @@ class Session:
         return self._paused
 
     def heartbeat(self) -> None:
-        """Records that the daemon runs: the programs stop recording when this was not called for 60 s."""
+        """Records that the daemon runs: programs stop recording 60 s after the last heartbeat."""
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self.maps["control"].update(0, _CONTROL.pack(now, int(self._paused), self._generation))
 
@@ -205,7 +206,7 @@ class Session:
         self.heartbeat()
 
     def _renew(self) -> None:
-        # Operations that were in flight when the programs were switched off are void: their ends may be missed.
+        # A new generation voids operations that were in flight when the programs were off: their ends may be missed.
         self._generation = (self._generation + 1) & 0xFFFF_FFFF
 
     def counters(self) -> dict[str, dict[str, int]]:
@@ -226,10 +227,10 @@ class Session:
         return found
 
     def refusals(self, before_ns: int | None = None) -> dict[tuple[int, int], int]:
-        """Returns (slot, pid) -> refused hits of this probe, counted since the process exceeded its budget.
+        """Returns (slot, pid) -> number of refused hits of the probe, counted since the process exceeded its budget.
 
         The kernel keeps the last 4,096 pairs; a count that is smaller than before was reset. ``before_ns``: only pairs
-        last refused before that time, CLOCK_MONOTONIC ns.
+        whose last refusal was before this time, CLOCK_MONOTONIC ns.
         """
         keys, values = self.maps["process_budgets"].items()
         chosen = values["refused"] > 0
@@ -242,18 +243,18 @@ class Session:
         """Returns the number of refused hits of a probe that were reported as losses, and the UTC time of the report,
         ns, or 0.
         """
-        found = self.maps["refusals_reported"].lookup(slot)
-        return int(found["refused"]), int(found["ts"])
+        reported = self.maps["refusals_reported"].lookup(slot)
+        return int(reported["refused"]), int(reported["ts"])
 
     def set_reported_refusals(self, slot: int, refused: int, ts: int) -> None:
-        """Stores what ``reported_refusals`` returns; the next collector reads it, too."""
+        """Stores the values that ``reported_refusals`` returns, also in the next collector."""
         self.maps["refusals_reported"].update(slot, (refused, ts))
 
     def set_budget(self, slot: int, hits_a_second: int) -> None:
         """Sets the budget of a probe and switches the probe on. ``hits_a_second``: of one process on one CPU; 0:
         unlimited.
         """
-        # With "refused until now" the programs check the budget of each process.
+        # refused_ns = now makes the programs check the refusals of each process (``guard_refused_since``).
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self.maps["budgets"].update(slot, (0, hits_a_second, now))
 
@@ -268,14 +269,14 @@ class Session:
         """Attaches a tracepoint program marked ON_DEMAND until ``detach`` or the end of this process. A second call
         changes nothing.
 
-        The caller must discard what the program recorded in an earlier attachment: the generation is shared by all
-        programs. Raises AttachError, PrivilegeError, NotFound.
+        The caller must discard the program's state from an earlier attachment, since attaching begins no new
+        generation. Raises AttachError, PrivilegeError, NotFound.
         """
         handle = self.program(program)
         if program not in self.links:
             kind, _, tracepoint = self._loaded.sections[program].partition("/")
             if not tracepoint or kind not in ("raw_tp", "tp_btf"):
-                raise AttachError(f"{program} is not a program for a tracepoint")
+                raise AttachError(f"{program} cannot be attached: it is not a program for a tracepoint")
             self.links.tracepoint(program, handle, tracepoint if kind == "raw_tp" else None, pinned=False)
         return self.links[program]
 
@@ -304,9 +305,9 @@ class Session:
         return self.links.uprobe(program, self.program(program), fd, file, points, key, on_return, pid)
 
     def identity(self, fd: int) -> tuple[int, int]:
-        """Returns (st_dev, st_ino) of the file that probes attach to: for an overlay, of the lower file (from 5.17).
+        """Returns (st_dev, st_ino) of the file that probes attach to: for an overlay, of the lower file (Linux 5.17+).
 
-        So a file has one identity in all mounts that show it. Raises AttachError if the file cannot be mapped.
+        So a file has the same identity in all mounts that show it. Raises AttachError if the file cannot be mapped.
         """
         status = os.fstat(fd)
         if "real_inode" in self.programs and status.st_size:
@@ -318,10 +319,10 @@ class Session:
                 # Nothing reads through this mapping, since the file's storage may not answer.
                 address = np.frombuffer(mapping, "u1").ctypes.data
                 if self.run_program("real_inode", struct.pack("<Q", address)) == 0:
-                    found = self.maps["identity"].lookup(0)
+                    identity = self.maps["identity"].lookup(0)
                     # The kernel's internal dev_t: 12 bits of major number, 20 of minor.
-                    device = int(found["device"])
-                    return os.makedev(device >> 20, device & 0xFFFFF), int(found["inode"])
+                    device = int(identity["device"])
+                    return os.makedev(device >> 20, device & 0xFFFFF), int(identity["inode"])
         return status.st_dev, status.st_ino
 
     def detach(self, link: Link) -> None:

@@ -1,7 +1,7 @@
 """Makes the bpf(2) calls that do not go through libbpf, because a host's libbpf may be older than its kernel.
 
-Command numbers and attribute layouts: include/uapi/linux/bpf.h. Each function raises OSError; callers turn it into an
-error of ours.
+Command numbers and attribute layouts: include/uapi/linux/bpf.h. Each function raises OSError; callers turn it into a
+ProbingError. "(from 5.14)" means Linux 5.14 and newer.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Info(NamedTuple):
 def _bpf(command: int, attributes: bytes | ctypes.Array[ctypes.c_char]) -> int:
     if isinstance(attributes, bytes):
         attributes = ctypes.create_string_buffer(attributes.ljust(_MAX_ATTR, b"\0"), _MAX_ATTR)
-    # The kernel refuses nonzero bytes after the fields that it has; all our fields lie in the first 128 bytes.
+    # The kernel refuses nonzero bytes after the fields that it knows; all our fields lie in the first 128 bytes.
     result = int(_libc.syscall(_NUMBER[platform.machine()], command, attributes, 128))
     if result < 0:
         number = ctypes.get_errno()
@@ -91,7 +91,7 @@ def create_map(kind: int, key_size: int, value_size: int, entries: int, name: st
 def create_event_map(name: str = "") -> int:
     """Returns the descriptor of a new map for one perf event, which stays open while the map exists (from 5.10).
 
-    Without BPF_F_PRESERVE_ELEMS the kernel would remove the event when the descriptor that entered it is closed.
+    Without BPF_F_PRESERVE_ELEMS the kernel would remove the event when the descriptor by which it was added is closed.
     """
     return create_map(_MAP_PERF_EVENT_ARRAY, 4, 4, 1, name, _PRESERVE_ELEMS)
 
@@ -148,7 +148,7 @@ def map_update(fd: int, key: bytes, value: bytes, *, new: bool = False) -> None:
 
 
 def map_delete(fd: int, key: bytes) -> bool:
-    """Returns whether the key existed."""
+    """Deletes an entry. Returns whether the key existed."""
     k = ctypes.create_string_buffer(key, len(key))
     try:
         _bpf(MAP_DELETE, struct.pack("<IxxxxQQQ", fd, _address(k), 0, 0))
@@ -171,7 +171,7 @@ def map_next_key(fd: int, key: bytes | None, key_size: int) -> bytes | None:
 def map_lookup_batch(fd: int, key_size: int, value_size: int, count: int) -> Iterator[tuple[bytes, bytes]]:
     """Yields (keys, values) of a hash or array, ``count`` entries at a time, each joined as bytes (from 5.6)."""
     keys, values = ctypes.create_string_buffer(key_size * count), ctypes.create_string_buffer(value_size * count)
-    # The position is a bucket number (hash) or a key (array), both of 4 bytes; larger keys need no more.
+    # The position is a bucket number (hash) or a key (array), both of 4 bytes, also for maps with larger keys.
     position, following = (ctypes.create_string_buffer(max(key_size, 4)) for _ in range(2))
     at = 0
     while True:
@@ -214,12 +214,14 @@ def link_uprobe_multi(
 
 
 def link_perf_event(program: int, event: int, cookie: int) -> int:
-    """Returns a link of a program to a perf event, which can be pinned (from 5.15)."""
+    """Returns a link of a program to a perf event. The link can be pinned (from 5.15)."""
     return _bpf(LINK_CREATE, struct.pack("<IIIIQ", program, event, _PERF_EVENT, 0, cookie))
 
 
 def run_raw_tracepoint(program: int, context: bytes) -> int:
-    """Runs a raw tracepoint program once with these arguments (u64) and returns its result (from 5.10)."""
+    """Runs a raw tracepoint program once, with the u64 words of ``context`` as its arguments. Returns the program's
+    result (from 5.10).
+    """
     arguments = ctypes.create_string_buffer(context, len(context))
     attributes = ctypes.create_string_buffer(_MAX_ATTR)
     pack = struct.Struct("<IIIIQQIIIIQQ")
@@ -247,13 +249,15 @@ def program_info(fd: int) -> Info:
 
 
 def link_info(fd: int) -> tuple[int, int, int]:
-    """Returns (type, id, id of the program)."""
+    """Returns (type, id, id of the program) of a link."""
     kind, identity, program = struct.unpack_from("<III", _info(fd, 64))
     return kind, identity, program
 
 
 def ids(kind: str) -> list[int]:
-    """Returns the ids of all objects of a ``kind``, program, map or link, on this machine. Needs CAP_SYS_ADMIN."""
+    """Returns the ids of all programs, maps or links of this machine. ``kind``: program, map or link. Needs
+    CAP_SYS_ADMIN.
+    """
     command = {"program": PROG_NEXT_ID, "map": MAP_NEXT_ID, "link": LINK_NEXT_ID}[kind]
     found: list[int] = []
     attributes = ctypes.create_string_buffer(_MAX_ATTR)

@@ -54,7 +54,8 @@ def _counts_of(name: str, features: Features) -> Counts:
     for program, log in logs.items():
         match = _COUNTS.search(log)
         if match is None:
-            raise AttachError(f"{name}: the verifier counted nothing for {program}", hint="report this kernel")
+            hint = "report the release of this kernel"
+            raise AttachError(f"{name}: the verifier's log has no counts of program {program}", hint=hint)
         counts[program] = int(match[1]), int(match[2])
     return counts
 

@@ -38,8 +38,8 @@ _FORMATS = {
 class Row:
     """The frame layout at one instruction of the function of ``size`` bytes at ``start``, an address before relocation.
 
-    The CFA is ``cfa_register`` + ``cfa_offset``, or the value of ``cfa_expression``. ``signal``: a frame of the kernel,
-    whose caller is the interrupted instruction and not a return address.
+    The CFA is ``cfa_register`` + ``cfa_offset``, or the value of ``cfa_expression``. ``signal``: the kernel made the
+    frame to deliver a signal, so its caller is at the interrupted instruction, not at a return address.
     """
 
     start: int
@@ -58,7 +58,7 @@ class FrameTable:
     def __init__(self, elf: Elf) -> None:
         header = elf.segment(PT_GNU_EH_FRAME)
         if header is None or header.file_size < 12:
-            raise UnsupportedTarget("the file has no index of its call frame information")
+            raise UnsupportedTarget("the file has no .eh_frame_hdr, the index of its call frame information")
         self._elf = elf
         self._base = header.vaddr
         cursor = Cursor(elf.read_upto(header.offset, min(header.file_size, 32)))
@@ -73,7 +73,7 @@ class FrameTable:
         self._cies: dict[int, Cie] = {}
 
     def row(self, address: int) -> Row | None:
-        """Returns the frame layout at ``address`` (before relocation); None when the file describes no function there.
+        """Returns the frame layout at ``address`` (before relocation), None if no function is described at it.
 
         Raises CorruptTarget or UnsupportedTarget for a damaged description.
         """
@@ -90,7 +90,7 @@ class FrameTable:
         cursor = Cursor(data)
         cie_offset = cursor.number(4)
         if not cie_offset:
-            raise CorruptTarget("the index of call frame information leads to no function")
+            raise CorruptTarget("an entry in the index of call frame information refers to no function")
         cie = self._cie(body - cie_offset)
         start = self._pointer(cursor, cie.encoding, body)
         size = cursor.number(*_format(cie.encoding & 0x07)) & _MASK
@@ -122,8 +122,8 @@ class FrameTable:
         return self._elf.read(offset + skip, size), address + skip
 
     def _cie(self, address: int) -> Cie:
-        if found := self._cies.get(address):
-            return found
+        if cached := self._cies.get(address):
+            return cached
         data, _ = self._entry(address)
         cursor = Cursor(data)
         if cursor.number(4):
@@ -136,13 +136,13 @@ class FrameTable:
             raise CorruptTarget("call frame information has too long an augmentation")
         augmentation = cursor.take(end + 1 - cursor.at)[:-1]
         if version == 4 and cursor.take(2) != b"\x08\0":
-            raise UnsupportedTarget("call frame information for addresses that do not have 64 bits")
+            raise UnsupportedTarget("call frame information is for addresses that do not have 64 bits")
         code_align, data_align = cursor.uleb(), cursor.sleb()
         register = cursor.number(1) if version == 1 else cursor.uleb()
-        found = _augmented(cursor, augmentation, code_align, data_align, register)
+        cie = _augmented(cursor, augmentation, code_align, data_align, register)
         if len(self._cies) < _MAX_CIES:
-            self._cies[address] = found
-        return found
+            self._cies[address] = cie
+        return cie
 
     def _pointer(self, cursor: Cursor, encoding: int, body: int) -> int:
         if encoding & _INDIRECT:
@@ -179,6 +179,6 @@ def _augmented(cursor: Cursor, augmentation: bytes, code_align: int, data_align:
             else:
                 break  # the entry's size covers the unknown rest
     elif augmentation:
-        raise UnsupportedTarget("call frame information with an unknown augmentation")
+        raise UnsupportedTarget("call frame information has an unknown augmentation")
     rest = cursor.take(cursor.left)
     return Cie(code_align, data_align, register, encoding, augmentation.startswith(b"z"), signal, rest)

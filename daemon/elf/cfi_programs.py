@@ -38,7 +38,7 @@ _FIXED = {
 
 
 class Cursor:
-    """Reads numbers from ``data`` up to ``end``. Raises CorruptTarget past the end."""
+    """Reads numbers from ``data``, from ``at`` to ``end``. Raises CorruptTarget past the end."""
 
     def __init__(self, data: bytes, at: int = 0, end: int | None = None) -> None:
         self.data = data
@@ -197,8 +197,8 @@ _MAX_REGISTER = 128
 class Rule(NamedTuple):
     """Where the caller's value of a register is.
 
-    ``kind``: ``offset`` (saved at CFA + value), ``value`` (is CFA + value), ``register`` (in register value), ``saved``
-    and ``computed`` (an expression gives the address, or the value), ``same``, ``undefined``.
+    ``kind``: ``offset`` (saved at CFA + value), ``value`` (is CFA + value), ``register`` (in the register with the
+    number value), ``saved`` and ``computed`` (an expression gives the address, or the value), ``same``, ``undefined``.
     """
 
     kind: str
@@ -221,7 +221,7 @@ class Cie:
 
 @dataclass(slots=True)
 class State:
-    """The row that instructions change. ``cfa``: (register, offset, expression). ``remembered``: the stack of saved
+    """The row that the instructions change. ``cfa``: (register, offset, expression). ``remembered``: the stack of saved
     rows.
     """
 
@@ -294,7 +294,7 @@ def _rule(op: int, cursor: Cursor, cie: Cie) -> Rule:
         return Rule("value", cursor.uleb() * cie.data_align)
     if op == 0x2F:  # DW_CFA_GNU_negative_offset_extended
         return Rule("offset", -cursor.uleb() * cie.data_align)
-    raise UnsupportedTarget(f"call frame information with the unknown instruction {op:#x}")
+    raise UnsupportedTarget(f"call frame information has the unknown instruction {op:#x}")
 
 
 def _remember(op: int, state: State) -> None:

@@ -1,7 +1,7 @@
 """Headers, segments and sections of an ELF file, read piece by piece from a descriptor.
 
 Runs in the parser, which has no rights. Every size in the file is hostile, and is checked against the file and a limit.
-The file is never mapped: one that is cut short meanwhile causes an error instead of SIGBUS.
+The file is never mapped, so a file that is truncated meanwhile causes an error instead of SIGBUS.
 Format: the System V gABI, chapters 4 and 5; PT_GNU_EH_FRAME: Linux Standard Base 5.0, 10.5.
 """
 
@@ -69,13 +69,13 @@ class Elf:
         self._length = os.fstat(fd).st_size
         head = self.read(0, 64)
         if head[:6] != b"\x7fELF\x02\x01":
-            raise UnsupportedTarget("not a 64-bit little-endian ELF file")
+            raise UnsupportedTarget("the file is not a 64-bit little-endian ELF file")
         kind, self.machine, _, _, programs, sections = struct.unpack_from("<HHIQQQ", head, 16)
         program_size, program_count, section_size, section_count, self._names = struct.unpack_from("<HHHHH", head, 54)
         if kind not in (_ET_EXEC, _ET_DYN):
-            raise UnsupportedTarget(f"an ELF file of type {kind} is not mapped to be run")
+            raise UnsupportedTarget(f"an ELF file of type {kind} is no executable and no shared library")
         self.relocated = kind == _ET_DYN
-        """False: it is loaded at the addresses of its symbols."""
+        """False: the file is loaded at the addresses of its symbols."""
         headers = self._table(programs, program_size, program_count, "<IIQQQQQQ")
         self._programs = [(h[0], Segment(h[3], h[2], h[5], h[6], h[1])) for h in headers]
         self.segments = tuple(self._of_type(_PT_LOAD))
@@ -83,8 +83,8 @@ class Elf:
 
     @property
     def first_vaddr(self) -> int:
-        """Returns the address of the first segment. Load bias = start of its mapping - this address, rounded down to
-        its page.
+        """Returns the address of the first segment. The load bias is the start of its mapping minus this address,
+        rounded down to a page.
         """
         if not self.segments:
             raise UnsupportedTarget("the ELF file has no segment to load")
@@ -109,9 +109,9 @@ class Elf:
         return None
 
     def section(self, name: str, limit: int) -> bytes:
-        """Returns the decompressed content of the section ``name``; empty when there is none.
+        """Returns the decompressed content of the section ``name``; empty if the file lacks it.
 
-        Raises UnsupportedTarget for more than ``limit`` bytes, and for another compression than zlib.
+        Raises UnsupportedTarget for more than ``limit`` bytes, and for a compression other than zlib.
         """
         for section in self._named(name.encode()):
             if section.type == _SHT_NOBITS:
@@ -123,21 +123,21 @@ class Elf:
         return b""
 
     def file_offset(self, address: int) -> int | None:
-        """Returns the offset in the file of the byte at ``address``; None when the file does not contain it (.bss)."""
+        """Returns the offset in the file of the byte at ``address``; None if the file does not contain it (.bss)."""
         for segment in self.segments:
             if segment.vaddr <= address < segment.vaddr + segment.file_size:
                 return address - segment.vaddr + segment.offset
         return None
 
     def code_address(self, offset: int) -> int | None:
-        """Returns the address of the instruction at ``offset`` in the file."""
+        """Returns the address of the instruction at ``offset`` in the file; None if it is in no executable segment."""
         for segment in self.segments:
             if segment.flags & _PF_X and segment.offset <= offset < segment.offset + segment.file_size:
                 return offset - segment.offset + segment.vaddr
         return None
 
     def read(self, offset: int, size: int) -> bytes:
-        """Returns exactly ``size`` bytes from ``offset`` on. Raises UnsupportedTarget when the file has fewer."""
+        """Returns exactly ``size`` bytes from ``offset`` on. Raises UnsupportedTarget if the file has fewer."""
         if offset < 0 or size < 0 or size > _MAX_READ or offset + size > self._length:
             raise UnsupportedTarget("the ELF file ends too early")
         try:

@@ -22,7 +22,7 @@ _STT_FUNC, _STT_GNU_IFUNC = 2, 10
 _STB_LOCAL, _STB_WEAK = 0, 2
 _MAX_SYMBOLS = 8 << 20
 _MAX_NAME = 4096
-# The most symbols that begin before the address and may still reach it: aliases, and functions within functions.
+# The search tries this many symbols before an address, since aliases and functions within functions can reach it.
 _MAX_STEPS = 16
 # jmp rel32 and jcc rel32.
 _JUMP = re.compile(rb"(?:\xe9|\x0f[\x80-\x8f])(?=(.{4}))", re.DOTALL)
@@ -41,9 +41,9 @@ class Functions:
             return
         rows = np.frombuffer(table.rows, _ROW)
         kinds, bindings = rows["info"] & 15, rows["info"] >> 4
-        wanted = ((kinds == _STT_FUNC) | (kinds == _STT_GNU_IFUNC)) & (rows["section"] != 0) & (rows["name"] != 0)
-        rows, bindings = rows[wanted], bindings[wanted]
-        # Of several symbols at an address the last is used: local names first, then weak, then global ones.
+        functions = ((kinds == _STT_FUNC) | (kinds == _STT_GNU_IFUNC)) & (rows["section"] != 0) & (rows["name"] != 0)
+        rows, bindings = rows[functions], bindings[functions]
+        # ``find`` uses the last of several symbols at an address. The order is local, weak, global.
         rank = np.select([bindings == _STB_LOCAL, bindings == _STB_WEAK], [0, 1], 2)
         order = np.lexsort((rank, rows["value"]))
         self._starts = np.ascontiguousarray(rows["value"][order])
@@ -70,26 +70,27 @@ class Functions:
         return None
 
     def origin(self, start: int, code: bytes) -> bytes | None:
-        """Returns the name of the function from which ``code``, at ``start``, was split off: the only function that it
-        jumps into.
+        """Returns the name of the function from which ``code``, at ``start``, was split off: the only function that
+        ``code`` jumps into.
 
-        Compilers move code that seldom runs elsewhere (GCC: NAME.cold), and strip removes the symbols of such parts.
+        Compilers move code that seldom runs out of its function (GCC: NAME.cold), and strip removes the symbols of
+        these parts.
         """
-        found = None
+        origin = None
         for jump in _JUMP.finditer(code):
             target = start + jump.end() + 4 + int.from_bytes(jump[1], "little", signed=True)
             index = int(np.searchsorted(self._starts, np.uint64(target), side="right")) - 1 if target > 0 else -1
             # A jump to the first byte of a function is a tail call, and does not count.
             if index < 0 or not 0 < target - int(self._starts[index]) < int(self._sizes[index]):
                 continue
-            if found is not None and found != index:
+            if origin is not None and origin != index:
                 return None
-            found = index
-        return self._name(int(self._names[found])) or None if found is not None else None
+            origin = index
+        return self._name(int(self._names[origin])) or None if origin is not None else None
 
     def _name(self, offset: int) -> bytes:
         if self._strings is None or offset >= self._strings.size:
             return b""
         data = self._elf.read_upto(self._strings.offset + offset, min(_MAX_NAME, self._strings.size - offset))
-        # Only in .symtab names contain the versions of symbols.
+        # A name in .symtab may end with @ and the symbol's version.
         return data.partition(b"\0")[0].partition(b"@")[0]

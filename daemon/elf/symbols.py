@@ -36,7 +36,7 @@ ELF64_SYM = struct.Struct("<IBBHQQ")
 
 
 class _SymbolTable(NamedTuple):
-    """A symbol table. ``rows`` are whole ELF64_SYM; ``strings`` is the section with their names."""
+    """A symbol table. ``rows``: the ELF64_SYM structs. ``strings``: the section with the names of the symbols."""
 
     rows: bytes
     strings: Section
@@ -45,7 +45,7 @@ class _SymbolTable(NamedTuple):
 def symbol_table(elf: Elf, kind: int, limit: int) -> _SymbolTable | None:
     """Returns the symbol table of type ``kind``; a file has at most one (gABI chapter 4, "Sections").
 
-    Raises UnsupportedTarget for a damaged table, and for one of more than ``limit`` symbols.
+    Raises UnsupportedTarget for a damaged table, and for a table of more than ``limit`` symbols.
     """
     section = next((section for section in elf.sections if section.type == kind), None)
     if section is None:
@@ -61,26 +61,27 @@ def symbol_table(elf: Elf, kind: int, limit: int) -> _SymbolTable | None:
 _MAX_STRINGS = 256 << 20
 _MAX_SYMBOLS = 2 << 20
 _MAX_NAME = 1024
-# Occurrences in the string table plus symbols compared, over all patterns of a search.
+# The limit of occurrences in the string table plus symbols compared, over all patterns of a search.
 _MAX_COMPARED = 1 << 16
-# The most offsets of the string table that a search compares; a match makes it compare up to 64 offsets before it.
+# The most offsets of the string table that a search compares. For each occurrence of a pattern it compares up to
+# _MAX_NAME offsets before the occurrence.
 _MAX_STARTS = 1 << 22
 _MAX_MATCHES = 512
 _TOO_MANY = "too many symbols of the ELF file match"
 _HEAD = 32
-# The prefix of a name within others, and the length before each name (Itanium C++ ABI, 5.1.3).
+# The prefix of a nested name, and the length before each of its parts (Itanium C++ ABI, 5.1.3).
 _METHOD, _LENGTH = "_ZN", re.compile(r"[1-9]\d{0,3}")
 
 # The fixed parts of a pattern, in order; a pattern with one part is a whole name.
 _Parts = list[bytes]
-# The fields of ELF64_SYM.
+# The fields of an ELF64_SYM struct.
 _Row = tuple[int, ...]
 
 
 class Symbol(NamedTuple):
     """A defined symbol. ``address`` is before relocation; ``head``: its first bytes in the file, at most 32.
 
-    ``file_offset``: None where no segment contains it in the file (.bss).
+    ``file_offset``: None if the file does not contain its bytes (.bss).
     """
 
     name: str
@@ -91,8 +92,8 @@ class Symbol(NamedTuple):
 
 
 class FileSymbols(NamedTuple):
-    """Symbols of one file, the address of its first loaded segment, whether it may be loaded elsewhere, and its machine
-    (e_machine).
+    """Symbols of one file. ``first_vaddr``: the address of its first loaded segment. ``relocated``: whether the file is
+    loaded at other addresses than its symbols have. ``machine``: e_machine.
     """
 
     symbols: tuple[Symbol, ...]
@@ -101,7 +102,7 @@ class FileSymbols(NamedTuple):
     machine: int
 
 
-# A function that returns the symbols of the file at a descriptor whose names match patterns, like ``find_symbols``.
+# A function like ``find_symbols``.
 SymbolFinder = Callable[[int, Sequence[str]], Sequence[Symbol]]
 
 
@@ -115,7 +116,7 @@ def matching_symbols(elf: Elf, patterns: Sequence[str]) -> list[Symbol]:
 
     ``*`` in a pattern stands for any text. A pattern without a match in .dynsym is looked up in .symtab, unless another
     pattern found a function of the same C++ class or inner namespace in .dynsym: a class is exported with its methods.
-    Raises UnsupportedTarget for a damaged file, for over 512 matches, and for 65,536 names to compare.
+    Raises UnsupportedTarget for a damaged file, for more than 512 matches, and for more than 65,536 names to compare.
     """
     found = _search(elf, SHT_DYNSYM, {pattern: _parts(pattern) for pattern in patterns})
     exported = {_class_of(pattern) for pattern in found} - {""}
@@ -182,7 +183,7 @@ def _rows_by_name(rows: bytes, spans: Sequence[range]) -> dict[int, list[_Row]]:
     wanted = set(chain.from_iterable(spans))
     found: dict[int, list[_Row]] = {}
     if wanted:
-        # Slices and maps, not a loop of Python: a library has half a million symbols, and few are wanted.
+        # Slices and maps are faster than a loop: a library has half a million symbols, of which few are needed.
         names = array("I", rows)[:: ELF64_SYM.size // 4]
         positions = compress(count(0, ELF64_SYM.size), map(wanted.__contains__, names))
         for at in islice(positions, _MAX_COMPARED + 1):
@@ -205,8 +206,8 @@ def _match(elf: Elf, row: _Row, strings: bytes, parts: _Parts) -> Symbol | None:
 
 
 def _class_of(pattern: str) -> str:
-    """Returns the mangled class, or inner namespace, of the function that a pattern without ``*`` names; else an empty
-    text.
+    """Returns the mangled class or inner namespace of the function that ``pattern`` names; empty if it has none, or if
+    its name contains ``*``.
     """
     starts = [len(_METHOD)] if pattern.startswith(_METHOD) else []
     while starts and (length := _LENGTH.match(pattern, starts[-1])):
@@ -238,10 +239,10 @@ def _matches(name: bytes, parts: _Parts) -> bool:
 def _occurrences(strings: bytes, needle: bytes) -> Iterator[range]:
     """Yields the offsets in the string table at which a name with ``needle`` in it may begin.
 
-    A name may begin inside another's string, since linkers merge equal tails.
+    A name may begin inside the string of another name, since linkers merge equal tails.
     """
     if not needle:
-        raise UnsupportedTarget("a symbol pattern without a fixed part")
+        raise UnsupportedTarget("a pattern for symbols has no fixed part")
     at, done = strings.find(needle), -1
     while at >= 0:
         start = max(strings.rfind(b"\0", max(at - _MAX_NAME, 0), at) + 1, done + 1)

@@ -1,1 +1,1 @@
-"""Runs code in a process on request. Unless ``inject.enabled`` is set, nothing here is imported by any process."""
+"""Runs code in a process on request. Without ``inject.enabled`` no process imports this package."""

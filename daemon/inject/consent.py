@@ -1,6 +1,6 @@
-"""Refuses processes into which no code may be put, by name of the reason, before anything is done to them.
+"""Refuses processes into which no code may be put, and names the reason, before anything is done to them.
 
-All of it is what the kernel and the process itself say: how it was started, who traces it, what restricts it.
+The reasons come from the kernel and the process itself: how it was started, who traces it, what restricts it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ __all__ = ("Facts", "facts_of")
 
 _MAX_STATUS = _MAX_CMDLINE = 64 << 10
 _MAX_ENVIRONMENT = 1 << 20
-_INSTEAD = "`probingctl vars` and `stacks` need nothing in the process"
+_INSTEAD = "use `probingctl vars` or `stacks`, which put nothing into the process"
 _DISABLE = b"PYTHON_DISABLE_REMOTE_DEBUG"
-# Options of python(1) that take the next word.
+# Options of python(1) that take a value.
 _WITH_WORD = b"WX"
 
 
 class Facts(NamedTuple):
-    """``pid`` is in the process's own namespace, ``uid`` the real one. ``filtered``: seccomp filters its calls."""
+    """``pid``: in the process's own pid namespace. ``uid``: the real user id. ``filtered``: seccomp filters its system
+    calls.
+    """
 
     pid: int
     uid: int
@@ -33,9 +35,10 @@ class Facts(NamedTuple):
 
 
 def facts_of(target: Target, memory: Memory, maps: list[Mapping]) -> Facts:
-    """Returns facts of a process that code may be put into.
+    """Returns the facts of a process into which code may be put.
 
-    Raises PrivilegeError for one that forbids it, TargetError for one that cannot take it now, and UnsupportedTarget.
+    Raises PrivilegeError if the process forbids it, TargetError if it cannot run code now, UnsupportedTarget if it can
+    never run code.
     """
     status: dict[bytes, bytes] = dict(re.findall(rb"^(\w+):\s*(.*)$", target.read("status", _MAX_STATUS), re.MULTILINE))
     _refuse_state(target, status)
@@ -52,15 +55,15 @@ def facts_of(target: Target, memory: Memory, maps: list[Mapping]) -> Facts:
 
 
 def _refuse_without_ctypes(target: Target, status: dict[bytes, bytes], *, filtered: bool) -> None:
-    """Raises UnsupportedTarget where the code can write its result neither by ctypes nor by /proc/self/mem."""
+    """Raises UnsupportedTarget if the code can write its result neither by ctypes nor by /proc/self/mem."""
     pid = target.pid
     if filtered:
         # A filter might kill the process for opening a file.
-        why = f"process {pid} is in a seccomp sandbox and has not loaded ctypes: what it may call is not known"
+        why = f"process {pid} is in a seccomp sandbox and has not loaded ctypes: opening a file might end it"
         raise UnsupportedTarget(why, hint=_INSTEAD)
     effective = int(status[b"Uid"].split()[1])
     if not Path(f"/proc/{pid}/root/proc/self").is_symlink() or Path(f"/proc/{pid}/mem").stat().st_uid != effective:
-        why = f"process {pid} cannot open /proc/self/mem and has not loaded ctypes: it could not say what the code gave"
+        why = f"process {pid} cannot open /proc/self/mem and has not loaded ctypes: it could not return a result"
         raise UnsupportedTarget(why, hint=_INSTEAD)
 
 
@@ -105,7 +108,7 @@ def _options(words: list[bytes]) -> set[bytes]:
 
 
 def _environment(target: Target, memory: Memory) -> list[bytes]:
-    """Returns the environment as it was at exec. The file in /proc would take another right."""
+    """Returns the environment as it was at exec. Reading /proc/PID/environ would take another right."""
     fields = target.read("stat", 4096).rpartition(b")")[2].split()
     # env_start and env_end, fields 50 and 51 of proc_pid_stat(5); the first here is field 3.
     start, end = int(fields[47]), int(fields[48])

@@ -1,7 +1,7 @@
-"""Evaluates code in a process: maps memory in it, puts the text there, adds the pending call, and reads the answer.
+"""Evaluates code in a process: maps memory in it, writes the code there, adds a pending call, and reads the answer.
 
-There are three stops, each of them complete in itself: for mmap, for ``Py_AddPendingCall`` and for munmap. Whenever
-this process ends in between, the target goes on unchanged; at worst the memory stays mapped, unused.
+The process is stopped three times, each time for one call: mmap, ``Py_AddPendingCall`` and munmap. If this process ends
+in between, the target goes on unchanged; at worst the memory stays mapped, unused.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _PROTECTION, _FLAGS = 3, 0x2 | 0x20 | 0x100000
 _NOWHERE = (1 << 64) - 1
 _MAPPED_S, _CLEAN_S, _GRACE_S = 1.0, 1.0, 1.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0002, 0.005
-# The deadline bounds the reads: there is a look at the stack at each stop.
+# The stack is read at each stop, so only the deadline bounds the reads.
 _MAX_READS, _MAX_READ_BYTES, _MAX_FIELDS = 1 << 30, 1 << 50, 256
-# One byte turns it into nothing: it is 0 for code that is withdrawn. A pending call must never raise.
+# The first 1 becomes 0 when the code is withdrawn. A pending call must never raise.
 _TEXT = """if 1:
  try:
   (lambda names: (
@@ -60,9 +60,8 @@ _SWITCH_AT = _TEXT.index("1")
 
 
 class Evaluation(NamedTuple):
-    """What to evaluate where. ``uid``: the real user that the process must have. ``functions``: see ``Functions``.
-
-    ``seconds``: the time in which the code has to begin and to end.
+    """A request to run code in a process. ``uid``: the real user that the process must have. ``functions``: see
+    ``Functions``. ``seconds``: the time in which the code has to begin and to end.
     """
 
     pid: int
@@ -77,23 +76,23 @@ class Evaluation(NamedTuple):
         """Returns the request of a message. Raises UsageError."""
         try:
             pid, start_ns, uid = int(data["pid"]), int(data["start_ns"]), int(data["uid"])
-            found = cls(pid, start_ns, uid, dict(data["functions"]), str(data["code"]), float(data["seconds"]))
+            asked = cls(pid, start_ns, uid, dict(data["functions"]), str(data["code"]), float(data["seconds"]))
         except (KeyError, TypeError, ValueError) as e:
-            raise UsageError("a request to run code makes no sense") from e
-        if len(found.code) > MAX_CODE:
-            raise UsageError(f"the code has {len(found.code):,} characters", hint=f"at most {MAX_CODE:,} can be run")
-        if not 0 < found.seconds <= MAX_SECONDS or found.pid <= 0 or found.start_ns <= 0:
-            raise UsageError("a request to run code makes no sense")
-        return found
+            raise UsageError("the request to run code has a missing or malformed field") from e
+        if len(asked.code) > MAX_CODE:
+            raise UsageError(f"the code has {len(asked.code):,} characters", hint=f"at most {MAX_CODE:,} can be run")
+        if not 0 < asked.seconds <= MAX_SECONDS or asked.pid <= 0 or asked.start_ns <= 0:
+            raise UsageError("the request to run code has a number out of range")
+        return asked
 
 
 def evaluate(asked: Evaluation) -> dict[str, Any]:
-    """Runs the code in the process's main thread and returns what it gave.
+    """Runs the code in the process's main thread and returns its answer.
 
-    Keys: ``value`` and ``type`` (of an expression), ``output``, ``dropped`` (characters of output beyond what is kept),
+    Keys: ``value`` and ``type`` (of an expression), ``output``, ``dropped`` (characters of output beyond the limit),
     ``seconds``, ``error`` {type, message, frames [[file, line, function]]}, ``stops`` and ``longest_stop_us``.
-    Raises PrivilegeError and UnsupportedTarget for a process that no code may enter, TargetTimeout when the code has
-    not begun in time and was withdrawn, ProcessGone, TargetError.
+    Raises PrivilegeError and UnsupportedTarget for a process into which no code may be put, TargetTimeout if the code
+    did not begin in time (then it was withdrawn) or does not end, ProcessGone, TargetError.
     """
     deadline = time.monotonic() + asked.seconds
     with Target(asked.pid, asked.start_ns) as target:
@@ -121,14 +120,14 @@ def evaluate(asked: Evaluation) -> dict[str, Any]:
             region.wait(deadline)
             answer = _decoded(region.answer())
         finally:
-            # What may still be read or written stays.
+            # Memory that the code may still use stays mapped.
             if region.unused:
                 region.unmap()
     return {**answer, "stops": len(moments.stops_us), "longest_stop_us": round(max(moments.stops_us))}
 
 
 class _Region:
-    """Memory in the process. ``unused``: nothing in the process will touch it any more."""
+    """Memory in the process. ``unused``: the process does not use it, now or later."""
 
     def __init__(
         self,
@@ -152,7 +151,8 @@ class _Region:
         self._moments.for_system_call(lambda stop: self._system_call(stop, _MMAP, arguments), deadline)
         if not self._waited(mapped=True):
             raise TargetError(
-                f"process {self._target.pid} mapped no memory", hint="is its address space limited (ulimit -v)?"
+                f"process {self._target.pid} did not map memory for the code in time",
+                hint="is its address space limited (ulimit -v)?",
             )
 
     def put(self, at: int, data: bytes) -> None:
@@ -177,12 +177,12 @@ class _Region:
                 time.sleep(_LAST_PAUSE_S)
                 if self._state() == state:
                     raise TargetTimeout(
-                        f"the code was withdrawn: the main thread of process {pid} did not get to it in time",
-                        hint="`probingctl stacks` and `vars` show what it does, and need nothing in the process",
+                        f"the code was withdrawn: the main thread of process {pid} did not begin it in time",
+                        hint="`probingctl stacks` and `vars` show what it does, and put nothing into the process",
                     )
             elif now > deadline + _GRACE_S:
                 raise TargetTimeout(
-                    f"the code runs on in process {pid}: it sits in C, where it cannot be ended",
+                    f"the code still runs in process {pid}: it is in C code, where it cannot be interrupted",
                     hint="`probingctl stacks` shows where; its result will not be read",
                 )
             time.sleep(pause)
@@ -195,7 +195,7 @@ class _Region:
         return (self._memory.read_many([(self.address + _HEAD, length)])[0] or b"") if length else b""
 
     def unmap(self) -> None:
-        # The code is done: that memory stays mapped is no reason to withhold its answer.
+        # The code has ended, and its answer counts even if the memory stays mapped.
         with suppress(ProbingError):
             arguments = (self.address, self.size)
             limit = time.monotonic() + _CLEAN_S
@@ -206,7 +206,7 @@ class _Region:
         stop.call(self._instructions.system_call, arguments, self._instructions.restorer, result=number)
 
     def _waited(self, *, mapped: bool) -> bool:
-        """Waits until the thread that was borrowed has made its call; returns False if it does not in time."""
+        """Waits until the stopped thread has made its call; returns False if that takes longer than _MAPPED_S."""
         limit = time.monotonic() + _MAPPED_S
         while self._is_mapped() != mapped:
             if time.monotonic() > limit:
@@ -230,13 +230,13 @@ class _Region:
 
 @cache
 def _source() -> str:
-    """Returns the text that runs in the process, without what only readers need."""
+    """Returns the text that runs in the process, without its docstring, comments and blank lines."""
     lines = files("probing").joinpath("evaluate.py").read_text("utf-8").partition('"""\n\n')[2].splitlines()
     return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
 def _same_clock(pid: int) -> bool:
-    # The clock that has no jumps may differ in a namespace of its own (time_namespaces(7)).
+    # CLOCK_MONOTONIC may differ in another time namespace (time_namespaces(7)).
     try:
         return Path(f"/proc/{pid}/ns/time").stat().st_ino == Path("/proc/self/ns/time").stat().st_ino
     except OSError:
@@ -244,7 +244,7 @@ def _same_clock(pid: int) -> bool:
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
-    """Returns the answer as JSON has it. The process may have written anything. Raises CorruptTarget."""
+    """Returns the fields of the answer. The process may have written anything. Raises CorruptTarget."""
     answer: dict[str, Any] = {}
     error: dict[str, Any] = {"type": "", "message": "", "frames": []}
     for key, text in _pairs(data):
@@ -272,7 +272,7 @@ def _pairs(data: bytes) -> Iterator[tuple[str, str]]:
     while at < len(data) and len(texts) < 2 * _MAX_FIELDS:
         end = at + 4 + int.from_bytes(data[at : at + 4], "little")
         if at + 4 > len(data) or end > len(data):
-            raise CorruptTarget("the answer of the code makes no sense")
+            raise CorruptTarget("the answer of the code is malformed")
         texts.append(data[at + 4 : end].decode("utf-8", "replace"))
         at = end
     return zip(texts[::2], texts[1::2], strict=False)

@@ -34,7 +34,7 @@ class Registers(ctypes.Structure):
 
     @property
     def in_system_call(self) -> bool:
-        """The thread was in a system call, and orig_rax is its number; an interrupt leaves a negative value there."""
+        """Whether the thread was in a system call; orig_rax is then its number. Interrupts leave a negative value."""
         return not int(self.orig_rax) >> 63
 
 
@@ -52,25 +52,25 @@ _CODE_SEGMENT = 0x33
 _FRAME = struct.Struct("<Q QQ QiiQ 18Q 4H 5Q 64x Q 128x")
 # UC_FP_XSTATE, UC_SIGCONTEXT_SS, UC_STRICT_RESTORE_SS.
 _FLAGS = 1 | 2 | 4
-# sigreturn sets the alternate stack from the frame and ignores EINVAL: with flags that do not exist it stays as it is.
+# sigreturn sets the alternate stack from the frame and ignores EINVAL, so invalid flags leave this stack as it is.
 _NO_SUCH_FLAGS = 0x40
 _MAGIC1, _MAGIC2 = 0x46505853, 0x46505845
-# In the XSAVE area: the mask of features, as PTRACE_GETREGSET writes it (xstate_fx_sw_bytes), and XSTATE_BV.
+# Offsets in the XSAVE area: the mask of features, as PTRACE_GETREGSET writes it (xstate_fx_sw_bytes), and XSTATE_BV.
 _SOFTWARE, _FEATURES_IN_USE = 464, 512
 _LEAST_XSTATE = 576
-# AMX's tiles (TILEDATA) come last, and most threads have no permission for them: then no frame may hold them.
+# AMX's tiles (TILEDATA) come last. Most threads have no permission for tiles, and then a frame must not contain tiles.
 _TILES, _TILES_AT = 1 << 18, 2816
 
 
 def signal_frame(registers: Registers, blocked: int, xstate: bytes, restorer: int) -> Frame:
     """Returns the frame from which rt_sigreturn restores ``registers``, the mask ``blocked`` and ``xstate``.
 
-    ``xstate``: what PTRACE_GETREGSET returns for NT_X86_XSTATE. ``restorer``: address of the C library's code that
-    calls rt_sigreturn. Raises UnsupportedTarget for a thread whose registers no frame can hold.
+    ``xstate``: the bytes that PTRACE_GETREGSET returns for NT_X86_XSTATE. ``restorer``: address of the C library's code
+    that calls rt_sigreturn. Raises UnsupportedTarget for a thread whose registers no frame can hold.
     """
     if registers.cs != _CODE_SEGMENT:
         raise UnsupportedTarget(
-            "its main thread runs 32-bit code", hint="only 64-bit processes can run code on request"
+            "the main thread runs 32-bit code", hint="only 64-bit processes can run code on request"
         )
     state = _saved_state(xstate)
     state_at = (int(registers.rsp) - _RED_ZONE - len(state)) & -64
@@ -93,16 +93,16 @@ def signal_frame(registers: Registers, blocked: int, xstate: bytes, restorer: in
 
 
 def _saved_state(xstate: bytes) -> bytes:
-    """Returns the XSAVE area with the marks that the kernel puts into frames, so that it restores all of it."""
+    """Returns the XSAVE area with the marks that the kernel puts into frames, so that it restores the whole area."""
     if len(xstate) < _LEAST_XSTATE:
         raise UnsupportedTarget(
-            "the vector registers of its main thread cannot be read", hint="its CPU and kernel need XSAVE"
+            "the vector registers of the main thread cannot be read", hint="CPU and kernel must support XSAVE"
         )
     (features,) = struct.unpack_from("<Q", xstate, _SOFTWARE)
     (in_use,) = struct.unpack_from("<Q", xstate, _FEATURES_IN_USE)
     if features & _TILES:
         if in_use & _TILES:
-            raise UnsupportedTarget("its main thread uses the tiles of AMX", hint="ask again while it computes less")
+            raise UnsupportedTarget("the main thread uses the tiles of AMX", hint="ask again when it uses no tiles")
         features &= ~_TILES
         xstate = xstate[:_TILES_AT]
     area = bytearray(xstate)

@@ -1,4 +1,4 @@
-"""Finds the functions of CPython by which code is run: a reader opens the file, a parser reads its symbols."""
+"""Finds the functions of CPython that run code: a reader opens the file, a parser reads its symbols."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _X86_64 = 62
 def find_functions(readers: ReaderPool, parsers: ParserPool, pid: int, start_ns: int, deadline: float) -> Functions:
     """Returns the functions of process ``pid``; ``deadline`` on time.monotonic().
 
-    Raises NotPython for a process whose files have none of them, UnsupportedTarget, and as ``ReaderPool.call``.
+    Raises NotPython if no file of the process has these functions, UnsupportedTarget, and the errors of
+    ``ReaderPool.call``.
     """
 
     def call(op: str, **arguments: Any) -> Any:
@@ -34,15 +35,15 @@ def find_functions(readers: ReaderPool, parsers: ParserPool, pid: int, start_ns:
             continue
         finally:
             opened.close_fds()
-        found = {symbol.name: symbol for symbol in answer.symbols}
-        addresses = {name: symbol.address for name, symbol in found.items()}
+        by_name = {symbol.name: symbol for symbol in answer.symbols}
+        addresses = {name: symbol.address for name, symbol in by_name.items()}
         symbols = RuntimeSymbols(addresses, answer.first_vaddr, answer.relocated)
         if not symbols.addresses.keys() >= set(SYMBOLS):
             continue
         if answer.machine != _X86_64:
             raise UnsupportedTarget(
-                f"process {pid} is no x86-64 program", hint="code is run on x86-64 alone; `vars` and `stacks` work"
+                f"process {pid} is no x86-64 program", hint="use `probingctl vars` or `stacks`; eval needs x86-64"
             )
         add, run, loop, runtime = (symbols.address(name, mapping) for name in SYMBOLS)
-        return Functions(add, run, loop, loop + found[SYMBOLS[2]].size, runtime, found[SYMBOLS[3]].size)
-    raise NotPython(f"no file of process {pid} exports the functions of CPython that code is run by")
+        return Functions(add, run, loop, loop + by_name[SYMBOLS[2]].size, runtime, by_name[SYMBOLS[3]].size)
+    raise NotPython(f"no file of process {pid} exports the functions of CPython that run code")

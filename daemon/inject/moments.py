@@ -1,10 +1,10 @@
-"""Waits for a moment at which the main thread can be borrowed, and names what it did instead at the deadline.
+"""Waits for a moment at which the main thread can make a call for us; at the deadline, says what it did instead.
 
 Code is handed over only while the thread executes the evaluation loop itself: there it is in no system call, in no
 function of the C library, of an allocator or of the lock that ``Py_AddPendingCall`` takes, and Python will look at its
-pending calls within microseconds. Where each instruction is a function of its own (CPython 3.13 and later, by some
-compilers), it is while the thread executes code of the interpreter, and the lock is seen to be free. A sleeping thread
-is not even stopped.
+pending calls within microseconds. Some compilers make each instruction a function of its own (CPython 3.13 and later).
+Then code is handed over while the thread executes code of the interpreter and the lock is free. A sleeping thread is
+never stopped.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _STATES = {
     "T": "it was stopped",
     "t": "it was traced",
 }
-_SLEEPS = "`probingctl stacks` and `vars` show what it does, and need nothing in the process"
+_SLEEPS = "`probingctl stacks` and `vars` show what it does, and put nothing into the process"
 
 
 class Moments:
-    """The moments of the threads of one process. ``stops_us``: how long each stop took."""
+    """Finds moments at which threads of one process can make calls for us. ``stops_us``: the length of each stop."""
 
     def __init__(
         self, target: Target, memory: Memory, maps: Sequence[Mapping], functions: Functions, instructions: Instructions
@@ -59,14 +59,16 @@ class Moments:
         self.stops_us: list[float] = []
 
     def for_system_call(self, act: Callable[[Stop], None], deadline: float) -> None:
-        """Calls ``act`` at a moment for a system call that changes nothing its thread knows of: any thread that runs.
+        """Calls ``act`` with any running thread, stopped where it can make a system call that does not concern it.
 
         Raises TargetTimeout at ``deadline`` on time.monotonic().
         """
         self._wait(self._running, lambda stop: not stop.is_restartable_sequence(), act, deadline)
 
     def for_pending_call(self, act: Callable[[Stop], None], deadline: float) -> None:
-        """Calls ``act`` at a moment for ``Py_AddPendingCall``. Raises TargetTimeout at ``deadline``."""
+        """Calls ``act`` with the main thread, stopped where it can call ``Py_AddPendingCall``. Raises TargetTimeout at
+        ``deadline``.
+        """
         self._wait(self._main_running, self._evaluates, act, deadline)
 
     def _wait(
@@ -81,7 +83,7 @@ class Moments:
             if (tid := running()) is not None:
                 if self._acted(tid, good, act):
                     return
-                # At random, so that the stops do not keep step with what the thread does.
+                # The pauses are random, so that the stops do not fall into step with the thread.
                 time.sleep(pause * (0.5 + random.random()))  # noqa: S311
                 pause = min(pause * _GROWTH, _LAST_PAUSE_S)
             else:
@@ -100,7 +102,7 @@ class Moments:
                     act(stop)
                     acted = True
         except ProcessGone:
-            # Perhaps the thread alone.
+            # Perhaps only the thread has ended.
             self._target.check()
             return False
         if stop is not None:
@@ -143,9 +145,9 @@ class Moments:
         return inside and is_unlocked(self._memory, self._lock)
 
     def _handles_signal(self, stack: int) -> bool:
-        """Returns whether the kernel has put a signal frame onto the stack from ``stack`` on: a handler has not ended.
+        """Returns whether a signal handler runs: whether the stack above address ``stack`` has a frame of the kernel.
 
-        The frames of earlier calls of ours have flags that the kernel never writes.
+        The frames of our own earlier calls have flags that the kernel never writes.
         """
         mapping = next((m for m in self._maps if stack < m.end), None)
         if mapping is None:

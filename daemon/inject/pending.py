@@ -1,8 +1,8 @@
-"""Finds the lock of the pending calls of CPython 3.13 and later in memory: no symbol names it.
+"""Finds the lock of the pending calls of CPython 3.13 and later in memory, since no symbol names it.
 
 ``struct _pending_calls`` (Include/internal/pycore_ceval_state.h of 3.13.0 to 3.15.2) lies in ``_PyRuntime``: thread
-that handles, PyMutex, three numbers, a ring of 300 calls of three words each, first and next. A call that was taken
-from the ring leaves zeros. The ring of the main thread is the only one that takes 32 calls.
+that handles, PyMutex, three numbers, a ring of 300 calls of three words each, first and next. A call that was removed
+from the ring leaves zeros. Only the ring of the main thread has a limit of 32 calls.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _FREE_AND_LOCKED = range(4)
 def find_pending_lock(memory: Memory, runtime: int, size: int) -> int:
     """Returns the address of the lock's byte. ``runtime``, ``size``: of ``_PyRuntime``. Raises UnsupportedTarget."""
     data = memory.read_many([(runtime, min(size, _MOST_BYTES))])[0] or b""
-    found, at = [], -1
+    locks, at = [], -1
     while (at := data.find(_LIMITS, at + 1)) >= 0:
         start = at - _LIMITS_AT
         if start >= 0 and start % 8 == 0 and start + _SIZE <= len(data) and _is_ring(data[start : start + _SIZE]):
-            found.append(runtime + start + _LOCK_AT)
-    if len(found) != 1:
+            locks.append(runtime + start + _LOCK_AT)
+    if len(locks) != 1:
         raise UnsupportedTarget(
-            "its interpreter has no evaluation loop in one piece, and the lock of its pending calls was not found",
-            hint="`probingctl vars` and `stacks` need nothing in the process",
+            "the evaluation loop is not one function, and the lock of the interpreter's pending calls was not found",
+            hint="use `probingctl vars` or `stacks`, which put nothing into the process",
         )
-    return found[0]
+    return locks[0]
 
 
 def is_unlocked(memory: Memory, lock: int) -> bool:

@@ -1,7 +1,7 @@
-"""Finds in a process the code that it is to run, all of which it has mapped itself: nothing is loaded into it.
+"""Finds the code that a process is to run. The process has mapped all of it itself: nothing is loaded into it.
 
-The two instructions of the C library are searched by their bytes. An address from outside counts only if it lies in
-executable memory of a file.
+The two instructions of the C library are searched by their bytes. An address in a request is accepted only if it lies
+in executable memory of a file.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ class Functions(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], maps: Sequence[Mapped]) -> Functions:
-        """Returns the functions that a request names. Raises UsageError unless code of a file is there."""
+        """Returns the functions that a request names. Raises UsageError for an address without code of a file."""
         try:
-            found = cls(*(int(data[name]) for name in cls._fields))
+            functions = cls(*(int(data[name]) for name in cls._fields))
         except (KeyError, TypeError, ValueError) as e:
-            raise UsageError("a request to run code does not say where the interpreter is") from e
-        if not all(found.program(maps, at) for at in found[:4]):
-            raise UsageError("a request to run code names addresses without code")
-        return found
+            raise UsageError("the request to run code lacks addresses of the interpreter's functions") from e
+        if not all(functions.program(maps, at) for at in functions[:4]):
+            raise UsageError("the request to run code names addresses without code")
+        return functions
 
     def to_dict(self) -> dict[str, int]:
         return self._asdict()
 
     @property
     def has_loop(self) -> bool:
-        """The evaluation loop is one function, as GCC makes it of 3.8 to 3.12."""
+        """Whether the evaluation loop is one function, as GCC makes it of CPython 3.8 to 3.12."""
         return self.loop_end - self.loop >= _LEAST_LOOP
 
     def program(self, maps: Sequence[Mapped], at: int = 0) -> Mapped | None:
-        """Returns the mapping of a file's code that holds ``at``, or the interpreter's functions."""
+        """Returns the mapping of a file's code that contains address ``at``; 0: the interpreter's functions."""
         at = at or self.add_pending_call
         return next((m for m in maps if m.start <= at < m.end and m.executable and m.inode), None)
 
@@ -72,14 +72,15 @@ class Instructions(NamedTuple):
 
 
 def instructions_of(memory: Memory, maps: Iterable[Mapped]) -> Instructions:
-    """Finds both in the process's C library. Raises UnsupportedTarget without it."""
+    """Returns the addresses of both instructions in the C library. Raises UnsupportedTarget if they are not found."""
     for mapping in maps:
         if mapping.executable and any(name in mapping.path for name in _C_LIBRARIES):
             at = _search(memory, mapping)
             if at[_SYSCALL] and at[_SIGRETURN]:
                 return Instructions(at[_SYSCALL], at[_SIGRETURN])
     raise UnsupportedTarget(
-        "its C library is none that code can be run with", hint="glibc and musl, as shared libraries, are known"
+        "the process has no C library with which code can be run",
+        hint="use `probingctl vars` or `stacks`; eval needs glibc or musl as a shared library",
     )
 
 
@@ -100,6 +101,7 @@ def free_address(maps: Sequence[Mapped], size: int) -> int:
     gaps = zip([_LOWEST, *(m.end for m in below)], [*(m.start for m in below), _HIGHEST], strict=True)
     roomy = [(start + _ROOM, end - _ROOM - size) for start, end in gaps if end - start > 4 * _ROOM]
     if not roomy:
-        raise TargetError("its address space has no room", hint="it maps nearly all of its addresses")
+        hint = "its mappings take nearly all of its addresses"
+        raise TargetError("the process's address space has no free range of 4 GiB", hint=hint)
     start, end = max(roomy, key=lambda gap: gap[1] - gap[0])
     return (start + int.from_bytes(os.urandom(7), "little") % (end - start)) & -_PAGE

@@ -1,4 +1,6 @@
-"""Answers requests to run code in processes: asks the allow-lists, starts an injector for each, records each use."""
+"""Answers requests to run code in processes: checks the allow-lists, starts an injector for each process, and records
+each use.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,9 @@ AUDIT = "probing.audit"
 _log = logging.getLogger(__name__)
 PARALLEL = 8
 MAX_PROCESSES = 64
-# Bytes of all answers together; what a process prints at most, in ASCII, fits for each of MAX_PROCESSES.
+# Bytes of all answers together: enough for the longest output in ASCII of MAX_PROCESSES processes.
 MAX_ANSWERS = 32 << 20
-# The injector's own start, and what it does before the code and after it.
+# Seconds for the injector's start, and for its work before and after the code.
 _START_S = 10.0
 _ALL = "*"
 _CUT = 1000
@@ -56,8 +58,8 @@ class _Asked(NamedTuple):
 
 
 class Evaluations:
-    """Safe for any thread. ``path``: the injector's socket; each connection starts a process. ``chosen`` returns the
-    processes of pids or a job, ``own`` are the daemon's own processes."""
+    """Answers requests; safe for any thread. ``path``: the injector's socket; each connection starts a process.
+    ``chosen`` returns the processes of pids or a job, ``own`` are the daemon's own processes."""
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class Evaluations:
     def answer(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Answers the request ``eval`` of the control socket: payload, JSON ``results`` and ``failures``.
 
-        A result is that of ``evaluation.evaluate``, with job, run, rank, pid and start_ns.
+        A result has the keys of ``evaluation.evaluate``, and job, run, rank, pid and start_ns.
         """
         asked = _Asked(str(request.get("code", "")), float(request.get("seconds", 0)), str(request.get("caller", "")))
         if not asked.code.strip() or len(asked.code) > MAX_CODE:
@@ -96,34 +98,33 @@ class Evaluations:
         if not 0 < asked.seconds <= MAX_SECONDS:
             raise UsageError(f"code may run for {MAX_SECONDS:g} s at most")
         pids = [int(pid) for pid in request.get("pids", ())]
-        found = self._processes(pids, str(request.get("job") or ""), request.get("rank"))
-        each = asked._replace(most_bytes=MAX_ANSWERS // len(found))
-        answers = list(self._pool.map(lambda who: self._one(who, each), found))
-        results = [
-            {**_named(who), **one} for who, one in zip(found, answers, strict=True) if not isinstance(one, ProbingError)
-        ]
+        processes = self._processes(pids, str(request.get("job") or ""), request.get("rank"))
+        each = asked._replace(most_bytes=MAX_ANSWERS // len(processes))
+        answers = list(zip(processes, self._pool.map(lambda who: self._one(who, each), processes), strict=True))
+        results = [{**_named(who), **answer} for who, answer in answers if not isinstance(answer, ProbingError)]
         failures = [
-            {"pid": who.pid, "rank": who.rank, "job": who.job, "error": one.to_dict()}
-            for who, one in zip(found, answers, strict=True)
-            if isinstance(one, ProbingError)
+            {"pid": who.pid, "rank": who.rank, "job": who.job, "error": answer.to_dict()}
+            for who, answer in answers
+            if isinstance(answer, ProbingError)
         ]
         return {}, json.dumps({"results": results, "failures": failures}).encode()
 
     def _processes(self, pids: Sequence[int], job: str, rank: object) -> list[Identity]:
         if not pids and not job and rank is None:
             raise UsageError("code is run in named processes", hint="give a pid, --job or --rank")
-        found = self._chosen(pids, job)
+        chosen = self._chosen(pids, job)
         if not pids:
-            found = [who for who in found if who.role == "trainer"]
+            chosen = [who for who in chosen if who.role == "trainer"]
         if rank is not None:
-            found = [who for who in found if who.rank == rank]
-        if not found:
-            raise NotFound("no such process is known", hint="`probingctl ps` lists jobs, ranks and processes")
-        if not pids and len(jobs := {who.job for who in found}) > 1:
+            chosen = [who for who in chosen if who.rank == rank]
+        if not chosen:
+            raise NotFound("no watched process matches", hint="`probingctl ps` lists jobs, ranks and processes")
+        if not pids and len(jobs := {who.job for who in chosen}) > 1:
             raise UsageError(f"{len(jobs)} jobs have a rank {rank}", hint="give --job as well")
-        if len(found) > MAX_PROCESSES:
-            raise UsageError(f"{len(found)} processes are meant", hint=f"at most {MAX_PROCESSES}; give --rank or a pid")
-        return found
+        if len(chosen) > MAX_PROCESSES:
+            hint = f"give --rank or a pid: code is run in at most {MAX_PROCESSES} processes at once"
+            raise UsageError(f"the request matches {len(chosen)} processes", hint=hint)
+        return chosen
 
     def _one(self, who: Identity, asked: _Asked) -> dict[str, Any] | ProbingError:
         self._record(who, asked, "begun", "")
@@ -165,23 +166,24 @@ class Evaluations:
         try:
             return typed_json(Header, answer.payload)
         except ValueError as e:
-            raise InternalError("the injector's answer makes no sense") from e
+            raise InternalError("the injector's answer is malformed") from e
 
     def _require_allowed(self, who: Identity, uid: int) -> None:
         """Raises PrivilegeError unless the configuration lists the job, or the process's user."""
         config = self._config
         if who.pid in self._own or who.pid in (os.getpid(), os.getppid()):
-            raise PrivilegeError(f"process {who.pid} is the daemon's own", hint="code is run in watched processes")
+            hint = "give a process that `probingctl ps` lists"
+            raise PrivilegeError(f"process {who.pid} is the daemon's own", hint=hint)
         if who.job and _is_listed([who.job], config.jobs):
             return
         users = [str(uid), *_names(uid)]
-        # All users but root, whose name has to be there.
+        # `*` allows all users but root, who must be listed.
         if set(users) & set(config.users) or (uid and _ALL in config.users):
             return
         raise PrivilegeError(
             f"code may not be run in process {who.pid} of user {users[-1]}"
-            + (f" and job {who.job!r}" if who.job else ", which is of no job"),
-            hint="inject.jobs and inject.users of the node's configuration list what is allowed",
+            + (f" and job {who.job!r}" if who.job else ", which belongs to no job"),
+            hint="add the job to inject.jobs, or the user to inject.users, in the node's configuration",
         )
 
     def _record(self, who: Identity, asked: _Asked, state: str, result: str) -> None:

@@ -1,7 +1,8 @@
 """Stops a thread for some 200 us by ptrace, and has it call one function when it goes on.
 
-Whoever traces a thread and dies leaves it as it is at that moment. So each change is made in an order in which every
-prefix of it is harmless: memory that nobody uses, then all registers at once (``frame``), then the detachment.
+If the tracer dies, the thread goes on as it is at that moment. So the changes are made in an order in which the thread
+is unharmed after each change: first unused memory is written, then all registers are set at once (``frame``), then the
+thread is detached.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ def write_memory(pid: int, address: int, data: bytes) -> None:
     local, remote = _Range(ctypes.addressof(buffer), len(data)), _Range(address, len(data))
     count = _writev(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
     if count != len(data):
-        raise _error(pid, ctypes.get_errno() if count < 0 else errno.EFAULT, "its memory cannot be written")
+        raise _error(pid, ctypes.get_errno() if count < 0 else errno.EFAULT, "has memory that cannot be written")
 
 
 class Stop:
-    """Thread ``tid`` stands still, outside of any system call.
+    """The stopped thread ``tid``, which is in no system call.
 
     ``since``: the last moment on time.monotonic() at which it had not stopped.
     """
@@ -79,10 +80,10 @@ class Stop:
 
     def is_restartable_sequence(self) -> bool:
         """Returns whether the thread is in a restartable sequence (rseq(2)), which the kernel aborts on resumption."""
-        found = ctypes.create_string_buffer(32)
-        if _ptrace(_GET_RSEQ, self.tid, 32, ctypes.addressof(found)) < 0:
-            return False  # a kernel before 5.13, or no sequences at all
-        area, size, _ = _RSEQ.unpack_from(found.raw)
+        configuration = ctypes.create_string_buffer(32)
+        if _ptrace(_GET_RSEQ, self.tid, 32, ctypes.addressof(configuration)) < 0:
+            return False  # a kernel before 5.13, or without rseq
+        area, size, _ = _RSEQ.unpack_from(configuration.raw)
         if not area or not size:
             return False
         memory = ProcessMemory(self.tid)
@@ -94,10 +95,10 @@ class Stop:
         return bool(start <= self.registers.rip < start + length)
 
     def call(self, function: int, arguments: Sequence[int], restorer: int, *, result: int = 0) -> None:
-        """Has the thread call ``function`` once it goes on, and then continue as if nothing had been.
+        """Has the thread call ``function`` once it goes on, and then continue where it was stopped.
 
-        ``arguments``: those of a C function; a system call's are in the same registers, except for the fourth. RAX is
-        ``result`` at the call, the number of a system call. Raises TargetError when its stack has no room.
+        ``arguments`` go into the registers of a C function, and the fourth also into R10 for system calls. ``result``:
+        RAX at the call, which is the number of a system call. Raises TargetError if the thread's stack has no room.
         """
         blocked = ctypes.c_uint64()
         self._ask(_GETSIGMASK, 8, ctypes.addressof(blocked))
@@ -125,21 +126,21 @@ class Stop:
 
     def _ask(self, request: int, address: int, data: int) -> None:
         if _ptrace(request, self.tid, address, data) < 0:
-            raise _error(self.tid, ctypes.get_errno(), "it cannot be examined")
+            raise _error(self.tid, ctypes.get_errno(), "cannot be examined")
 
 
 @contextmanager
 def thread_stopped(tid: int) -> Iterator[Stop | None]:
-    """Stops the thread for the body; yields None where it cannot be used: in a system call, or at a signal.
+    """Stops the thread for the body. Yields None for a thread in a system call, at a signal or stopped by job control.
 
-    Raises ProcessGone, PrivilegeError, or TargetError: another process traces it, or it does not stop.
+    Raises ProcessGone, PrivilegeError (also if another process traces it), or TargetError if it does not stop.
     """
     if _ptrace(_SEIZE, tid, 0, 0) < 0:
-        raise _error(tid, ctypes.get_errno(), "it cannot be traced")
+        raise _error(tid, ctypes.get_errno(), "cannot be traced")
     signal = 0
     try:
         if _ptrace(_INTERRUPT, tid, 0, 0) < 0:
-            raise _error(tid, ctypes.get_errno(), "it cannot be stopped")
+            raise _error(tid, ctypes.get_errno(), "cannot be stopped")
         status, since = _wait(tid)
         if status >> 16 != _EVENT_STOP:
             # A signal came first. It is delivered with the detachment.
@@ -148,7 +149,7 @@ def thread_stopped(tid: int) -> Iterator[Stop | None]:
             return
         registers = Registers()
         if _ptrace(_GETREGS, tid, 0, ctypes.addressof(registers)) < 0:
-            raise _error(tid, ctypes.get_errno(), "it cannot be examined")
+            raise _error(tid, ctypes.get_errno(), "cannot be examined")
         if registers.in_system_call:
             _restart(tid, registers)
             yield None
@@ -162,15 +163,15 @@ def thread_stopped(tid: int) -> Iterator[Stop | None]:
 
 
 def _wait(tid: int) -> tuple[int, float]:
-    """Returns the status of waitpid(2) once the thread has stopped, and when it was last seen not to have."""
+    """Returns the status of waitpid(2) once the thread has stopped, and the last time at which it had not stopped."""
     since = time.monotonic()
     deadline = since + _STOP_S
     while True:
         try:
-            found, status = os.waitpid(tid, os.WNOHANG | _WALL)
+            changed, status = os.waitpid(tid, os.WNOHANG | _WALL)
         except ChildProcessError:
             raise ProcessGone(f"thread {tid} exited") from None
-        if found:
+        if changed:
             if not os.WIFSTOPPED(status):
                 raise ProcessGone(f"thread {tid} exited")
             return status, since
@@ -184,7 +185,7 @@ def _wait(tid: int) -> tuple[int, float]:
 
 
 def _restart(tid: int, registers: Registers) -> None:
-    """Lets a system call that the stop ended begin again, where the kernel would not do so."""
+    """Restarts a system call that the stop interrupted, if the kernel itself would not restart it."""
     if registers.orig_rax in _NOT_RESTARTED and registers.rax == _EINTR and not _signals_pend(tid):
         registers.rax = _RESTART  # ERESTARTNOINTR: again, with the same arguments
         _ptrace(_SETREGS, tid, 0, ctypes.addressof(registers))
@@ -205,7 +206,7 @@ def _error(tid: int, code: int, what: str) -> TargetError | PrivilegeError:
         return ProcessGone(f"thread {tid} exited")
     if code == errno.EPERM:
         return PrivilegeError(
-            f"thread {tid}: {what}: {os.strerror(code)}",
+            f"thread {tid} {what}: {os.strerror(code)}",
             hint="it takes CAP_SYS_PTRACE and kernel.yama.ptrace_scope below 3, and no other tracer",
         )
-    return TargetError(f"thread {tid}: {what}: {os.strerror(code)}", hint="ask again")
+    return TargetError(f"thread {tid} {what}: {os.strerror(code)}", hint="ask again")

@@ -35,7 +35,7 @@ _TABLE = "comm.progress"
 _TRAINER = "trainer"
 _MAX_PROCESSES = 4096
 _MAX_COMMUNICATORS = 256
-# The longest gaps of this many drains are kept: about a minute, or for slow jobs this many steps.
+# The longest gap of each of the last 64 drains is kept: about a minute, or for slow jobs 64 steps.
 _GAPS = 64
 # Gaps count once a process has made this many calls.
 _LEAST_CALLS = 8
@@ -122,8 +122,8 @@ class JobProgress(Source):
         with self._lock:
             # A trainer without an entry gets an entry: its last operations may be drained after this call.
             if process.role == _TRAINER or process.key in self._processes:
-                found = self._process(process.key, process)
-                found.ended_ns = found.ended_ns or now
+                ended = self._process(process.key, process)
+                ended.ended_ns = ended.ended_ns or now
             self._drop_old(now)
 
     def rows_lost(self, loss: Loss) -> None:
@@ -146,7 +146,9 @@ class JobProgress(Source):
             _count_gaps(operations, owners)
 
     def rows(self, pair: ClockPair) -> pa.RecordBatch:
-        """Returns ``comm.progress``: a row for each communicator of each process, or for a process without any."""
+        """Returns ``comm.progress``: a row for each communicator of a process, and a row for a process without
+        communicators.
+        """
         with self._lock:
             self._drop_old(pair.real_ns)
             return batch_of(_TABLE, [row for key in self._processes for row in self._rows_of(key, pair)])
@@ -156,14 +158,14 @@ class JobProgress(Source):
         if process is None:
             process = self._processes[key] = _Process(who)
             if len(self._processes) > _MAX_PROCESSES:
-                self._make_room()
+                self._drop_one()
         if who is not None:
             process.who = who
         return process
 
-    def _make_room(self) -> None:
-        """Drops a process of the owner with the most processes: the oldest one that ended or is no trainer, else the
-        oldest.
+    def _drop_one(self) -> None:
+        """Drops a process of the owner with the most processes: the oldest process that ended or is no trainer, or if
+        there is none, the oldest.
         """
         owner = crowding(process.owner for process in self._processes.values())
         keys = [key for key, process in self._processes.items() if process.owner == owner]
@@ -233,13 +235,13 @@ def _described(name: str | None, communicator: _Communicator, pair: ClockPair) -
 
 
 def _communicator(process: _Process, entity: Entity) -> _Communicator:
-    found = process.communicators.get(entity.comm)
-    if found is None:
-        found = process.communicators[entity.comm] = _Communicator(entity)
+    communicator = process.communicators.get(entity.comm)
+    if communicator is None:
+        communicator = process.communicators[entity.comm] = _Communicator(entity)
         if len(process.communicators) > _MAX_COMMUNICATORS:
             process.communicators.popitem(last=False)
-    found.entity = entity
-    return found
+    communicator.entity = entity
+    return communicator
 
 
 def _by_entity(operations: Operations) -> Iterator[tuple[int, int, int, int, int]]:
@@ -283,7 +285,7 @@ def _count_gaps(operations: Operations, owners: list[_Process]) -> None:
     counts = np.diff(np.append(starts, len(called))).tolist()
     for number, gap, last, calls in zip(which[starts].tolist(), longest, lasts, counts, strict=True):
         owner = owners[number]
-        # Pauses during a start, for example for compilation, are not usual.
+        # Gaps at the start of a job, for example for compilation, say nothing about its usual gaps.
         if gap and owner.calls >= _LEAST_CALLS:
             owner.gaps.append(gap)
         owner.calls += calls

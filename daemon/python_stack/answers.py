@@ -45,7 +45,7 @@ class StackAnswers:
     def stacks(
         self, pids: Sequence[int], job: str, timeout: float, *, native: bool = False, with_locals: bool = False
     ) -> tuple[list[ProcessStacks], list[ReadFailure]]:
-        """Returns the packed stacks of each process by job, run and rank, and the failures for StacksReply.
+        """Returns the packed stacks of each process, sorted by job, run and rank, and the failures for StacksReply.
 
         ``timeout``: seconds for each process. Raises NotFound for an unknown job or pid.
         """
@@ -90,25 +90,26 @@ class StackAnswers:
         return batch_of("python.backtrace", rows)
 
     def chosen(self, pids: Sequence[int], job: str) -> list[Identity]:
-        """Returns the processes ``pids``; if these are empty, all trainers. ``job``: the job to which they must belong;
-        empty: any.
+        """Returns the processes ``pids``; if ``pids`` is empty, all trainers and data loaders. ``job``: their job;
+        empty: any job.
 
         Raises NotFound.
         """
         if pids:
-            found = [self._of_pid(pid) for pid in dict.fromkeys(pids)]
-            if other := [who.pid for who in found if job and who.job != job]:
-                raise NotFound(f"process {other[0]} is not of job {job!r}", hint="`probingctl ps` lists the processes")
-            return found
+            named = [self._of_pid(pid) for pid in dict.fromkeys(pids)]
+            if other := [who.pid for who in named if job and who.job != job]:
+                hint = "`probingctl ps` lists the processes"
+                raise NotFound(f"process {other[0]} does not belong to job {job!r}", hint=hint)
+            return named
         training = self._training()
         if not job:
             return training
-        found = [i for i in training if i.job == job]
-        if not found:
+        of_job = [i for i in training if i.job == job]
+        if not of_job:
             raise NotFound(
                 f"no running process of job {job!r} is known", hint="`probingctl ps` lists jobs and processes"
             )
-        return found
+        return of_job
 
     def _with_native(
         self, by_key: Mapping[ProcessKey, Identity], timeout: float, *, with_locals: bool
@@ -140,21 +141,21 @@ class StackAnswers:
         if known is not None:
             return known
         # Any process may be requested, even if it trains nothing.
-        found = process_now(pid)
-        if found is None:
+        process = process_now(pid)
+        if process is None:
             raise NotFound(f"there is no process {pid}", hint="`probingctl ps` lists the processes that run now")
-        return Identity(pid, found.start_ns, "", "", "other")
+        return Identity(pid, process.start_ns, "", "", "other")
 
 
 def _by_process(threads: _Threads) -> dict[ProcessKey, _Threads]:
-    found: dict[ProcessKey, _Threads] = {}
+    by_process: dict[ProcessKey, _Threads] = {}
     for thread in threads:
-        found.setdefault(ProcessKey(thread["pid"], thread["start_ns"]), []).append(thread)
-    return found
+        by_process.setdefault(ProcessKey(thread["pid"], thread["start_ns"]), []).append(thread)
+    return by_process
 
 
-def _with_job(identity: Identity, what: Mapping[str, Any]) -> Any:
-    return {"job": identity.job, "run": identity.run, "rank": identity.rank, **what}
+def _with_job(identity: Identity, row: Mapping[str, Any]) -> Any:
+    return {"job": identity.job, "run": identity.run, "rank": identity.rank, **row}
 
 
 def _failure(identity: Identity, failure: Failure) -> ReadFailure:

@@ -48,8 +48,8 @@ class StacksOnDemand(Source):
         return {"python.backtrace": lambda pair: self.answers.backtrace(pair.real_ns)}
 
     def module_state(self, pid: int, start_ns: int) -> ModuleState | None:
-        """Returns the rank from the state of a process's Python modules (``values.modules``); None if they do not show
-        it.
+        """Returns the rank from the state of a process's Python modules (``values.modules``); None if the modules do
+        not show the rank.
         """
         return module_state(self.values, pid, start_ns)
 
@@ -64,7 +64,7 @@ class StacksOnDemand(Source):
         return False
 
     def training_threads(self, targets: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
-        """Returns the training thread of each process in which it is not the main thread, as far as stacks show it."""
+        """Returns the training thread of each process whose stacks show that it is not the main thread."""
         threads: dict[tuple[int, int], list[Thread]] = {}
         for read in self.stacks.stacks(targets)[0]:
             frames = tuple(Frame(frame["func"], frame["file"], frame["lineno"]) for frame in read["frames"])

@@ -38,7 +38,7 @@ BPF_RINGBUF_OUTPUT(probing_events, {pages});
 BPF_PERCPU_ARRAY(probing_counts, struct probing_counts, 1);
 BPF_ARRAY(probing_window, struct probing_window, 1);
 BPF_TABLE("hash", u32, u8, probing_listed, {listed});
-/* The counters are added to atomically: a program on user code may be preempted by another one on its CPU. */
+/* The counters are incremented atomically: a program on user code may be preempted by another program on its CPU. */
 static int probing_enter(void)
 {{
 	int zero = 0;
@@ -64,7 +64,7 @@ static int probing_is_listed(void)
 	u32 tgid = bpf_get_current_pid_tgid() >> 32;
 	return probing_listed.lookup(&tgid) != 0;
 }}
-/* /proc/PID/stat counts in ticks of 10 ms, so the start of a process is cut to them everywhere. */
+/* /proc/PID/stat counts in ticks of 10 ms, so the start of a process is rounded down to a tick everywhere. */
 static u64 probing_start_ns(void)
 {{
 	u64 leader = 0, start = 0;
@@ -72,7 +72,7 @@ static u64 probing_start_ns(void)
 	bpf_probe_read_kernel(&start, sizeof(start), (void *)(leader + {boottime}ULL));
 	return start / 10000000ULL * 10000000ULL;
 }}
-/* Makes a row of `event`. Who and when are filled in here. Returns 0, or an error when the row was lost. */
+/* Makes a row of `event`, with the process, the thread and the time. Returns 0, or an error if the row was lost. */
 static int probing_emit(struct {name}_event *event)
 {{
 	int zero = 0;
@@ -85,7 +85,7 @@ static int probing_emit(struct {name}_event *event)
 	event->probing_start_ns = probing_start_ns();
 	event->probing_tgid = thread >> 32;
 	event->probing_tid = (u32)thread;
-	/* Nobody waits for the ring: it is looked at by time. */
+	/* The collector reads the ring at intervals, so it is not woken. */
 	error = probing_events.ringbuf_output(event, sizeof(*event), BPF_RB_NO_WAKEUP);
 	if (error)
 		__sync_fetch_and_add(&counts->lost, 1);

@@ -1,8 +1,8 @@
 """Compiles one probe of a user, in a process under a Python that has bcc; the process ends after its answer.
 
 Only this process loads LLVM. Descriptor 0 is a socket that speaks ``daemon/ipc.py``: one request with the C text, one
-answer with the descriptors of the loaded programs and of their maps, or with an error. It reads no target, and drops
-the rights to do so. Only the standard library and bcc are used.
+answer with the descriptors of the loaded programs and of their maps, or with an error. The process reads no target, and
+drops the rights to do so. Only the standard library and bcc are used.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def _load(request: dict[str, Any], source: str) -> tuple[Any, list[int]]:
 
 
 def _verified(code: bytes, kind: int, attach_type: int) -> int:
-    """Loads a program whose maps are resolved in ``code``. It does so without bcc, which has no attach types for
-    uprobes.
+    """Loads a program, in whose ``code`` the maps are resolved already. bcc cannot load it, as it has no attach types
+    for uprobes.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     instructions, text = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")

@@ -1,5 +1,5 @@
-"""Compiles and loads a user's probe by a process with bcc, and finds what that needs from the kernel: offsets in
-task_struct, and headers.
+"""Compiles and loads a user's probe in a process with bcc, and finds the kernel's headers and offsets in task_struct
+for it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def _task_offsets() -> TaskOffsets:
     return TaskOffsets(offsets["group_leader"], offsets["start_boottime"])
 
 
-def _member_offsets(structure: str, wanted: tuple[str, ...]) -> dict[str, int]:
+def _member_offsets(structure: str, members: tuple[str, ...]) -> dict[str, int]:
     # Layouts: include/uapi/linux/btf.h, struct btf_type and struct btf_member.
     lib = library().functions
     kernel = lib.btf__load_vmlinux_btf()
     if not kernel:
         raise PrivilegeError("the kernel has no BTF, which describes its types")
     try:
-        found: dict[str, int] = {}
+        offsets: dict[str, int] = {}
         index = lib.btf__find_by_name_kind(kernel, structure.encode(), _KIND_STRUCT)
         address = lib.btf__type_by_id(kernel, index) if index > 0 else None
         if address:
@@ -56,13 +56,13 @@ def _member_offsets(structure: str, wanted: tuple[str, ...]) -> dict[str, int]:
             count = min(info & 0xFFFF, _MAX_MEMBERS)
             for name, _, bits in struct.iter_unpack("<III", ctypes.string_at(address + 12, 12 * count)):
                 text = (lib.btf__name_by_offset(kernel, name) or b"").decode(errors="replace")
-                if text in wanted:
-                    found[text] = (bits & 0xFFFFFF if info >> 31 else bits) // 8
+                if text in members:
+                    offsets[text] = (bits & 0xFFFFFF if info >> 31 else bits) // 8
     finally:
         lib.btf__free(kernel)
-    if missing := [name for name in wanted if name not in found]:
+    if missing := [name for name in members if name not in offsets]:
         raise AttachError(f"the kernel's struct {structure} has no field {missing[0]}")
-    return found
+    return offsets
 
 
 def header_trees(modules: Path = _MODULES, sources: Path = _SOURCES) -> list[str] | None:
@@ -86,7 +86,7 @@ def header_trees(modules: Path = _MODULES, sources: Path = _SOURCES) -> list[str
 
 
 def _candidates(modules: Path, sources: Path, release: str) -> Iterator[list[Path]]:
-    """Yields header trees, those of this kernel first, then the newest. systemd may hide ``modules`` from a service."""
+    """Yields header trees: this kernel's first, then the newest. systemd may hide ``modules`` from a service."""
 
     def listed(folder: Path) -> list[Path]:
         try:
@@ -147,19 +147,19 @@ def load(
         except ChannelTimeout as e:
             raise ConfigError(f"{spec.name}.c was not compiled within {timeout:.0f} s", hint="make it smaller") from e
         except ChannelClosed as e:
-            hint = "the daemon's log has what it wrote; it may use 4 GB of memory"
+            hint = "the daemon's log has its output; it may use at most 4 GB of memory"
             raise InternalError(f"the compiler of {spec.name}.c ended without an answer", hint=hint) from e
     return _loaded(spec, answer)
 
 
 def _loaded(spec: Spec, answer: Message) -> Loaded:
     log = answer.payload.decode(errors="replace")
-    wanted = len(spec.attach) + len(MAPS)
+    expected = len(spec.attach) + len(MAPS)
     try:
         if failed := answer.header.get("failed"):
             raise _failure(spec, str(failed), str(answer.header.get("why", "")), log)
-        if len(answer.fds) != wanted:
-            raise InternalError(f"the compiler of {spec.name}.c returned {len(answer.fds)} of {wanted} descriptors")
+        if len(answer.fds) != expected:
+            raise InternalError(f"the compiler of {spec.name}.c returned {len(answer.fds)} of {expected} descriptors")
         fds, answer.fds = answer.fds, []
     finally:
         answer.close_fds()
@@ -176,7 +176,7 @@ def _failure(spec: Spec, failed: str, why: str, log: str) -> ProbingError:
         hint = "correct the C file; it is compiled again when it has changed"
         error = ConfigError(f"{spec.name}.c does not compile: {complaint or why}", hint=hint)
     else:
-        hint = "the daemon's log has all that the kernel's verifier said"
+        hint = "the daemon's log has the whole output of the kernel's verifier"
         error = AttachError(f"the kernel refuses {spec.name}.c: {complaint or why}", hint=hint)
     _log.warning("%s\n%s", error.message, log)
     return error

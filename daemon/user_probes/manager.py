@@ -57,7 +57,9 @@ class ProbeState(NamedTuple):
 
 @dataclass(slots=True)
 class _Probe:
-    """The probe NAME. ``off_ns``: monotonic time since which it is off; ``reported``: the counts at the last report."""
+    """A probe of the directory. ``off_ns``: monotonic time since which it is detached after too many hits, or 0.
+    ``reported``: the counts at the last report.
+    """
 
     stamp: tuple[object, ...]
     running: Running | None = None
@@ -103,7 +105,7 @@ class UserProbes(Source):
         self._paused_ns = 0
         self._replaced: deque[ProcessKey] = deque(maxlen=MAX_REPLACED)
         self._counted_ns = clock.pair().real_ns
-        # Guards the dictionary and the rings: ``tick`` reads them, our thread changes them.
+        # Guards the dictionary and the rings: ``tick`` reads them, the worker's thread changes them.
         self._lock = threading.Lock()
         self._worker = Worker("user probes", self._look, lambda: LOOK_S)
 
@@ -123,14 +125,14 @@ class UserProbes(Source):
         )
 
     def start(self) -> None:
-        """Starts the thread, and returns at once. Probes are loaded one by one; a wrong probe is ``degraded``."""
+        """Starts the thread, and returns at once. Probes are loaded one by one; an invalid probe is ``degraded``."""
         self._worker.start()
 
     def finish(self) -> None:
         self.stop()
 
     def stop(self) -> None:
-        """Detaches and unloads all probes, and puts the last rows."""
+        """Detaches and unloads all probes, and passes the last rows to the sink."""
         self._worker.stop()
         self.drain()
         for name in list(self._probes):
@@ -165,7 +167,7 @@ class UserProbes(Source):
         self.drain()
 
     def drain(self) -> None:
-        """Reads the rings of the probes, and puts the rows."""
+        """Reads the rings of the probes, and passes the rows to the sink."""
         with self._lock:
             for name, probe in self._probes.items():
                 if probe.running is not None:
@@ -193,7 +195,7 @@ class UserProbes(Source):
         else:
             if probe.off_ns:
                 state = "degraded"
-                reasons.append(f"hit more than {running.spec.budget} times a second: it rests")
+                reasons.append(f"hit more than {running.spec.budget} times a second: detached for 10 s")
             elif self._paused_ns:
                 state = "paused"
             places = dict.fromkeys(place.where for place in running.spec.attach)
@@ -223,7 +225,7 @@ class UserProbes(Source):
             if self._paused_ns or probe.off_ns:
                 probe.running.detach()
                 continue
-            probe.running.follow([who for who in live if _meant(probe.running.spec.who, who)], files, self._targets)
+            probe.running.follow([who for who in live if _is_probed(probe.running.spec.who, who)], files, self._targets)
 
     def _reload(self) -> None:
         try:
@@ -243,7 +245,7 @@ class UserProbes(Source):
                 return
 
     def _load(self, name: str, stamp: tuple[object, ...]) -> None:
-        """Loads a probe. The earlier version ends even if this one fails: only what is in the directory runs."""
+        """Loads a probe. Its earlier version ends even if the new version fails: only files of the directory run."""
         probe = _Probe(stamp)
         try:
             spec = read_spec(self._folder, name)
@@ -264,7 +266,7 @@ class UserProbes(Source):
         self._replace(name, None)
 
     def _replace(self, name: str, by: _Probe | None) -> None:
-        """Ends the probe and puts ``by`` in its place in one step, so that no reader of the states sees it missing."""
+        """Ends the probe and puts ``by`` in its place in one step, so that ``probes`` never misses the probe."""
         ended = self._probes.get(name)
         if ended is not None and ended.running is not None:
             ended.running.detach()
@@ -291,7 +293,7 @@ class UserProbes(Source):
             _log.warning("the ring of the probe %s cannot be read: %s", name, e.message)
 
     def _count(self) -> None:
-        """Reports losses, and detaches a probe for a while that is hit too often."""
+        """Reports losses, and sets ``off_ns`` of a probe that is hit too often, for REST_NS."""
         pair = self._clock.pair()
         since, self._counted_ns = self._counted_ns, pair.real_ns
         for name, probe in list(self._probes.items()):
@@ -308,7 +310,7 @@ class UserProbes(Source):
                     probe.off_ns, probe.off_since_ns = pair.mono_ns, pair.real_ns
             elif probe.off_ns and pair.mono_ns - probe.off_ns > REST_NS:
                 since_off, probe.off_ns = probe.off_since_ns, 0
-                self._lose(probe, name, since_off, pair.real_ns, "kernel", "it was off after too many hits", None)
+                self._lose(probe, name, since_off, pair.real_ns, "kernel", "it was detached after too many hits", None)
 
     def _lose(
         self, probe: _Probe, name: str, since: int, until: int, stage: str, reason: str, count: int | None
@@ -323,5 +325,5 @@ class UserProbes(Source):
                 self._lose(probe, name, since, now, "kernel", reason, None)
 
 
-def _meant(who: str, process: Identity) -> bool:
+def _is_probed(who: str, process: Identity) -> bool:
     return process.role == "trainer" if who == "trainers" else True

@@ -69,7 +69,7 @@ class _Follow:
 
 
 class Running:
-    """A loaded probe. ``follow``, ``detach`` and ``close`` are for one thread; another may call ``drain``."""
+    """A loaded probe. ``follow``, ``detach`` and ``close`` are for one thread; another thread may call ``drain``."""
 
     def __init__(self, spec: Spec, table: Table, loaded: Loaded, *, multi: bool = True) -> None:
         """Makes a running probe. ``multi``: the programs were loaded for uprobe_multi links."""
@@ -106,7 +106,7 @@ class Running:
         return Counts(*(int(of_cpus[name].sum()) for name in COUNTS.names or ()))
 
     def drain(self, take: Callable[[npt.NDArray[Any]], None]) -> None:
-        """Calls ``take`` with the records of the ring, which are freed when it returns."""
+        """Calls ``take`` with the records of the ring, which are freed when ``take`` returns."""
         while True:
             records, end = self._ring.drain(1 << 20)
             if not len(records):
@@ -131,7 +131,7 @@ class Running:
     ) -> None:
         """Attaches the probe to all processes of ``live``, and drops processes that have ended.
 
-        ``reasons`` says, by attachment, why it could not be attached.
+        ``reasons`` gives, by attachment, why the probe could not be attached.
         """
         if self.spec.who == "all" or any(place.tracepoint for place in self.spec.attach):
             self._everywhere(targets)
@@ -177,7 +177,7 @@ class Running:
         try:
             mapped = files(who)
             self.reasons.pop("processes", None)
-            # Returns are attached first, so that the end of each call is seen whose begin is seen.
+            # Returns are attached first, so that a call whose begin is seen also shows its end.
             for index in sorted(follow.missing, key=lambda i: not self.spec.attach[i].on_return):
                 if self._place(who, index, targets.matching(mapped, self.spec.attach[index].library), targets):
                     follow.missing.discard(index)
@@ -193,7 +193,7 @@ class Running:
         for mapping in mappings:
             try:
                 if sum(map(len, self._events.values())) >= MAX_EVENTS:
-                    raise AttachError(f"it is in {MAX_EVENTS} places already")
+                    raise AttachError(f"the probe is already attached in {MAX_EVENTS} places")
                 with targets.opened(who, mapping) as fd:
                     offset = targets.offset(fd, place)
                     event = _attach_function(self._programs[index], fd, offset, who.pid, place, multi=self._multi)
@@ -214,8 +214,9 @@ def _attach_function(program: int, fd: int, offset: int, pid: int, place: Attach
     """Returns the descriptor of a link, or of a perf event if ``multi`` is False. ``offset`` is in the file with
     descriptor ``fd``.
 
-    With ``pid``, all its threads are probed, and no other process meets a breakpoint (kernel/trace/bpf_trace.c,
-    uprobe_multi_link_filter; trace_uprobe.c, uprobe_perf_filter). Raises AttachError, PrivilegeError.
+    With ``pid``, all threads of this process are probed, and no other process hits a breakpoint
+    (kernel/trace/bpf_trace.c, uprobe_multi_link_filter; trace_uprobe.c, uprobe_perf_filter). Raises AttachError,
+    PrivilegeError.
     """
     try:
         if multi:
@@ -241,7 +242,7 @@ def _attach_tracepoint(program: int, name: str) -> int:
             return run_program(perf_event_open(attributes, 0), program)
         except OSError as e:
             raise refused(e, name) from e
-    hint = "it must be in available_events of the kernel's tracing directory, and that mounted at /sys/kernel/tracing"
+    hint = "mount tracefs at /sys/kernel/tracing; its file available_events lists all tracepoints"
     raise AttachError(f"there is no tracepoint {name}", hint=hint)
 
 

@@ -87,10 +87,10 @@ def spec_names(folder: Path) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as e:
-        hint = "the daemon's user must be able to read it"
+        hint = "make it readable for the daemon's user"
         raise ConfigError(f"the probes in {folder} cannot be listed: {e.strerror}", hint=hint) from e
     if len(names) > MAX_PROBES:
-        raise ConfigError(f"{folder} has {len(names)} probes", hint=f"at most {MAX_PROBES} are run on a node")
+        raise ConfigError(f"{folder} has {len(names)} probes", hint=f"remove some: at most {MAX_PROBES} run on a node")
     return names
 
 
@@ -150,7 +150,8 @@ def _read(path: Path, limit: int) -> str:
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path} is not UTF-8 text", hint="write it as UTF-8") from e
     if len(data) > limit or "\0" in text:
-        raise ConfigError(f"{path} is longer than {limit} bytes or holds a zero byte", hint="shorten it")
+        hint = "shorten it, or remove the zero byte"
+        raise ConfigError(f"{path} is longer than {limit} bytes or holds a zero byte", hint=hint)
     return text
 
 
@@ -174,7 +175,9 @@ class _Reader:
         try:
             _ = spec.table
         except FormatError as e:
-            hint = "a name comes once, and not as one that every table has: docs/user-probes.md lists them"
+            hint = (
+                "each name must differ from the others and from the columns that every table has (docs/user-probes.md)"
+            )
             raise ConfigError(f"{self._path}: {e.message}", hint=hint) from e
         return spec
 
@@ -210,7 +213,7 @@ class _Reader:
         self._only(values, ("name", "type", "doc", "bytes"), at)
         room = values.get("bytes")
         if type(room) is not int or not 1 <= room <= MAX_TEXT_BYTES:
-            raise self._wrong(f"{at}bytes", room, f"the room of the text, 1 to {MAX_TEXT_BYTES}")
+            raise self._wrong(f"{at}bytes", room, f"the size of the text in bytes, 1 to {MAX_TEXT_BYTES}")
         return Field(name, kind, doc, room)
 
     def _list(
@@ -227,10 +230,10 @@ class _Reader:
             raise self._wrong(f"{at}{key}", value, f"a text in quotes, of at most {MAX_DOC} printable characters")
         return value
 
-    def _matching(self, values: Mapping[str, Any], key: str, at: str, wanted: re.Pattern[str], what: str) -> str:
+    def _matching(self, values: Mapping[str, Any], key: str, at: str, pattern: re.Pattern[str], expected: str) -> str:
         value = self._text(values, key, at)
-        if not wanted.fullmatch(value):
-            raise self._wrong(f"{at}{key}", value, what)
+        if not pattern.fullmatch(value):
+            raise self._wrong(f"{at}{key}", value, expected)
         return value
 
     def _only(self, values: Mapping[str, Any], known: tuple[str, ...], at: str) -> None:
@@ -238,6 +241,6 @@ class _Reader:
             hint = f"known here: {', '.join(known)}"
             raise ConfigError(f"{self._path}: unknown key {at}{more[0][:80]}", hint=hint)
 
-    def _wrong(self, key: str, value: object, wanted: str) -> ConfigError:
-        what = "is missing" if value in (None, "") else f"= {str(value)[:80]!r} is wrong"
-        return ConfigError(f"{self._path}: {key} {what}", hint=f"it must be {wanted}")
+    def _wrong(self, key: str, value: object, expected: str) -> ConfigError:
+        problem = "is missing" if value in (None, "") else f"= {str(value)[:80]!r} is wrong"
+        return ConfigError(f"{self._path}: {key} {problem}", hint=f"it must be {expected}")

@@ -23,8 +23,8 @@ MAX_KNOWN = 4096
 
 
 class Targets:
-    """Finds the places of probes in processes. For one thread. Readers open the files of targets, parsers read them;
-    files on FUSE only with ``fuse``.
+    """Finds the places of probes in processes. For one thread. Readers open the files of targets, and parsers read
+    them; files on FUSE are opened only with ``fuse``.
     """
 
     def __init__(self, readers: ReaderPool, symbols: SymbolFinder, *, fuse: bool = False) -> None:
@@ -40,15 +40,15 @@ class Targets:
         return [mapping for mapping in parse_maps(answer.payload) if mapping.executable and mapping.inode]
 
     def matching(self, files: Sequence[Mapping], library: str) -> list[Mapping]:
-        """Returns one mapping of each file whose path matches ``library``; if ``library`` has no slash, whose name
-        matches.
+        """Returns one mapping of each file that matches ``library``: by its path, or by its name if ``library`` has no
+        slash.
         """
-        found: dict[tuple[Any, int], Mapping] = {}
+        by_file: dict[tuple[Any, int], Mapping] = {}
         for mapping in files:
             path = clean_text(mapping.path)
             if fnmatchcase(path if "/" in library else path.rpartition("/")[2], library):
-                found.setdefault((mapping.device, mapping.inode), mapping)
-        return list(found.values())[:MAX_FILES]
+                by_file.setdefault((mapping.device, mapping.inode), mapping)
+        return list(by_file.values())[:MAX_FILES]
 
     @contextmanager
     def opened(self, who: Identity, mapping: Mapping) -> Iterator[int]:
@@ -63,23 +63,25 @@ class Targets:
             os.close(fd)
 
     def offset(self, fd: int, place: Attach) -> int:
-        """Returns the offset of the function in the file with descriptor ``fd``. Raises UnsupportedTarget if it has no
-        such function.
+        """Returns the offset of the function in the file with descriptor ``fd``. Raises UnsupportedTarget if the file
+        lacks the function.
         """
         status = os.fstat(fd)
         key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, place.symbol)
         if key not in self._known:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            found = [s for s in self._symbols(fd, [place.symbol]) if s.name == place.symbol]
-            self._known[key] = found[0].file_offset if found else None
+            matches = [s for s in self._symbols(fd, [place.symbol]) if s.name == place.symbol]
+            self._known[key] = matches[0].file_offset if matches else None
         offset = self._known[key]
         if offset is None:
-            raise UnsupportedTarget(f"no function {place.symbol} in {place.library}", hint="look with `nm -D`")
+            raise UnsupportedTarget(f"no function {place.symbol} in {place.library}", hint="`nm -D` lists functions")
         return offset
 
     def host_offset(self, place: Attach) -> tuple[int, int]:
-        """Returns (descriptor, offset) of a file of the host, for all processes; the caller closes the descriptor."""
+        """Returns (descriptor, offset) of a probe of all processes, in a file of the host. The caller closes the
+        descriptor.
+        """
         try:
             fd = os.open(place.library, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as e:

@@ -89,7 +89,7 @@ def conclude(facts: Facts, others: Sequence[Facts]) -> Role:
     if facts.share(("all_to_all",)) >= _HALF:
         return Role("ep", f"{facts.calls['all_to_all']} of {total} operations are all_to_all")
     if facts.share(_REDUCTIONS) < _MOSTLY:
-        return Role("unknown", "no kind of parallelism has such a mix of operations")
+        return Role("unknown", "its mix of operations fits no kind of parallelism")
     return _by_place(facts, others)
 
 
@@ -117,17 +117,17 @@ def stride_of(ranks: Mapping[int, int], size: int | None, world_size: int | None
 
 def _by_name(name: str | None) -> str | None:
     words = set(re.split(r"[^a-z0-9]+", (name or "").lower()))
-    found = {role for role, known in _WORDS.items() if not words.isdisjoint(known)}
-    if found == {"dp", "ep"}:
+    roles = {role for role, of_role in _WORDS.items() if not words.isdisjoint(of_role)}
+    if roles == {"dp", "ep"}:
         # Data parallelism between the replicas of an expert.
         return "dp"
-    return found.pop() if len(found) == 1 else None
+    return roles.pop() if len(roles) == 1 else None
 
 
 def _by_place(facts: Facts, others: Sequence[Facts]) -> Role:
     stride = facts.stride
     if stride is None:
-        return Role("unknown", "it is not known from here which ranks of the job it has")
+        return Role("unknown", "this node does not know which ranks of the job it has")
     place = "neighbours" if stride == 1 else f"{stride} apart"
     rivals = [other for other in others if _is_rival(other, stride)]
     if not rivals:
@@ -177,8 +177,8 @@ class Use:
 
 
 class Uses:
-    """The uses of communicators by the processes of this node, for one thread; those that were added least recently are
-    dropped.
+    """The uses of communicators by the processes of this node. For one thread. Drops the use that was added first once
+    there are more than 8,192.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -214,7 +214,7 @@ class Uses:
             return []
         who = {key[:2]: self._processes.identity(*key[:2]) for key in self._uses}
         ranks = self._ranks(who)
-        found = []
+        changed = []
         for key in due:
             use = self._uses[key]
             use.looked, use.fresh = now, False
@@ -222,8 +222,8 @@ class Uses:
             role = conclude(self._facts(key, use, who, ranks), others)
             if use.role is None or role.name != use.role.name:
                 use.role = role
-                found.append((key, use, role))
-        return found
+                changed.append((key, use, role))
+        return changed
 
     def forget(self, pid: int, start_ns: int) -> None:
         """Drops the uses of a process that has ended."""
@@ -232,12 +232,12 @@ class Uses:
 
     def _ranks(self, who: dict[tuple[int, int], Identity | None]) -> _Members:
         """Returns (job, run, comm) -> rank in the communicator -> rank in the job."""
-        found: _Members = {}
+        members: _Members = {}
         for key, use in self._uses.items():
             identity = who[key[:2]]
             if identity is not None and identity.rank is not None and use.rank is not None:
-                found.setdefault((identity.job, identity.run, key[2]), {})[use.rank] = identity.rank
-        return found
+                members.setdefault((identity.job, identity.run, key[2]), {})[use.rank] = identity.rank
+        return members
 
     def _facts(self, key: Key, use: Use, who: dict[tuple[int, int], Identity | None], ranks: _Members) -> Facts:
         identity = who[key[:2]]

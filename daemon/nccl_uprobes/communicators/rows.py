@@ -96,9 +96,8 @@ class Communicators:
         return batch_of(TABLE, [self._change(record, pair) for record in records])
 
     def follow(self, operations: Operations, pair: ClockPair) -> pa.RecordBatch | None:
-        """Returns rows of communicators first seen in ``operations``, and of communicators whose role has changed.
-
-        A communicator's role is concluded at most every two seconds. None if there are no such rows.
+        """Returns rows of communicators first seen in ``operations``, and of communicators whose role has changed; None
+        if there are no rows. A communicator's role is concluded at most every two seconds.
         """
         self._note_backends(operations)
         rows = [*self._first_seen(operations, pair)]

@@ -60,9 +60,9 @@ def _answer(request: Message) -> bytes:
     fd = request.fds[0]
     size = os.fstat(fd).st_size
     if size > MAX_FILE:
-        raise UnsupportedTarget(f"the dump has {size} bytes, more than {MAX_FILE} are not read")
-    found = dump_rows(load_dump(_content(fd, size)))
-    return json.dumps(found, separators=(",", ":")).encode()
+        raise UnsupportedTarget(f"the dump has {size} bytes, and at most {MAX_FILE} are read")
+    dump = dump_rows(load_dump(_content(fd, size)))
+    return json.dumps(dump, separators=(",", ":")).encode()
 
 
 def _content(fd: int, size: int) -> bytes:

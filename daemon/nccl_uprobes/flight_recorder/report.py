@@ -11,8 +11,8 @@ RecordRow = dict[str, str | int | bool | None]
 
 
 class Dump(TypedDict):
-    """A dump. ``rows`` have no node, time and process. ``version``: the version of the dump's format. ``world_size``:
-    None if unknown. ``skipped``: number of records that were malformed or exceeded a bound."""
+    """A dump. ``rows`` lack the columns of node, time and process. ``version``: the version of the dump's format.
+    ``world_size``: None if unknown. ``skipped``: number of records that were malformed or exceeded a bound."""
 
     version: str
     world_size: int | None

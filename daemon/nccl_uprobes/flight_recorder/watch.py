@@ -1,8 +1,8 @@
 """Finds and reads the dumps of PyTorch's flight recorder that trainers write by themselves.
 
 A trainer writes its dump when a collective has timed out, and aborts itself later: ProcessGroupNCCL waits at least
-TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 15 s. So a look every 5 s finds the dump while the trainer lives. A dump of the
-last moment is read after the exit, unless it was in a container's own file system, which is removed with the container.
+TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC, 15 s. So a look every 5 s finds the dump while the trainer lives. A dump written
+just before the exit is read after it, unless it is in a container's own file system, which ends with the container.
 
 A dump's name is a prefix and the rank, as in DebugInfoWriter::getWriter (torch/csrc/distributed/c10d/
 FlightRecorder.cpp). A prefix that the job sets in its environment after its start is not visible; then only files with
@@ -152,7 +152,7 @@ class FlightRecorderWatch(Source):
         return [totals.of(self.name, TABLE, reason=self.reason)]
 
     def process_identified(self, who: Identity) -> None:
-        """Looks at once, so that the paths of a trainer that ends early are known."""
+        """Looks for the trainer's paths at once, as the trainer may end early."""
         if who.role == "trainer":
             self._worker.wake()
 
@@ -162,7 +162,7 @@ class FlightRecorderWatch(Source):
             watched.paths = ()
 
     def process_exited(self, who: Identity) -> None:
-        """Requests a look now."""
+        """Wakes the thread, so that it looks for dumps at once."""
         if who.key in self._watched:
             self._worker.wake()
 
@@ -311,7 +311,7 @@ class FlightRecorderWatch(Source):
         }
         self._sink.put(TABLE, batch_of(TABLE, [{**common, **row} for row in dump["rows"]]))
         if dump["skipped"]:
-            reason = "records of a dump made no sense or were too many"
+            reason = "records of a dump were malformed or too many"
             pid = who.pid if who is not None else None
             self._sink.lost(Loss(self.name, TABLE, "read", reason, ts, ts, dump["skipped"], pid))
         self._done.add(found.snapshot_id)
@@ -320,7 +320,7 @@ class FlightRecorderWatch(Source):
         stamp = found.stamp
         self._failures[stamp] += 1
         if len(self._failures) > MAX_FAILURES:
-            # The oldest failure is dropped: mostly its file was written again since.
+            # The oldest failure is dropped, as its file has usually been written again.
             del self._failures[next(iter(self._failures))]
         if not final and isinstance(error, TargetTimeout | InternalError) and self._failures[stamp] < MAX_TRIES:
             return

@@ -1,7 +1,8 @@
 """Finds the layouts of unknown builds of NCCL in the library's own DWARF, while the probes run.
 
-The BPF programs try each layout of the map ``nccl_layouts`` on a communicator and use the one at which they find NCCL's
-two magic words, so an added layout serves all processes. Programs remember a layout by its index, so it never moves.
+The BPF programs try each layout of the map ``nccl_layouts`` on a communicator and use the layout at whose offsets they
+find NCCL's two magic words, so an added layout serves all processes. Programs remember a layout by its index, which
+never changes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from probing.daemon.processes.parsers import ParserPool
 
 __all__ = ("LayoutFinder",)
 
-_ONLY_MADE = "communicators are known only if their making was seen"
+_ONLY_MADE = "only communicators whose creation was seen are known"
 _UNGUARDED = f"NCCL before 2.21 has no magic words in its communicators: {_ONLY_MADE}"
 _MAX_WAITING = 64
 _MAX_FILES = 4096
@@ -108,7 +109,7 @@ class LayoutFinder:
             if file in self._files or self._stopped:
                 return
             if self._waiting.qsize() >= _MAX_WAITING:
-                self._explain(_name(fd, None), "too many builds of NCCL are looked at")
+                self._explain(_name(fd, None), "too many builds of NCCL wait to be examined")
                 return
             self._files[file] = None
             if len(self._files) > _MAX_FILES:
@@ -148,12 +149,12 @@ class LayoutFinder:
         if build in known:
             return
         comm = {} if build in unguarded else answer.get("comm")
-        why = self._take(comm, build) if isinstance(comm, dict) else _stripped(answer.get("version"))
+        why = self._use(comm, build) if isinstance(comm, dict) else _stripped(answer.get("version"))
         if why:
             with self._lock:
                 self._explain(_name(fd, build), why)
 
-    def _take(self, comm: Mapping[str, int], build: str | None) -> str | None:
+    def _use(self, comm: Mapping[str, int], build: str | None) -> str | None:
         """Adds the layout of ``comm``; returns None, or why the layout cannot be used."""
         if "end_magic" not in comm:
             return _UNGUARDED

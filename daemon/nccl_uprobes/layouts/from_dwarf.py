@@ -1,8 +1,8 @@
 """Reads the offsets of the members of NCCL's structs from the DWARF of a library. Runs in the parser.
 
-pyelftools walks the entries, over sections that ``elf.file`` has read within bounds. It checks little, so damaged
-entries end in any error, and hostile ones at the parser's limits of memory and processor time. The result is not
-trusted: the BPF programs that use it check NCCL's two magic words first. The names of the members are those of
+pyelftools walks the entries, over sections that ``elf.file`` has read within bounds. It checks little: damaged entries
+can raise any error, and hostile entries end at the parser's limits of memory and processor time. The result is not
+trusted: the BPF programs that use it check NCCL's two magic words first. The names of the members come from
 src/include/comm.h and info.h of NCCL 2.18 to 2.32.
 """
 
@@ -47,10 +47,10 @@ INFO_MEMBERS: Mapping[str, tuple[str, ...]] = {
     name: (name,) for name in ("coll", "count", "datatype", "op", "root", "comm", "stream")
 }
 """The same for struct ncclInfo."""
-# Entries refer to all of these, even where only names and types are of interest.
+# Entries refer to all of these sections, even if only names and types are read.
 _READ = ("info", "abbrev", "str", "line_str", "str_offsets", "addr", "loclists", "rnglists")
 _UNREAD = ("aranges", "frame", "line", "loc", "pubnames", "pubtypes", "ranges", "sup", "types")
-# Of a section; the largest published library has 22 MB.
+# The limit of a section's size; the largest in a published library has 22 MB.
 _MAX_SECTION = 64 << 20
 _MAX_CONSTANTS = 64 << 20
 _VERSION = re.compile(rb"(?<![^\0])NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})\+cuda")
@@ -60,7 +60,7 @@ _NEEDED = ("comm_hash", "rank", "nranks", "cuda_device")
 _SINCE_2_26 = "config.trafficClass"
 _RECORDS = ("DW_TAG_class_type", "DW_TAG_structure_type", "DW_TAG_union_type")
 _SAME = ("DW_TAG_typedef", "DW_TAG_const_type", "DW_TAG_volatile_type", "DW_TAG_atomic_type")
-# References to types in units of their own, and in another file.
+# Forms of references to types in other units or in another file.
 _ELSEWHERE = ("DW_FORM_ref_sig8", "DW_FORM_ref_sup4", "DW_FORM_ref_sup8", "DW_FORM_GNU_ref_alt")
 _MAX_HOPS = 8
 _MAX_DEPTH = 4
@@ -204,7 +204,7 @@ def _members(record: DIE, depth: int = 0) -> _Members:
 
 
 def _location(member: DIE) -> int | None:
-    """Returns the offset of a member: DWARF 2 has an expression for it, and a union none."""
+    """Returns the offset of a member, which DWARF 2 gives as an expression; 0 for a member of a union."""
     place = member.attributes.get("DW_AT_data_member_location")
     value = place.value if place else 0
     if isinstance(value, list):
@@ -215,7 +215,7 @@ def _location(member: DIE) -> int | None:
 
 def _name(die: DIE) -> str:
     name = die.attributes.get("DW_AT_name")
-    # A name in another file is a number.
+    # If the name is in another file, the value is a number.
     return name.value.decode(errors="replace") if name and isinstance(name.value, bytes) else ""
 
 
@@ -225,7 +225,7 @@ def _number(die: DIE, attribute: str) -> int | None:
 
 
 def _type(die: DIE) -> DIE | None:
-    """Returns the type of an entry behind typedef and const; None if the type lies elsewhere."""
+    """Returns the type of an entry without typedefs and qualifiers; None if it is in another unit or file."""
     for _ in range(_MAX_HOPS):
         if "DW_AT_type" not in die.attributes or die.attributes["DW_AT_type"].form in _ELSEWHERE:
             return None
@@ -236,16 +236,16 @@ def _type(die: DIE) -> DIE | None:
 
 
 def _record(die: DIE) -> DIE | None:
-    found = _type(die)
-    return found if found is not None and found.tag in _RECORDS else None
+    record = _type(die)
+    return record if record is not None and record.tag in _RECORDS else None
 
 
 def _array_length(die: DIE) -> int:
     """Returns the length of a one-dimensional array; 0 if unknown."""
-    found = _type(die)
-    if found is None or found.tag != "DW_TAG_array_type":
+    array = _type(die)
+    if array is None or array.tag != "DW_TAG_array_type":
         return 0
-    ranges = [child for child in found.iter_children() if child.tag == "DW_TAG_subrange_type"]
+    ranges = [child for child in array.iter_children() if child.tag == "DW_TAG_subrange_type"]
     if len(ranges) != 1:
         return 0
     last, count = _number(ranges[0], "upper_bound"), _number(ranges[0], "count")

@@ -1,8 +1,8 @@
 """Layouts of torch builds: the offsets of the fields of gloo's classes that the BPF programs read.
 
-``make_gloo.py`` computes the offsets from the headers of a torch wheel. They are not trusted: the programs check each
-value that they read (rank below size, a plausible string, sizes whose product is the number of elements) and drop other
-values.
+``make_gloo.py`` computes the offsets from the headers of a torch wheel. The offsets are not trusted: the programs
+check each value that they read (rank below size, a plausible string, sizes whose product is the number of elements) and
+drop other values.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ _MARKS = ("16ProcessGroupGloo5splitE", "16ProcessGroupGloo5mergeE")
 
 def gloo_layout_index(symbols: Iterable[str]) -> int:
     """Returns the index in GLOO_LAYOUTS for a libtorch_cpu.so with functions of these mangled names."""
-    found = list(symbols)
-    if not all(any(mark in name for name in found) for mark in _MARKS):
+    names = list(symbols)
+    if not all(any(mark in name for name in names) for mark in _MARKS):
         return GLOO_LAYOUTS.index(UNKNOWN_BUILD)
-    named = any(_NAMED_TENSORS in name for name in found)
+    named = any(_NAMED_TENSORS in name for name in names)
     return GLOO_LAYOUTS.index(TORCH_2_9 if named else TORCH_2_13)

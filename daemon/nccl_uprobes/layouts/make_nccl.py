@@ -87,16 +87,16 @@ def main() -> int:
     try:
         wheels = sorted(Path(sys.argv[1]).glob(f"{_PREFIX}*"), key=_numbers)
         if not wheels:
-            raise NotFound(f"no wheel of NCCL in {sys.argv[1]}", hint="packaging/dev/nccl-wheels.sh all")
-        found = [layout_of(wheel) for wheel in wheels]
+            raise NotFound(f"no wheel of NCCL in {sys.argv[1]}", hint="run `packaging/dev/nccl-wheels.sh all`")
+        layouts = [layout_of(wheel) for wheel in wheels]
     except ProbingError as e:
         print(f"error: {e.message}\nhint: {e.hint}", file=sys.stderr)
         return e.exit_code
-    guarded = merged(NCCL_LAYOUTS, (layout for layout in found if layout.end_magic != ABSENT))
-    unguarded = merged(UNGUARDED_LAYOUTS, (layout for layout in found if layout.end_magic == ABSENT))
+    guarded = merged(NCCL_LAYOUTS, (layout for layout in layouts if layout.end_magic != ABSENT))
+    unguarded = merged(UNGUARDED_LAYOUTS, (layout for layout in layouts if layout.end_magic == ABSENT))
     path = Path(nccl_layouts.__file__)
     path.write_text(tables(path.read_text(), guarded, unguarded))
-    print(f"{len(found)} wheels, {len(guarded)} layouts with magic words, {len(unguarded)} without")
+    print(f"{len(layouts)} wheels, {len(guarded)} layouts with magic words, {len(unguarded)} without")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Layouts of NCCL releases: the offsets of the fields of struct ncclComm that the BPF programs read.
 
-``make_nccl.py`` makes the tables from the published wheels. They are not trusted: the programs use a layout only if
-NCCL's two magic words lie at its offsets, and check each value that they read.
+``make_nccl.py`` makes the tables from the published wheels. The offsets are not trusted: the programs use a layout only
+if NCCL's two magic words lie at its offsets, and check each value that they read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NcclLayout(NamedTuple):
 
     rank, nRanks, cudaDev and nvmlDev follow ``comm_hash``. ``comm_name`` is a char*, in ncclConfig_t since 2.27.
     ``seq_number`` is an array of ``seq_count`` u64, and ABSENT before 2.26, where NCCL does not always count.
-    ``versions`` and ``build_ids`` (hex) are those of the wheels with this layout.
+    ``versions`` and ``build_ids`` (hex) identify the wheels with this layout.
     """
 
     versions: tuple[str, ...]
@@ -47,13 +47,13 @@ class NcclLayout(NamedTuple):
         """Returns the layout with the offsets ``comm``, from ``from_dwarf``. Raises UnsupportedTarget for impossible
         offsets.
         """
-        wanted = {name: comm[name] for name in cls.offset_names() if name in comm}
-        if "comm_hash" not in wanted or not all(
-            type(offset) is int and 0 <= offset < ABSENT for offset in wanted.values()
+        offsets = {name: comm[name] for name in cls.offset_names() if name in comm}
+        if "comm_hash" not in offsets or not all(
+            type(offset) is int and 0 <= offset < ABSENT for offset in offsets.values()
         ):
             raise UnsupportedTarget("struct ncclComm of this library has impossible offsets")
-        wanted.setdefault("end_magic", ABSENT)
-        return cls(versions, build_ids, **wanted)
+        offsets.setdefault("end_magic", ABSENT)
+        return cls(versions, build_ids, **offsets)
 
     @classmethod
     def offset_names(cls) -> tuple[str, ...]:

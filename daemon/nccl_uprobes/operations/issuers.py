@@ -1,7 +1,7 @@
-"""Finds the thread of each process that issues its collectives, and so trains; it may not be the main thread.
+"""Finds the thread of each process that issues its collectives and so trains, which need not be the main thread.
 
 Ray Train, vLLM's engine and embedded interpreters train in a thread of their own, while the main thread waits for
-tasks. Other threads, such as that of an asynchronous checkpoint, issue fewer collectives than the training thread.
+tasks. Other threads, such as an asynchronous checkpoint's, issue fewer collectives than the training thread.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _MOST = 1 << 10
 class Issuers:
     """Counts the collectives of the threads of each process. For one thread.
 
-    ``changed(pid, start_ns, tid)`` is called when another thread than before issues most collectives. Of equal threads
-    the main thread counts; it is not reported while no other thread has issued one. ``runs(pid, tid)``: whether a
-    thread has not ended.
+    ``changed(pid, start_ns, tid)`` is called when another thread than before issues most collectives. If threads issue
+    equally many, the main thread wins. It is not reported until another thread has issued a collective. ``runs(pid,
+    tid)``: whether a thread has not ended.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Issuers:
             self._note_alone(processes)
             return
         threads = np.stack([records[name].astype(np.int64) for name in ("tgid", "start_ns", "tid")])
-        found, counts = np.unique(threads, axis=1, return_counts=True)
+        distinct, counts = np.unique(threads, axis=1, return_counts=True)
         issued: dict[ProcessKey, dict[int, int]] = {}
-        for (pid, start_ns, tid), count in zip(found.T.tolist(), counts.tolist(), strict=True):
+        for (pid, start_ns, tid), count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
             issued.setdefault(ProcessKey(pid, start_ns), {})[tid] = count
-        for key, threads_of_it in issued.items():
-            self._count(key, threads_of_it)
+        for key, counts_by_tid in issued.items():
+            self._count(key, counts_by_tid)
 
     def forget(self, key: ProcessKey) -> None:
         """Drops the counts of a process that ended or called exec."""

@@ -1,4 +1,4 @@
-"""Closes open operations whose end the probes cannot see any more: the programs then report them as finished
+"""Closes open operations whose end the probes can no longer see. The BPF programs then report them as finished
 records.
 """
 

@@ -19,15 +19,15 @@ __all__ = ("finished_rows", "inflight_rows")
 
 def finished_rows(node: str, records: Array, operations: Operations, pair: ClockPair) -> pa.RecordBatch:
     """Returns rows of comm.ops, in its physical schema. ``records``: records of the ring ``collectives``;
-    ``operations``: these records decoded.
+    ``operations``: the decoded records.
     """
     made = _shared(node, records, operations, pair) | _ending(records, pair)
     return columns.batch("comm.ops", made)
 
 
 def inflight_rows(node: str, records: Array, operations: Operations, pair: ClockPair) -> pa.RecordBatch:
-    """Returns rows of ``comm.inflight``. ``records``: values of the map ``operations``; ``operations``: these records
-    decoded.
+    """Returns rows of ``comm.inflight``. ``records``: values of the map ``operations``; ``operations``: the decoded
+    records.
     """
     made = _shared(node, records, operations, pair)
     made["state"] = columns.named(records["state"].astype(np.int32) - 1, names.STATES)
@@ -75,7 +75,7 @@ def _ending(records: Array, pair: ClockPair) -> dict[str, pa.Array[Any]]:
         "step": pa.nulls(len(records), pa.int64()),
         "launch_ns_after": _after(records["t_launch"], call),
         "start_ns_after": _after(records["t_start"], call),
-        # Exact ends are stored as done_hi_ns, ends without an upper bound as done_lo_ns; a view computes others.
+        # Exact ends are stored as done_hi_ns, ends without an upper bound as done_lo_ns; a view computes the others.
         "done_lo_ns": _after(np.where(exact | ~open_ended, 0, low), call),
         "done_hi_ns": _after(np.where(exact, high, 0), call),
         "done_hi": columns.times(high.astype(np.int64) + pair.mono_to_utc_ns, exact | open_ended),
@@ -99,8 +99,8 @@ def _errors(records: Array) -> pa.Array[Any]:
 
 
 def _shown(error: bytes, room: int) -> str:
-    """Returns the text of an error. A text that fills ``room`` was cut; then it ends after its last whole sentence, or
-    in ``…``.
+    """Returns the text of an error. A text that fills ``room`` bytes was cut, so it is shortened to its last whole
+    sentence, or ends in ``…``.
     """
     text = escape(error)
     if len(error) < room - 1:

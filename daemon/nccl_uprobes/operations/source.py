@@ -109,7 +109,7 @@ class CollectivesSource(Source):
 
     @property
     def rings(self) -> Mapping[str, RingConsumer]:
-        # Events of a communicator close its operations: these must come out in the same drain.
+        # Events of a communicator close its operations, which the same drain must then return.
         return {
             communicators.RING: RingConsumer(self.assemble_communicators, "comm.communicators", identified=True),
             RING: RingConsumer(self.assemble, self.table, identified=True, open_map=MAP, abandoned=abandoned),
@@ -144,7 +144,7 @@ class CollectivesSource(Source):
             self._layouts.stop()
 
     def tick(self) -> None:
-        """Closes operations of processes whose exit was not reported: they were never read, or the event was lost."""
+        """Closes operations of processes whose exit was not reported, as they were never read or the event was lost."""
         self._report_open()
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + _CHECK_S
@@ -183,7 +183,7 @@ class CollectivesSource(Source):
         ``fd``.
 
         Returns the number of new links: 0 if the file has them already, perhaps from an earlier daemon. Raises
-        UnsupportedTarget for a file that is no such library, AttachError, PrivilegeError.
+        UnsupportedTarget for a file that is none of these libraries, AttachError, PrivilegeError.
         """
         library = library_of(path)
         if library is None:
@@ -270,8 +270,8 @@ class CollectivesSource(Source):
         with self._asking:
             entities = self._live_decoder.decode(self._open.records()).entities
         for entity in entities:
-            if ProcessKey(*entity.process) in self._unranked and (found := entity.membership) is not None:
-                self._joined(*entity.process, found)
+            if ProcessKey(*entity.process) in self._unranked and (membership := entity.membership) is not None:
+                self._joined(*entity.process, membership)
 
     def close_process(self, pid: int, start_ns: int) -> int:
         """Closes the open operations of a process that has ended; returns their number. Drops its state later."""

@@ -28,8 +28,8 @@ _GROUP = "_ZN4c10d16ProcessGroupGloo"
 class _Probe(NamedTuple):
     """A probe: ``program`` is attached to the functions that match ``pattern``.
 
-    ``needed``: a library without such a function is not supported. ``unless``: a pattern; if a function matches it,
-    this probe is not needed. ``variant``: a pattern of functions with the same effect and the same first arguments.
+    ``needed``: a library without a matching function is not supported. ``unless``: the probe is left out if a function
+    matches this pattern. ``variant``: a pattern of functions with the same effect and the same first arguments.
     ``operation``: passed to the program in the attach cookie.
     """
 
@@ -47,8 +47,8 @@ class _Probe(NamedTuple):
 
 
 class _Placement(NamedTuple):
-    """A probe that is placed: ``program`` at ``offset`` of the file. ``slot`` counts its hits; ``cost`` of a hit: cheap
-    or dear.
+    """A placed probe: ``program`` at ``offset`` of the file. ``slot`` counts its hits. ``cost``: of a hit, "cheap" or
+    "dear".
     """
 
     program: str
@@ -81,22 +81,22 @@ class Library:
 
         Raises UnsupportedTarget if a needed function is missing.
         """
-        found: dict[str, list[Symbol]] = {probe.pattern: [] for probe in self.probes}
+        matches: dict[str, list[Symbol]] = {probe.pattern: [] for probe in self.probes}
         for symbol in symbols:
             for probe in self.probes:
                 if any(_matches(symbol.name, pattern) for pattern in probe.patterns):
-                    found[probe.pattern].append(symbol)
-        missing = [probe.pattern for probe in self.probes if probe.needed and not found[probe.pattern]]
+                    matches[probe.pattern].append(symbol)
+        missing = [probe.pattern for probe in self.probes if probe.needed and not matches[probe.pattern]]
         if missing:
             raise UnsupportedTarget(
                 f"this {self.name} library has no function {missing[0]}",
-                hint="its operations are not seen; report the version of torch, NCCL or jaxlib",
+                hint="report the version of torch, NCCL or jaxlib; until it is supported, its operations are missing",
             )
         placements: dict[tuple[int, bool], _Placement] = {}
         for slot, probe in zip(self.slots, self.probes, strict=True):
-            if any(symbol.file_offset is not None for symbol in found.get(probe.unless, ())):
+            if any(symbol.file_offset is not None for symbol in matches.get(probe.unless, ())):
                 continue
-            for symbol in found[probe.pattern]:
+            for symbol in matches[probe.pattern]:
                 key = (symbol.address, probe.on_return)
                 if symbol.file_offset is not None and key not in placements:
                     placements[key] = _placement(probe, slot, symbol, symbol.file_offset)
@@ -114,7 +114,7 @@ _GLOO_PROBES = (
     _Probe("gloo_finish_error", f"{_GROUP}9AsyncWork19finishWorkGlooErrorE*", needed=True),
     _Probe("gloo_waited", "_ZN4c10d4Work14finishAndThrowE*"),
     _Probe("gloo_execute", f"{_GROUP}9AsyncWork7executeE*", needed=True),
-    # Versions of torch that pass the operation type here pass the sequence number, too.
+    # Versions of torch that pass the operation type to this function pass the sequence number, too.
     _Probe("gloo_work", f"{_GROUP}9AsyncWorkC*NS_6OpTypeEm*", needed=True),
     _Probe("gloo_send_work", f"{_GROUP}8SendWorkC*Em"),
     _Probe("gloo_recv_work", f"{_GROUP}8RecvWorkC*NS_6OpTypeEm*"),
@@ -145,7 +145,8 @@ GLOO = Library(
     (b"libtorch_cpu.so",),
     SLOTS.reserve("gloo", 64, len(_GLOO_PROBES)),
     _GLOO_PROBES,
-    # All builds have the last mark. It shows that .dynsym would contain the mark before it, so .symtab is not read.
+    # All builds export the last mark. A build that exports it would export the mark before it, too, so a missing mark
+    # is not searched in .symtab.
     (
         f"{_GROUP}5splitE*",
         f"{_GROUP}5mergeE*",
@@ -157,8 +158,8 @@ GLOO = Library(
 # ncclEnqueueCheck(ncclInfo *), which all operations call. It is an internal function, so only .symtab has it.
 _ENQUEUE = "_Z16ncclEnqueueCheckP8ncclInfo"
 # The public calls with their number in enum nccl_function of nccl.bpf.c, which nccl_call receives. Since NCCL 2.31.2
-# most have a variant with a ncclCollConfig_t after the arguments (nccl.h); neither calls the other
-# (src/collectives.cc).
+# most calls have a variant with a ncclCollConfig_t after the arguments (nccl.h). Neither the call nor its variant calls
+# the other (src/collectives.cc).
 _OPERATIONS = {
     "ncclAllReduce": 4,
     "ncclReduceScatter": 3,
@@ -182,7 +183,7 @@ _MAKERS = {
 }
 
 # pnccl* are aliases at the same addresses. ncclBcast calls ncclBroadcast. Probes on ends come first, and probes on
-# returns before probes on entries: an entry whose return is missed would be taken for the entry of a later call.
+# returns before probes on entries: if the return of an entry were missed, a later return would count for this entry.
 _NCCL_PROBES = (
     _Probe("nccl_destroy", "ncclCommDestroy"),
     _Probe("nccl_abort", "ncclCommAbort"),
@@ -217,8 +218,8 @@ NCCL = Library(
 
 
 # These functions are synchronous: the return of each ends its operation. The operation is a number of c10d::OpType, or
-# 64, which is ours (records/names.py). The patterns are whole signatures, since only they say where the arguments are:
-# jaxlib 0.5 to 0.10.
+# our own number 64 (records/names.py). The patterns are whole signatures (of jaxlib 0.5 to 0.10), since only the
+# signature says where the arguments are.
 _XLA = "_ZN3xla3cpu16GlooCommunicator"
 _BUFFERS = "EN15stream_executor1*BaseES3_NS_13PrimitiveTypeEm"
 _EXECUTOR = "RKNS_12Communicator8ExecutorE"
@@ -252,7 +253,7 @@ LIBRARIES = (GLOO, NCCL, JAX)
 
 
 def library_of(path: bytes) -> Library | None:
-    """Returns the library that a mapped file of this path can be, by its file name."""
+    """Returns the library that a mapped file can be, by the file name in its path; None if it is none of ours."""
     name = path.rpartition(b"/")[2]
     for library in LIBRARIES:
         if name.startswith(library.files) and name.find(b".so") >= 0:
@@ -276,11 +277,11 @@ def place_probes(
 
     Raises UnsupportedTarget, AttachError, PrivilegeError.
     """
-    found = symbols(fd, [*library.patterns, *library.marks])
-    tag = _tag(library, [symbol.name for symbol in found], identity)
+    matches = symbols(fd, [*library.patterns, *library.marks])
+    tag = _tag(library, [symbol.name for symbol in matches], identity)
     links: list[Link] = []
     try:
-        for (program, on_return), placements in _by_program(library.placements(found)).items():
+        for (program, on_return), placements in _by_program(library.placements(matches)).items():
             offsets = [placement.offset for placement in placements]
             cookies = [_cookie(placement, tag) for placement in placements]
             links.append(session.attach_uprobe(program, fd, offsets, cookies, library.name, on_return=on_return))

@@ -1,8 +1,8 @@
 """Asks NCCL's RAS (reliability, availability, serviceability) for a report, over an open connection.
 
-The protocol is that of NCCL's own client (src/ras/client.cc, 2.24 to 2.30): lines of at most 1024 bytes, then a report
-up to the end of the stream. Each process of a job has a RAS thread that listens and answers; a request travels through
-the network of these threads and does not involve the ranks' own work.
+The protocol comes from NCCL's own client (src/ras/client.cc, 2.24 to 2.30): lines of at most 1024 bytes, then a report
+up to the end of the stream. Each process of a job has a RAS thread that listens and answers. The RAS threads pass a
+request on to each other, which does not disturb the ranks' own work.
 
 ``ras_address`` finds the address of a process's RAS threads; ``connect_ras`` connects to it in the process's network
 namespace.
@@ -36,7 +36,7 @@ __all__ = (
     "ras_address",
 )
 
-# The time for the greeting, s, as in NCCL's client: a stopped process accepts connections and does not greet.
+# The time for the greeting, s, as in NCCL's client: a stopped process accepts connections but does not greet.
 GREETING_S = 1.0
 # The time that RAS gives its peers to answer, s (RAS_COLLECTIVE_LEG_TIMEOUT_SEC); it then waits as long again.
 COLLECT_S = 5
@@ -46,9 +46,9 @@ _CHUNK = 256 << 10
 
 
 class RasSilent(TargetTimeout):
-    """The other end accepted the connection and did not greet. Another connection may reach another process."""
+    """The peer accepted the connection but did not greet. Another connection may reach another process."""
 
-    default_hint = "a process that is stopped takes connections and does not answer them"
+    default_hint = "a process that is stopped accepts connections but does not answer; continue it (SIGCONT)"
 
 
 class RasAnswer(NamedTuple):
@@ -62,8 +62,7 @@ class RasAnswer(NamedTuple):
 
 
 def ask_ras(connection: socket.socket, timeout: float = 30.0) -> RasAnswer:
-    """Returns the verbose status of all jobs from the process at the other end. ``timeout``: seconds for the whole
-    request.
+    """Returns the verbose status of all jobs that the peer knows. ``timeout``: seconds for the whole request.
 
     Raises RasSilent, TargetTimeout for a report that does not end in time, UnsupportedTarget if the peer is no RAS or
     its report exceeds 16 MiB.
@@ -82,7 +81,7 @@ class _Talk:
         try:
             greeting = self._command(b"CLIENT PROTOCOL 2")
         except TargetTimeout as e:
-            raise RasSilent("NCCL RAS takes the connection and does not answer") from e
+            raise RasSilent("NCCL RAS accepts the connection but does not answer") from e
         self._deadline = whole
         if not greeting.upper().startswith(b"SERVER PROTOCOL "):
             raise UnsupportedTarget("the listener at this address is not NCCL RAS")
@@ -223,5 +222,5 @@ def _socket_in(namespace: int, family: int) -> socket.socket:
     try:
         return socket_in(namespace, family, socket.SOCK_STREAM)
     except PrivilegeError as e:
-        hint = "give the collector CAP_SYS_ADMIN to ask NCCL RAS in containers, or do without that witness"
+        hint = "give the collector CAP_SYS_ADMIN to ask NCCL RAS in containers, or set nccl.ras to false"
         raise PrivilegeError(e.message, hint=hint) from e

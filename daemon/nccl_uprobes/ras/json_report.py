@@ -71,9 +71,9 @@ def json_report(report: bytes) -> Report:
 def _answer(request: Message) -> bytes:
     form = request.header.get("form")
     if form not in ("json", "text"):
-        raise UsageError("give ras_report a report in json or text")
-    found = json_report(request.payload) if form == "json" else text_report(request.payload)
-    return json.dumps(found, separators=(",", ":")).encode()
+        raise UsageError("the form of a ras_report must be json or text")
+    report = json_report(request.payload) if form == "json" else text_report(request.payload)
+    return json.dumps(report, separators=(",", ":")).encode()
 
 
 def _document(text: str) -> dict[str, Any]:
@@ -92,18 +92,18 @@ def _document(text: str) -> dict[str, Any]:
 def _ranks(document: Mapping[str, Any]) -> Iterator[RankRow | None]:
     """Yields the rows of all ranks of all communicators; None for a malformed entry."""
     for communicator in document["communicators"]:
-        found = _object(communicator)
-        comm = found.get("hash")
+        fields = _object(communicator)
+        comm = fields.get("hash")
         if not isinstance(comm, str) or not _HASH.fullmatch(comm):
             yield None
             continue
         common = {
             "comm": f"{int(comm, 16):016x}",
-            "secondary_hash": _text(found.get("secondary_hash")),
-            "size": _int(found, "size"),
+            "secondary_hash": _text(fields.get("secondary_hash")),
+            "size": _int(fields, "size"),
         }
         for name in ("missing_ranks", "ranks"):
-            ranks = found.get(name)
+            ranks = fields.get(name)
             for rank in ranks if isinstance(ranks, list) else ():
                 yield {**common, **_rank(rank, missing=name == "missing_ranks")} if isinstance(rank, dict) else None
 
@@ -137,8 +137,8 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _int(found: Mapping[str, Any], name: str, limit: int = 1 << 31) -> int | None:
-    value = found.get(name)
+def _int(fields: Mapping[str, Any], name: str, limit: int = 1 << 31) -> int | None:
+    value = fields.get(name)
     return value if type(value) is int and -limit <= value < limit else None
 
 

@@ -20,9 +20,7 @@ RankRow = dict[str, str | int | bool | None]
 
 
 class Report(TypedDict):
-    """A report of RAS. ``skipped`` counts ranks (in a text report: lines) that could not be understood or exceeded
-    MAX_ROWS.
-    """
+    """A report of RAS. ``skipped`` counts ranks (in a text report: lines) that were malformed or exceeded MAX_ROWS."""
 
     rows: list[RankRow]
     skipped: int

@@ -1,8 +1,8 @@
 """Parses text reports of NCCL's RAS, the only form of versions 2.24 to 2.28.3, into rows of ``comm.ras``.
 
 A text report lists groups of communicators, and for each communicator only the ranks that differ from most others. So
-only such ranks have rows, and a healthy job has none. The wording is from src/ras/client_support.cc (rasClientRunComms)
-at v2.24.3-1 and v2.28.3-1.
+only these ranks have rows, and a healthy job has no rows. The wording is from src/ras/client_support.cc
+(rasClientRunComms) at v2.24.3-1 and v2.28.3-1.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ("text_report",)
 
 MAX_LINES = 200_000
 MAX_LISTED = 1_024
-# The columns for each statusStr, which is the first status that applies to a rank (rasClientRunComms).
+# The columns for each value of statusStr, the first status that applies to a rank (rasClientRunComms).
 _STATUS: dict[str, RankRow] = {
     "ABORT": {"abort_flag": True},
     "FINALIZE": {"abort_flag": False},
     "RUNNING": {"init_state": "Success", "finalize_called": False, "destroy_flag": False, "abort_flag": False},
     "INIT": {"init_state": "INIT", "finalize_called": False, "destroy_flag": False, "abort_flag": False},
-    # The process answered and does not have the communicator; before 2.26 also a process that did not answer.
+    # The process answered and does not have the communicator; before 2.26 also: the process did not answer.
     "NOCOMM": {"missing": True, "unresponsive": False},
     "UNKNOWN": {"missing": True},
 }
@@ -71,7 +71,7 @@ class _Reader:
         self._comm: tuple[str, str, str] | None = None
         self._dead: set[tuple[int, str]] | None = None
         self._gone: set[tuple[int, str]] = set()
-        # Columns that all ranks in the next lines share, and the column that these lines give.
+        # The columns that all ranks in the next lines share, and the name of the column that the next lines give.
         self._common: RankRow = {}
         self._about: str | None = None
 

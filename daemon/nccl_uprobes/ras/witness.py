@@ -1,7 +1,8 @@
 """Polls NCCL's own RAS for the state of each rank of each communicator, as a second witness besides the probes.
 
-All processes of a network namespace share one address (SO_REUSEPORT), and the kernel picks the process that answers,
-which may belong to another job, or be stopped. So the communicators in an answer identify the job, not the address.
+All processes of a network namespace share one address (SO_REUSEPORT), and the kernel picks the process that answers.
+This process may belong to another job, or be stopped. So the communicators in an answer identify the job, not the
+address.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ READ_TIMEOUT_S = 2.0
 PARSE_TIMEOUT_S = 30.0
 # The time for an answer, s: RAS waits twice 5 s for peers that do not answer, and asks them twice for a text report.
 ANSWER_TIMEOUT_S = 25.0
-# The most connections to one place in a round: some reach stopped processes or other jobs.
+# The most connections to one address in a round: some reach stopped processes or other jobs.
 MAX_TRIES = 8
 # An address without a report is asked again after 1, 2, 4 ... intervals, at most after this many.
 MAX_SKIPPED = 16
@@ -58,7 +59,7 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A place to be asked again after ``left`` rounds. ``listens``: a process listens there, but gives no report."""
+    """A place to be asked again after ``left`` rounds. ``listens``: a process listens at it, but gives no report."""
 
     left: int
     skipped: int
@@ -121,8 +122,8 @@ class RasWitness(Source):
             return [p for p in processes.live() if "nccl" in collectives.backends_of(p.pid, p.start_ns)]
 
         def owners(comm: str) -> list[Identity]:
-            found = (processes.identity(*key) for key in collectives.processes_of(comm))
-            return [process for process in found if process is not None]
+            identities = (processes.identity(*key) for key in collectives.processes_of(comm))
+            return [process for process in identities if process is not None]
 
         return cls(
             users,
@@ -151,7 +152,7 @@ class RasWitness(Source):
 
     @property
     def detail(self) -> str:
-        """The places where no process listens, because NCCL is older than 2.24 or its RAS is switched off."""
+        """The addresses at which no process listens, because NCCL is older than 2.24 or its RAS is switched off."""
         waiting = list(self._waiting.items())
         places = sorted(str(place.address) for place, how in waiting if not how.listens)
         return f"no NCCL RAS listens at {', '.join(places[:4])}" if places else ""
@@ -244,17 +245,17 @@ class RasWitness(Source):
 
     def _answers(self, place: _Place, members: list[Identity], now: int) -> int:
         """Asks until each job of the place has answered, at most MAX_TRIES times. Returns the number of rows."""
-        wanted = {(who.job, who.run) for who in members}
+        jobs = {(who.job, who.run) for who in members}
         answers, rows, silent, answered = _Round(now), 0, None, False
-        for _ in range(min(MAX_TRIES, 2 * len(wanted) + 2)):
+        for _ in range(min(MAX_TRIES, 2 * len(jobs) + 2)):
             try:
-                found = self._ask(place, members)
+                report = self._ask(place, members)
             except RasSilent as e:
                 silent = e
                 continue
             answered = True
-            rows += self._write(found, members, answers)
-            if len(wanted) == 1 or wanted <= answers.jobs:
+            rows += self._write(report, members, answers)
+            if len(jobs) == 1 or jobs <= answers.jobs:
                 break
         if silent is not None and not answered:
             raise silent
@@ -273,8 +274,8 @@ class RasWitness(Source):
                 os.close(namespace)
         with connection:
             answer = ask_ras(connection, ANSWER_TIMEOUT_S)
-        found = self._parsers.call("ras_report", answer.report, timeout=PARSE_TIMEOUT_S, form=answer.form)
-        return answer_of(Report, found)
+        parsed = self._parsers.call("ras_report", answer.report, timeout=PARSE_TIMEOUT_S, form=answer.form)
+        return answer_of(Report, parsed)
 
     def _namespace_of(self, place: _Place, members: list[Identity]) -> int:
         for who in members:
@@ -287,26 +288,26 @@ class RasWitness(Source):
             answer.close_fds()
         raise ProcessGone("the processes of a network namespace ended")
 
-    def _write(self, found: Report, members: list[Identity], answers: _Round) -> int:
+    def _write(self, report: Report, members: list[Identity], answers: _Round) -> int:
         owners: dict[str, RankRow] = {}
         rows: list[RankRow] = []
-        for row in found["rows"]:
+        for row in report["rows"]:
             comm = str(row["comm"])
             if comm not in owners:
                 owners[comm] = self._owner(comm, members, answers)
             if _key(row) not in answers.seen:
                 rows.append({"node": self._node, "ts": answers.ts, **owners[comm], **row})
-        answers.seen.update(_key(row) for row in found["rows"])
+        answers.seen.update(_key(row) for row in report["rows"])
         if rows:
             self._sink.put(TABLE, batch_of(TABLE, rows))
-        if found["skipped"]:
-            reason = "a report of NCCL RAS made no sense in parts, or was too long"
-            self._sink.lost(Loss(self.name, TABLE, "read", reason, answers.ts, answers.ts, found["skipped"]))
+        if report["skipped"]:
+            reason = "a report of NCCL RAS was malformed in parts, or too long"
+            self._sink.lost(Loss(self.name, TABLE, "read", reason, answers.ts, answers.ts, report["skipped"]))
         return len(rows)
 
     def _owner(self, comm: str, members: list[Identity], answers: _Round) -> RankRow:
-        """Returns job and run of a communicator whose calls were seen; and pid and start_ns if only one
-        process has it.
+        """Returns job and run of a communicator whose calls were seen, and pid and start_ns if the job has only one
+        process among ``members``.
         """
         having = self._owners(comm)
         jobs = {(who.job, who.run) for who in having}

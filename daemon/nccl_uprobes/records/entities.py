@@ -1,5 +1,5 @@
-"""Finds the processes and communicators of records: a lookup for each distinct (process, communicator), not for each
-record.
+"""Finds the processes and communicators of records, with one lookup for each distinct (process, communicator) instead
+of one for each record.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ class Entities:
     def of(self, records: npt.NDArray[np.void]) -> tuple[list[Entity], npt.NDArray[np.intp]]:
         """Returns the distinct entities of ``records``, and for each record the index of its entity."""
         keys, first, inverse = np.unique(self._keys(records), return_index=True, return_inverse=True)
-        found = [self._entity(int(key), records[index]) for key, index in zip(keys, first, strict=True)]
-        return found, inverse
+        entities = [self._entity(int(key), records[index]) for key, index in zip(keys, first, strict=True)]
+        return entities, inverse
 
     def _keys(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
         """Returns for each record a multilinear hash of the fields that identify an entity."""
         words = self._words_of(records.dtype)
         keys = np.zeros(len(records), np.uint64)
-        # The parts are small enough for the cache, as each part is read once for each word.
+        # Each part is read once for each word, so the parts are small enough for the CPU's cache.
         for start in range(0, len(records), _PART):
             part, sums = records[start : start + _PART], keys[start : start + _PART]
             for kind, column, multiplier in words:

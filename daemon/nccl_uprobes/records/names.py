@@ -164,9 +164,7 @@ _NCCL_REDOPS = ("sum", "product", "max", "min", "avg")
 
 
 def codes(field: str) -> npt.NDArray[np.int32]:
-    """Returns an array for ``op``, ``dtype`` or ``redop``, which has at backend * 256 + number the index of the name,
-    or -1.
-    """
+    """Returns an array for ``op``, ``dtype`` or ``redop``: at backend * 256 + number, the index of the name, or -1."""
     gloo, nccl, names = _NUMBERS[field]
     table = np.full(3 * 256, -1, np.int32)
     for backend, numbers in ((GLOO, gloo), (NCCL, nccl)):

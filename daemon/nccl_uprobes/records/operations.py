@@ -29,7 +29,7 @@ _SCATTER = names.OPS.index("scatter")
 class Operations:
     """Operations as columns with an element for each operation; -1 for an unknown value, times in CLOCK_MONOTONIC ns.
 
-    ``entities`` are the distinct (process, communicator)s, ``entity_of`` has for each operation the index of its
+    ``entities``: the distinct pairs of process and communicator. ``entity_of``: for each operation, the index of its
     entity. ``op``, ``dtype`` and ``redop`` are indices into the tuples of ``records.names``. ``count`` (elements) and
     ``size`` (bytes) are of the rank's contribution. ``finished`` is the latest time at which the operation can have
     ended.

@@ -1,7 +1,7 @@
 """Decides by the runs of the optimizer whether a period of the collectives is a step or a micro-step.
 
 A job that accumulates gradients without ``no_sync`` reduces them in every micro-step. If it calls no other collective
-once per step, each micro-step looks like a step in its operations; only the optimizer runs once for several of them.
+once per step, each micro-step has the operations of a step. Only the optimizer runs once for several micro-steps.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Arbiter:
     def judge(self, periods: Iterable[Step], running: bool) -> list[Step]:
         """Adds periods that have ended. Returns the steps that are now certain.
 
-        ``running``: an optimizer has been seen, so its next run may show what the periods are.
+        ``running``: an optimizer has been seen, so its next run may show whether the periods are steps.
         """
         for step in periods:
             if step.t_start != self._until:
-                # These periods do not follow the earlier ones directly.
+                # This period does not directly follow the period before it.
                 self._since = step.t_start
             self._until = step.t_end
             self._begins.append(step.t_start)
@@ -74,9 +74,9 @@ class Arbiter:
             return []
         if self.periods is None and running:
             self.periods = 0
-        found = [_confirmed(step) if self.periods == 1 else step for step in self._held]
+        steps = [_confirmed(step) if self.periods == 1 else step for step in self._held]
         self._held.clear()
-        return found
+        return steps
 
     def _count(self) -> None:
         while len(self._runs) > 1 and self._runs[1] < self._until:
@@ -96,7 +96,7 @@ class Arbiter:
         return self.periods
 
     def _merged(self, periods: int) -> list[Step]:
-        found = []
+        steps = []
         while self._held:
             step = self._held[0]
             while self._marks and self._marks[0] < step.t_start:
@@ -109,9 +109,9 @@ class Arbiter:
             ended = self._marks[0] < step.t_end if self._marks else len(self._group) >= periods
             if ended or len(self._group) >= _MAX_HELD:
                 if self._whole or len(self._group) == periods:
-                    found += self._together(periods)
+                    steps += self._together(periods)
                 self._group, self._whole = [], True
-        return found
+        return steps
 
     def _together(self, periods: int) -> list[Step]:
         """Returns the steps between two runs: several if the optimizer skipped steps, for example because a loss

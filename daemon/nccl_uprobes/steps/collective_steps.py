@@ -30,7 +30,8 @@ _TOO_FAST_NS = 100_000
 _MIN_FIT = 0.6
 # A longer pattern is searched after this many steps with additional operations.
 _ODD_STEPS = 3
-# (patterns, operations): this much without the pattern starts a search for another pattern, or ends the present one.
+# (patterns, operations): a stretch without the pattern that is longer than both together starts a search for another
+# pattern (_RESTLESS) or ends the present pattern (_PATIENCE).
 _RESTLESS = (4, 32)
 _PATIENCE = (16, 1024)
 # The confidence in a pattern of one operation, in a pattern of several, and in a doubtful pattern of several.
@@ -40,11 +41,11 @@ _ONE_OPERATION, _SEVERAL, _DOUBTFUL = 0.5, 0.95, 0.75
 class Step(NamedTuple):
     """A training step that has ended. Times are CLOCK_MONOTONIC ns.
 
-    ``elapsed``: 1 plus the number of steps missed since the previous step. ``exact``: it has exactly the operations of
-    the pattern. ``comm`` and ``seq``: those of its first operation, -1 if unknown. ``comm_ns``: the time in which at
-    least one of its operations ran. ``wait_ns``: the part of ``comm_ns`` in which the rank waited for others on its
-    node, None if unknown. ``period``: None if only the optimizer showed the step. ``periods``: the number of periods in
-    it. ``confirmed``: the optimizer runs once per period.
+    ``elapsed``: 1 plus the number of steps missed since the previous step. ``exact``: the step has exactly the
+    operations of the pattern. ``comm`` and ``seq``: of its first operation, -1 if unknown. ``comm_ns``: the time in
+    which at least one of its operations ran. ``wait_ns``: the part of ``comm_ns`` in which the rank waited for other
+    ranks on its node, None if unknown. ``period``: None if only the optimizer showed the step. ``periods``: the number
+    of periods in the step. ``confirmed``: the optimizer runs once per period.
 
     ``confidence``: the share of the last 32 steps that were exact, times the confidence in the pattern: 0.95; 0.75 if
     the pattern encloses a shorter pattern, lies in a longer one or has varying sizes; 0.5 if it has a single signature.
@@ -99,12 +100,9 @@ class StepDetector:
         order.
         """
         self._history.add(operations)
-        found: list[Step] = []
         if self.period is None:
             self._search()
-        if self.period is not None:
-            found += self._follow(self.period)
-        return found
+        return self._follow(self.period) if self.period is not None else []
 
     def _search(self) -> None:
         history = self._history
@@ -119,7 +117,7 @@ class StepDetector:
         share = _SHARE_AFTER_LOSS if self._last is not None else _SHARE
         self._search_at = history.added + (max(known // share, 4) if known < WINDOW else known)
         waiting = history.waiting
-        # The next operations may be a whole validation without steps, so parts are searched, too.
+        # After a loss, a whole validation without steps may come first, so the last parts are searched, too.
         for part in (1, 4, 16) if self._last is not None else (1,):
             begin = len(waiting) - len(waiting) // part
             if len(waiting) - begin >= _FIRST_SEARCH and (period := find_period(waiting[begin:])) is not None:
@@ -160,27 +158,27 @@ class StepDetector:
                 self._history.at += starts[-1][0]
                 self._lose()
                 return []
-        found = self._steps(period, waiting, starts)
+        steps = self._steps(period, waiting, starts)
         if starts:
             self._history.at += starts[-1][0]
-        if found:
-            each = (found[-1].t_end - found[0].t_start) / len(found)
-            self._last = (found[-1].t_end, each, period)
+        if steps:
+            each = (steps[-1].t_end - steps[0].t_start) / len(steps)
+            self._last = (steps[-1].t_end, each, period)
         restless, lost = (without > repeats * len(period.pattern) + more for repeats, more in (_RESTLESS, _PATIENCE))
         if lost or sum(self._recent) / len(self._recent) < _MIN_FIT:
             self._lose()
         elif restless:
             self._search()
         elif self._odd >= self._odd_search:
-            self._look_for_more(period)
-        return found
+            self._search_longer(period)
+        return steps
 
     def _lose(self) -> None:
         self.period = None
         self._search_at = self._history.added + _FIRST_SEARCH
 
-    def _look_for_more(self, period: Period) -> None:
-        """Searches a longer pattern, since operations between the steps may mean that they are micro-steps."""
+    def _search_longer(self, period: Period) -> None:
+        """Searches a longer pattern: operations between the steps may mean that the steps are micro-steps."""
         self._odd_search = 2 * self._odd
         known = self._history.operations
         recent = known[np.searchsorted(known["t"], self._odd_since) :]
@@ -196,7 +194,7 @@ class StepDetector:
         edges = [start for start, _ in starts]
         waits = self._waits_between(waiting, edges)
         t, kinds, seqs = (waiting[name][edges].tolist() for name in ("t", "kind", "seq"))
-        worth, found = _worth(period), []
+        worth, steps = _worth(period), []
         for n, ((begin, exact), (end, _)) in enumerate(pairwise(starts)):
             inside = waiting[begin:end]
             comm_ns, wait_ns = _covered(inside), waits[n]
@@ -206,7 +204,7 @@ class StepDetector:
                 self._odd += 1
             elapsed, self._skipped = 1 + self._skipped, 0
             confidence = round(sum(self._recent) / len(self._recent) * worth, 3)
-            found.append(
+            steps.append(
                 Step(
                     t[n],
                     t[n + 1],
@@ -221,7 +219,7 @@ class StepDetector:
                     wait_ns=None if comm_ns is None or wait_ns is None else min(comm_ns, wait_ns),
                 )
             )
-        return found
+        return steps
 
     def _waits_between(self, waiting: Array, edges: list[int]) -> list[int | None]:
         """Returns for each two neighbours in ``edges`` the sum of the waits of the operations between them; None if no
@@ -295,7 +293,7 @@ def _covered(operations: Array) -> int | None:
 
 
 def _covered_by_few(begins: list[int], ends: list[int]) -> int | None:
-    """Returns the same as ``_covered`` for few elements, where calls of numpy cost more than the work."""
+    """Returns the result of ``_covered`` for few elements, for which calls of numpy cost more than a loop."""
     if min(begins) < 0 or min(ends) < 0:
         return None
     covered, until = 0, 0

@@ -1,7 +1,7 @@
-"""Numbers the steps of a job: equally on all its ranks on this node, and like the job's own variable if that is
-watched.
+"""Numbers the steps of a job equally on all its ranks on this node, and as the job itself does if a variable with its
+step is watched.
 
-Computes how long each rank waited for other ranks of its job on this node, from the durations of their operations.
+Also computes how long each rank waited for other ranks of its job on this node, from the durations of their operations.
 
 If an operation ends on all ranks together, the rank that calls it last has the shortest duration; the wait of another
 rank is its duration less the shortest (as in ``diagnosis.balance``). A rank on another node may have called even later,
@@ -25,9 +25,9 @@ from probing.daemon.nccl_uprobes.steps.period import Period, least_rotation
 __all__ = ("SLOTS", "Calibration", "JobSteps")
 
 SLOTS = 1 << 13
-"""Operations that are remembered of a job, 196 KiB."""
+"""The number of operations that are remembered of a job (196 KiB)."""
 _Array = npt.NDArray[Any]
-# An operation: key, shortest duration, first process that reported it, and whether another one did.
+# An operation: key, shortest duration, first process that reported it, and whether another process did, too.
 _SLOT = np.dtype([("key", "u8"), ("least", "i8"), ("pid", "i4"), ("shared", "?")])
 # Kinds of operations that end on all ranks together: operations with a root and operations of two ranks do not.
 _JOINT = np.zeros(256, bool)
@@ -53,7 +53,7 @@ class _Waits:
         slots["least"][at[new]] = np.iinfo(np.int64).max
         slots["pid"][at[new]] = pid
         slots["shared"][at[new]] = False
-        # If two operations have the same slot, the later one gets it.
+        # If two operations have the same slot, the later operation gets it.
         kept = slots["key"][at] == keys
         at = at[kept]
         np.minimum.at(slots["least"], at, (own["end"] - own["begin"])[kept])
@@ -71,8 +71,8 @@ class _Waits:
 
 def _comparable(operations: _Array) -> npt.NDArray[np.bool_]:
     timed = (operations["begin"] >= 0) & (operations["end"] >= 0) & (operations["seq"] >= 0)
-    found: npt.NDArray[np.bool_] = timed & _JOINT[op_of(operations["kind"])]
-    return found
+    comparable: npt.NDArray[np.bool_] = timed & _JOINT[op_of(operations["kind"])]
+    return comparable
 
 
 def _places(operations: _Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
@@ -89,7 +89,7 @@ _MAX_WAITING = 64
 
 
 class JobSteps:
-    """Keeps, for all ranks of one job, the place in the period at which a step begins, and the number of each step.
+    """Keeps, for all ranks of one job, the operation of the period with which a step begins, and the steps' numbers.
 
     ``waits``: the operations of the ranks.
     """
@@ -101,7 +101,7 @@ class JobSteps:
         self._by_time: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
     def turn(self, period: Period) -> Period:
-        """Returns ``period`` rotated to the begin that the first rank with this period had."""
+        """Returns ``period`` rotated to begin as on the first rank that had this period."""
         abstract = period.abstract
         least = least_rotation(abstract)
         name = tuple(abstract[least:] + abstract[:least])
@@ -114,8 +114,8 @@ class JobSteps:
         """Returns the number of a step, negative before step 0. ``before``: the number of the previous step of the
         process.
 
-        If there is none, or steps were missed, the step is matched with steps of other ranks: by its first operation,
-        whose sequence number all ranks share, else by time.
+        Without a previous step, or if steps were missed, the step is matched with steps of other ranks: by its first
+        operation, whose sequence number all ranks share, or by time.
         """
         number = None if before is None else before + step.elapsed
         if number is None or step.elapsed != 1:
@@ -169,7 +169,7 @@ class Calibration:
     def _conclude(self, offset: int) -> None:
         """Sets the offset that most readings show; a reading may be off by one, as the variable changes within a step.
 
-        An offset is kept until nearly all recent readings show another.
+        An offset is kept until nearly all recent readings show another offset.
         """
         self._offsets.append(offset)
         common, times = Counter(self._offsets).most_common(1)[0]

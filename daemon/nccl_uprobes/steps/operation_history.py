@@ -15,7 +15,7 @@ from probing.daemon.nccl_uprobes.records.operations import Operations
 __all__ = ("OPERATION", "WINDOW", "History", "Texts", "comm_of", "op_of", "operations_by_process", "signs")
 
 Array = npt.NDArray[Any]
-# CLOCK_MONOTONIC ns, -1 if unknown. `kind`: (comm, op, dtype); `sign`: a hash of kind and count.
+# Times are CLOCK_MONOTONIC ns; -1: unknown. `kind`: (comm, op, dtype); `sign`: a hash of kind and count.
 OPERATION = np.dtype(
     [
         ("sign", "u8"),
@@ -29,7 +29,7 @@ OPERATION = np.dtype(
     ]
 )
 WINDOW = 1 << 15
-"""How many operations of a process are kept, 2 MiB."""
+"""The number of operations that are kept of a process (2 MiB)."""
 _MAX_NAMES = 1 << 12
 _COMM_BYTES = 5
 _OP_BITS, _UNKNOWN = 8, 0xFF
@@ -67,15 +67,15 @@ def operations_by_process(operations: Operations, texts: Texts) -> dict[tuple[in
         return {}
     entities, entity_of = operations.entities, operations.entity_of
     comms = np.array([0 if e.comm is None else texts.number(e.comm, e.comm_name) for e in entities], np.int64)
-    found = np.empty(len(operations), OPERATION)
-    found["kind"] = _code(operations.op) | _code(operations.dtype) << _OP_BITS | comms[entity_of] << 2 * _OP_BITS
-    found["sign"] = signs(found["kind"], operations.count)
-    found["t"], found["begin"], found["end"] = operations.called, operations.started, operations.finished
-    found["seq"], found["count"], found["bytes"] = operations.seq, operations.count, operations.size
+    compact = np.empty(len(operations), OPERATION)
+    compact["kind"] = _code(operations.op) | _code(operations.dtype) << _OP_BITS | comms[entity_of] << 2 * _OP_BITS
+    compact["sign"] = signs(compact["kind"], operations.count)
+    compact["t"], compact["begin"], compact["end"] = operations.called, operations.started, operations.finished
+    compact["seq"], compact["count"], compact["bytes"] = operations.seq, operations.count, operations.size
     processes = [entity.process for entity in entities]
     place = {process: index for index, process in enumerate(dict.fromkeys(processes))}
     process_of = np.array([place[process] for process in processes])[entity_of]
-    return {process: _ordered(found[process_of == index]) for process, index in place.items()}
+    return {process: _ordered(compact[process_of == index]) for process, index in place.items()}
 
 
 def op_of(kind: Array) -> Array:
@@ -90,8 +90,8 @@ def comm_of(kind: Array) -> Array:
 
 def signs(kind: Array, count: Array) -> npt.NDArray[np.uint64]:
     """Returns a hash of (comm, op, dtype, count) of each operation."""
-    found: npt.NDArray[np.uint64] = kind.astype(np.uint64) * _KIND_FACTOR + count.astype(np.uint64) * _COUNT_FACTOR
-    return found
+    hashes: npt.NDArray[np.uint64] = kind.astype(np.uint64) * _KIND_FACTOR + count.astype(np.uint64) * _COUNT_FACTOR
+    return hashes
 
 
 class History:
@@ -115,7 +115,7 @@ class History:
         return self.operations[self.at :]
 
     def add(self, new: Array) -> int:
-        """Inserts ``new`` by time of call, without duplicates and operations older than ``waiting``.
+        """Inserts ``new`` by time of call, except duplicates and operations that are older than ``waiting``.
 
         Returns the number of inserted operations.
         """

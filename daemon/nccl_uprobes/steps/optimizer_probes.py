@@ -28,7 +28,7 @@ _CALL = "_ZN2at4_ops{}4callE*"
 
 
 class _Operators(NamedTuple):
-    """Operators of one kind (``slot``). ``names``: their parts of a mangled name, each after its length."""
+    """Operators of one kind (``slot``). ``names``: as in mangled names, with the length before the name."""
 
     slot: int
     name: str
@@ -118,11 +118,11 @@ class OptimizerSource:
 
 def _points(symbols: Sequence[Symbol]) -> dict[int, int]:
     """Returns offset in the file -> slot; aliases of one address count once."""
-    found: dict[int, int] = {}
+    slots: dict[int, int] = {}
     for operators in _OPERATORS:
-        wanted = [re.compile(".*".join(map(re.escape, p.split("*")))) for p in operators.patterns]
+        patterns = [re.compile(".*".join(map(re.escape, p.split("*")))) for p in operators.patterns]
         for symbol in symbols:
-            if symbol.file_offset is not None and any(pattern.fullmatch(symbol.name) for pattern in wanted):
+            if symbol.file_offset is not None and any(pattern.fullmatch(symbol.name) for pattern in patterns):
                 point = point_of(symbol)
-                found.setdefault(symbol.file_offset + point.offset, operators.slot)
-    return found
+                slots.setdefault(symbol.file_offset + point.offset, operators.slot)
+    return slots

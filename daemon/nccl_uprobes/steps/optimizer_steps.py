@@ -1,8 +1,8 @@
 """Detects the training steps of one process from the bursts of calls of its optimizer (``optimizer.bpf.c``).
 
-A run of an optimizer makes one burst, or a burst for each group of parameters; these follow each other quickly. A step
-may have runs of several optimizers. A step is the sequence of bursts that repeats; the last call of its last burst ends
-it.
+A run of an optimizer makes one burst, or a burst for each group of parameters, which follow each other quickly. A step
+may have runs of several optimizers. A step is the sequence of bursts that repeats, and ends with the last call of its
+last burst.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from probing.daemon.bpf.probe_slots import SLOTS
 __all__ = ("FOREACH", "FUSED", "LIST_ADD", "OptimizerDetector", "OptimizerStep")
 
 FUSED, FOREACH, _, LIST_ADD = SLOTS.reserve("optimizer", 56, 4)
-"""Slots of the probes: which operators were called."""
+"""Slots of the probes, by the operators that were called."""
 # (text, confidence) by preference. LIST_ADD is last: fused and foreach optimizers may call it, too.
 _KINDS = {
     FUSED: ("the fused optimizer", 0.95),
@@ -56,8 +56,8 @@ class _Burst(NamedTuple):
 class OptimizerStep(NamedTuple):
     """A step, from the end of one run of the optimizer to the end of the next; times are CLOCK_MONOTONIC ns.
 
-    ``calls``: number of calls of the optimizer's operators. ``goes_on``: no step was missed before it. ``exact``: it
-    matches the rhythm. ``sure``: only an optimizer calls these operators.
+    ``calls``: number of calls of the optimizer's operators. ``goes_on``: no step was missed before this step.
+    ``exact``: the step matches the rhythm. ``sure``: only an optimizer calls these operators.
     """
 
     t_start: int
@@ -89,32 +89,32 @@ class OptimizerDetector:
 
     @property
     def promising(self) -> bool:
-        """Whether calls of an optimizer have a rhythm, or may get one, since only few were seen."""
+        """Whether the calls of an optimizer have a rhythm, or may still get a rhythm, as only few calls were seen."""
         return any(s.rhythm or s.added < _PATIENCE for which, s in self._streams.items() if which in _SURE)
 
     def observe(self, records: Sequence[Any]) -> list[OptimizerStep]:
         """Adds ``records``, in their order. Returns the steps that have ended. Duplicates and old records are
         skipped.
         """
-        found: list[OptimizerStep] = []
+        steps: list[OptimizerStep] = []
         begin = 0
         for at, record in enumerate(records):
-            # Steps are returned before a gap, and before bursts are dropped because there is no room.
+            # Steps are detected before a gap clears the bursts, and before the deque of bursts is full.
             if record["left_out"] or not record["before_calls"] or at - begin >= _AT_ONCE:
-                found += self._take(records[begin:at])
+                steps += self._add(records[begin:at])
                 begin = at
-        return found + self._take(records[begin:])
+        return steps + self._add(records[begin:])
 
-    def _take(self, records: Sequence[Any]) -> list[OptimizerStep]:
+    def _add(self, records: Sequence[Any]) -> list[OptimizerStep]:
         for record in records:
             which = int(record["which"])
             if which in _KINDS:
                 self._streams.setdefault(which, _Stream(which)).add(record)
         best = next((s for which in _KINDS if (s := self._streams.get(which)) and s.find_rhythm()), None)
-        found = [step for step in best.steps() if step.t_start >= self._reported] if best else []
-        if found:
-            self._reported = found[-1].t_end
-        return found
+        steps = [step for step in best.steps() if step.t_start >= self._reported] if best else []
+        if steps:
+            self._reported = steps[-1].t_end
+        return steps
 
 
 class _Stream:
@@ -136,7 +136,7 @@ class _Stream:
         if t <= self._open:
             return
         if calls <= 0 or not 0 < self._open <= last < t or record["left_out"]:
-            # Bursts are missing here.
+            # Bursts are missing before this record.
             self._bursts.clear()
             self._since, self._goes_on = 0, False
         else:
@@ -160,17 +160,17 @@ class _Stream:
         return self.rhythm is not None
 
     def steps(self) -> list[OptimizerStep]:
-        found: list[OptimizerStep] = []
+        steps: list[OptimizerStep] = []
         while self.rhythm is not None and (inside := _next([*self._bursts], self._open, self.rhythm)):
             if self._since:
-                found.append(self._step(self.rhythm, inside))
+                steps.append(self._step(self.rhythm, inside))
                 self._goes_on = True
             self._since = inside[-1].end
             for _ in inside:
                 self._bursts.popleft()
             if len(self._recent) >= _FEWEST and sum(self._recent) < _MIN_FIT * len(self._recent):
                 self.rhythm = None
-        return found
+        return steps
 
     def _step(self, rhythm: _Rhythm, bursts: list[_Burst]) -> OptimizerStep:
         calls = sum(burst.calls for burst in bursts)
@@ -232,7 +232,9 @@ def _rhythm(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
 
 
 def _next(bursts: list[_Burst], following: int, rhythm: _Rhythm) -> list[_Burst]:
-    """Returns the bursts of the next step, if it has ended: as many as the rhythm has, else up to the longest pause."""
+    """Returns the bursts of the next step, none while it has not ended: up to the burst at which hash and calls equal
+    the rhythm's, or else up to the longest pause.
+    """
     pauses: list[int] = []
     sign = calls = 0
     for burst, begin in zip(bursts, [*(b.begin for b in bursts[1:]), following][: len(bursts)], strict=True):

@@ -17,11 +17,12 @@ __all__ = ("MAX_MICRO_STEPS", "Period", "find_period", "least_rotation", "places
 
 Array = npt.NDArray[Any]
 MAX_MICRO_STEPS = 8
-"""A pattern that repeats up to so often in a longer one, which adds hardly a byte, is a micro-step. One that repeats
-more often is a step, and the rest of the longer one is done every so many steps, as logging is."""
+"""A pattern that repeats up to this many times in a longer pattern, which adds hardly a byte, is a micro-step. If it
+repeats more often, it is a step, and the rest of the longer pattern runs once in several steps, for example for
+logging."""
 # A pattern counts as a step after this many repeats in a row; a micro-step has fewer.
 _REPEATS = MAX_MICRO_STEPS + 1
-# Layers repeat in a micro-step, so a pattern must last longer than this; longer with few signatures.
+# Layers repeat in a micro-step, so a pattern must repeat for longer than this; with few signatures even longer.
 _SPAN_NS, _FEW_SIGNATURES, _FEW_SPAN_NS = 2_000_000_000, 2, 10_000_000_000
 # For long steps with repeats within themselves, as in large models, fewer repeats over a longer time are enough.
 _LONG_REPEATS, _LONG_SPAN_NS = 4, 60_000_000_000
@@ -29,7 +30,7 @@ _MATCHING = 0.8
 # A pattern that repeats faster than this is no training step, ns.
 _MIN_STEP_NS = 1_000_000
 _SMALL_SHARE = 0.01
-# A longer pattern replaces a shorter one if it covers this share of the operations that the shorter one left.
+# A longer pattern replaces a shorter one if it covers this share of the operations outside the shorter pattern.
 _BETTER = 0.3
 _CHECKS = 16
 _FEWEST = 3
@@ -41,11 +42,11 @@ _FEW = 2048
 
 
 class Period(NamedTuple):
-    """The period of a training. ``pattern``: the signatures of a step from its first operation on; ``kinds`` and
-    ``counts``: those of the same operations, with the count -1 if it varies. ``varying``: kinds whose count is left out
-    of signatures. ``repeats``: how often the pattern occurred. ``inner``: repeats of a shorter pattern in this pattern,
-    1 if there is none. ``enclosing``: repeats of this pattern in a longer pattern that only adds a few bytes, 0 if
-    there is none.
+    """The period of a training. ``pattern``: the signatures of a step from its first operation on. ``kinds`` and
+    ``counts``: of the same operations; a count that varies is -1. ``varying``: kinds whose count is left out of
+    signatures. ``repeats``: how often the pattern occurred. ``inner``: repeats of a shorter pattern in this pattern, 1
+    without a shorter pattern. ``enclosing``: repeats of this pattern in a longer pattern that only adds a few bytes, 0
+    without a longer pattern.
     """
 
     pattern: npt.NDArray[np.uint64]
@@ -73,10 +74,11 @@ class Period(NamedTuple):
 
 
 def find_period(operations: Array) -> Period | None:
-    """Returns the period of ``operations`` (``operation_history.OPERATION``), from its longest pause on, or None.
+    """Returns the period of ``operations`` (``operation_history.OPERATION``), or None. It begins after the longest
+    pause.
 
-    If several pauses are about equally long, it begins after the rarest signature, then at the pause that gives the
-    smallest rotation.
+    If several pauses are about equally long, the period begins after the rarest signature; if that is ambiguous, too,
+    at the pause that gives the smallest rotation.
     """
     varying = _varying(operations)
     signed = signatures(operations, varying)
@@ -92,17 +94,17 @@ def find_period(operations: Array) -> Period | None:
         return None
     counts = np.where(steady, first["count"], -1)
     pattern = signed[starts[0] : starts[0] + length].copy()
-    found = Period(pattern, first["kind"].copy(), counts, varying, len(starts), inner, enclosing)
-    return found.rotated(_begin(found, operations["t"], starts))
+    period = Period(pattern, first["kind"].copy(), counts, varying, len(starts), inner, enclosing)
+    return period.rotated(_begin(period, operations["t"], starts))
 
 
 def signatures(operations: Array, varying: Array) -> npt.NDArray[np.uint64]:
     """Returns the signature of each operation: a hash of its kind and, unless the count varies, its count."""
-    found: npt.NDArray[np.uint64] = operations["sign"]
+    signed: npt.NDArray[np.uint64] = operations["sign"]
     if len(varying):
-        away = np.isin(operations["kind"], varying)
-        found = np.where(away, signs(operations["kind"], np.full(len(operations), -1)), found)
-    return found
+        varies = np.isin(operations["kind"], varying)
+        signed = np.where(varies, signs(operations["kind"], np.full(len(operations), -1)), signed)
+    return signed
 
 
 def places(signed: npt.NDArray[np.uint64], pattern: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
@@ -161,8 +163,8 @@ def _varying(operations: Array) -> npt.NDArray[np.int64]:
 
 
 def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int]:
-    """Returns (length of a step's pattern, repeats of a shorter pattern in it, its repeats in a longer pattern); a
-    length of 0 if there is none.
+    """Returns (length of a step's pattern, repeats of a shorter pattern in it, its repeats in a longer pattern). The
+    length is 0 without a pattern.
     """
     rough = _rough_matches(np.unique(signed, return_inverse=True)[1])
     tried, covered = _next_length(signed, rough, 0, 0.0)
@@ -189,8 +191,8 @@ def _primitive(signed: npt.NDArray[np.uint64], length: int) -> int:
 
 
 def _rough_matches(codes: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
-    """Estimates, for each distance up to a third of the sequence, the share of operations that equal the operation at
-    that distance before.
+    """Estimates, for each distance up to a third of the sequence, the share of operations that equal the operation this
+    distance before them.
 
     An autocorrelation by FFT: each code gets random signs, whose products average to zero unless the codes are equal.
     """
@@ -199,8 +201,8 @@ def _rough_matches(codes: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
     size = 1 << (2 * count - 1).bit_length()
     spectrum = np.fft.rfft(chance[:, codes], size)
     products = np.fft.irfft((np.abs(spectrum) ** 2).mean(axis=0), size)[: count // 3 + 1]
-    found: npt.NDArray[np.float64] = products / (count - np.arange(len(products)))
-    return found
+    shares: npt.NDArray[np.float64] = products / (count - np.arange(len(products)))
+    return shares
 
 
 def _next_length(
@@ -216,10 +218,10 @@ def _next_length(
     likely = np.flatnonzero((rough >= _MATCHING - noise) & (lengths > after))
     checks = _CHECKS if len(signed) > _FEW else 4 * _CHECKS
     best = likely[np.argsort(-rough[likely], kind="stable")[:checks]]
-    wanted = max(_MATCHING, covered + (1 - covered) * _BETTER)
+    enough = max(_MATCHING, covered + (1 - covered) * _BETTER)
     for length in np.unique(np.concatenate((likely[: _CHECKS // 4], best))).tolist():
         share = _covered(signed, length)
-        if share >= wanted:
+        if share >= enough:
             return length, share
     return 0, 0.0
 
@@ -231,7 +233,7 @@ def _covered(signed: npt.NDArray[np.uint64], length: int) -> float:
     starts = _apart(_commonest(signed, length), length)
     if len(starts) < _FEWEST or int(starts[0]) * 2 > len(signed):
         return 0.0
-    # A copy of the pattern may have begun at the end.
+    # The operations may end within a copy of the pattern.
     rest = len(signed) - int(starts[-1]) - length
     return len(starts) * length / (len(signed) - int(starts[0]) - min(rest, length - 1))
 
@@ -241,12 +243,12 @@ def _compare(signed: npt.NDArray[np.uint64], sizes: Array, shorter: int, longer:
     at = _commonest(signed, longer)[0]
     around = np.concatenate((signed[at : at + longer], signed[at : at + shorter - 1]))
     starts = _commonest(signed, shorter)
-    found = _apart(places(around, signed[starts[0] : starts[0] + shorter]), shorter)
+    repeats = _apart(places(around, signed[starts[0] : starts[0] + shorter]), shorter)
     within = np.zeros(longer, bool)
-    for start in found:
+    for start in repeats:
         within[(start + np.arange(shorter)) % longer] = True
     weight = np.maximum(sizes[at : at + longer], 1)
-    return len(found), bool(weight[~within].sum() <= _SMALL_SHARE * weight.sum())
+    return len(repeats), bool(weight[~within].sum() <= _SMALL_SHARE * weight.sum())
 
 
 def _hashes(signed: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.uint64]:

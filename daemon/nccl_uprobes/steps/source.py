@@ -3,15 +3,15 @@
 A step is one repeat of the sequence of collectives that a process repeats (``steps.period``); its row is written when
 the next repeat is complete. If the optimizer runs once for several repeats, these are micro-steps of one step
 (``steps.arbiter``). Without a repeating sequence, a step lasts from the end of one run of the optimizer to the end of
-the next (``steps.optimizer_steps``). At any time the steps of a process come from only one of these. Steps are numbered
-from 0 since a job was first seen, equally on all its ranks on this node; a watched variable with the step replaces that
-number. Phases without a period have no steps.
+the next (``steps.optimizer_steps``). At any time the steps of a process come from only one of these methods. Steps are
+numbered from 0 since a job was first seen, equally on all its ranks on this node; a watched variable with the step
+replaces that number. Phases without a period have no steps.
 
 The Python sampler cannot show steps: it samples a thread some times a second, misses most shorter runs of an optimizer,
 and cannot tell whether a frame seen twice is one call or two. Uprobes cannot be set on Python functions, either.
 
-``wait_ns`` is the time that a rank waited for others on its node (``steps.waits``): the times of ranks on other nodes
-are not known here.
+``wait_ns`` is the time that a rank waited for other ranks on its node (``steps.numbering``), since this node does not
+know the times of ranks on other nodes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _MAX_JOBS = 256
 # readings.
 _READING_CONFIDENCE = 0.5
 _VARIABLE_CONFIDENCE = 0.95
-# The most steps of the optimizer that wait: until operations of the same time would have been reported (_LATE_NS) and,
-# where there are operations, until these would have shown a period (_CHANCE_*).
+# Steps of the optimizer wait, at most _MAX_WAITING of them, until operations of the same time must have been reported
+# (_LATE_NS) and, if there are operations, until the operations must have shown a period (_CHANCE_*).
 _MAX_WAITING = 4096
 _LATE_NS = 3_000_000_000
 _CHANCE_NS, _CHANCE_STEPS = 30_000_000_000, 16
@@ -69,7 +69,7 @@ class _Process:
     identified: bool
     number: int | None = None
     calibration: Calibration = field(default_factory=Calibration)
-    # The newest value of the variable, and when it was first read.
+    # (time, value): the newest value of the variable, and the time at which it was first read.
     reading: tuple[int, int] | None = None
     why: tuple[Period, str] | None = None
     optimizer: OptimizerDetector = field(default_factory=OptimizerDetector)
@@ -79,7 +79,7 @@ class _Process:
     alone: bool = False
     # The end of the last step that was reported.
     reported: int = 0
-    # The step that the job said begins, and when; None: it reports no steps.
+    # (time, step) of the last begin that the job reported; None: the job reports no steps.
     begun: tuple[int, int] | None = None
     owner: int | None = None
 
@@ -105,7 +105,7 @@ class _Row(TypedDict, total=False):
 class Steps(Source):
     """The source of ``train.steps``. Safe for several threads.
 
-    ``optimizer`` attaches the probes of optimizers; ``refused`` says why there are none.
+    ``optimizer`` attaches the probes of optimizers; ``refused`` says why there are no probes.
     """
 
     name = "steps"
@@ -176,14 +176,14 @@ class Steps(Source):
         """Reads ``operations`` of any processes. Operations that are passed twice count once."""
         rows: list[_Row] = []
         with self._lock:
-            found = []
+            by_process = []
             for key, own in operations_by_process(operations, self._texts).items():
                 who = self._identities.identity(*key)
                 process = self._process(key, who)
                 process.job.waits.add(key[0], own)
-                found.append((key, who, process, own))
+                by_process.append((key, who, process, own))
             # The operations of all ranks are added first, since the wait of a rank is computed from all of them.
-            for key, who, process, own in found:
+            for key, who, process, own in by_process:
                 rows += self._from_periods(key, who, process, process.clock.observe(own), pair)
         self._put(rows)
 
@@ -235,7 +235,7 @@ class Steps(Source):
             process = self._processes[key] = _Process(StepDetector(job.turn, job.waits.of), job, who is not None)
             process.owner = who.owner if who is not None else None
             if len(self._processes) > _MAX_PROCESSES:
-                self._make_room()
+                self._drop_one()
         elif who is not None and not process.identified:
             process.job, process.identified, process.owner = self._job((who.job, who.run)), True, who.owner
             process.clock.turn, process.clock.waits = process.job.turn, process.job.waits.of
@@ -243,8 +243,8 @@ class Steps(Source):
         self._processes.move_to_end(key)
         return process
 
-    def _make_room(self) -> None:
-        """Drops a process of the owner with the most processes: the one whose steps were looked at longest ago."""
+    def _drop_one(self) -> None:
+        """Drops a process of the owner with the most processes: the process without new data for the longest time."""
         owner = crowding(process.owner for process in self._processes.values())
         del self._processes[next(key for key, process in self._processes.items() if process.owner == owner)]
 
@@ -258,7 +258,7 @@ class Steps(Source):
     def _from_periods(
         self, key: _Key, who: Identity | None, process: _Process, periods: Iterable[Step], pair: ClockPair
     ) -> list[_Row]:
-        """Returns rows of the steps that the ended ``periods`` are or belong to."""
+        """Returns rows of the steps that end with the ended ``periods``."""
         rows: list[_Row] = []
         for step in process.arbiter.judge(periods, process.optimizer.promising):
             if process.alone and step.t_start < process.reported + _CHANCE_NS:
@@ -339,7 +339,9 @@ class Steps(Source):
         ]
 
     def _from_job(self, key: _Key, t: int, value: int, pair: ClockPair) -> list[_Row]:
-        """Returns the step that ended when the job said that step ``value`` begins. All other evidence is dropped."""
+        """Returns a row of the step that ended when the job reported the begin of step ``value``; from then on all
+        other evidence is dropped.
+        """
         who = self._identities.identity(*key)
         process = self._process(key, who)
         before, process.begun = process.begun, (t, value)
@@ -374,7 +376,7 @@ class Steps(Source):
         if process.why is None or process.why[0] is not step.period:
             process.why = step.period, _described(step.period, self._texts)
         if step.periods == 1:
-            return process.why[1] + ("; the optimizer runs as often" if step.confirmed else "")
+            return process.why[1] + ("; the optimizer runs once in each repeat" if step.confirmed else "")
         return f"the optimizer runs once in {step.periods} repeats; in each of them {process.why[1]}"
 
 
@@ -395,5 +397,5 @@ def _described(period: Period, texts: Texts) -> str:
     if period.inner > 1:
         text += f"; {period.inner} micro-steps or layers repeat in it"
     if period.enclosing:
-        text += f"; every {period.enclosing} of them a few bytes more"
+        text += f"; every {period.enclosing} repeats, a few bytes more"
     return text + (f"; sizes of {len(period.varying)} kinds vary" if len(period.varying) else "")

@@ -1,4 +1,4 @@
-"""Keeps the ELF files open by which a parser unwinds stacks, and finds the file of each instruction of a process.
+"""Keeps open the ELF files by which a parser unwinds stacks, and finds the file of each instruction of a process.
 
 ``readable`` demangles names of C++ functions with the C++ library.
 
@@ -51,13 +51,13 @@ def _demangled(name: bytes) -> bytes:
     if library is None or not name.startswith((b"_Z", b"__Z")) or len(name) > _MAX_MANGLED:
         return name
     status = ctypes.c_int(-1)
-    found = library.__cxa_demangle(name, None, None, ctypes.byref(status))
-    if not found:
+    text = library.__cxa_demangle(name, None, None, ctypes.byref(status))
+    if not text:
         return name
     try:
-        return ctypes.string_at(found)[:_MAX_DEMANGLED] if status.value == 0 else name
+        return ctypes.string_at(text)[:_MAX_DEMANGLED] if status.value == 0 else name
     finally:
-        _libc.free(found)
+        _libc.free(text)
 
 
 def _shortened(name: str) -> str:
@@ -112,7 +112,7 @@ _MAX_KEPT = 8192
 _MAX_PART = 1 << 20
 
 _T = TypeVar("_T")
-# Device (major, minor) and inode in a process's maps, and the process; (0, 0) if they are valid for all processes.
+# Device (major, minor) and inode in a process's maps, and the process: (0, 0) if all processes see the same numbers.
 _Alias = tuple[int, int, int, tuple[int, int]]
 _FileId = tuple[int, int, int, int]
 
@@ -147,18 +147,18 @@ class _Module:
         return len(self._functions) if self._functions else 0
 
     def address(self, offset: int) -> int | None:
-        """Returns the address before relocation of the instruction at ``offset`` in the file; None if the file has none
-        there.
+        """Returns the address before relocation of the instruction at ``offset`` in the file; None if the file has no
+        instruction at ``offset``.
         """
         return self._elf.code_address(offset) if self._elf else None
 
     def row(self, address: int) -> Row | None:
-        """Returns the call frame information at ``address`` (before relocation), None if the file has none there."""
+        """Returns the call frame information of ``address`` (before relocation), None if the file lacks it."""
         if address not in self._rows:
             frames = self._frames
-            found = _or_none(lambda: frames.row(address)) if frames else None
-            _keep(self._rows, address, found)
-            return found
+            row = _or_none(lambda: frames.row(address)) if frames else None
+            _keep(self._rows, address, row)
+            return row
         return self._rows[address]
 
     def function(self, address: int) -> tuple[str, int] | None:
@@ -180,8 +180,8 @@ class _Module:
         if functions is None or elf is None:
             return None
         row = self.row(address)
-        if found := _or_none(lambda: functions.find(address, row.start if row else None)):
-            return readable(found[0]), found[1]
+        if symbol := _or_none(lambda: functions.find(address, row.start if row else None)):
+            return readable(symbol[0]), symbol[1]
         if row is None:
             return None
         if row.start not in self._origins:
@@ -206,14 +206,14 @@ class Modules:
 
     def add(self, mapping: CodeMapping, process: tuple[int, int], fd: int) -> None:
         """Registers the file of ``mapping`` of a process (pid, start_ns). The caller keeps ``fd``."""
-        found = os.fstat(fd)
-        file = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        status = os.fstat(fd)
+        file = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if file not in self._files:
             own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
             self._files[file] = _Module(own)
             self._fds[file] = own
         # On overlayfs, maps and the file show different devices, so the match is valid only for this process.
-        exact = (os.major(found.st_dev), os.minor(found.st_dev), found.st_ino) == mapping[3:6]
+        exact = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino) == mapping[3:6]
         self._aliases[(*mapping[3:6], (0, 0) if exact else process)] = file
         while len(self._aliases) > _MAX_ALIASES:
             self._aliases.popitem(last=False)
@@ -226,8 +226,8 @@ class Modules:
             file = self._aliases.get((*mapping[3:6], scope))
             if file is None or file not in self._files:
                 continue
-            found = os.fstat(self._fds[file])
-            if (found.st_size, found.st_mtime_ns) != file[2:]:
+            status = os.fstat(self._fds[file])
+            if (status.st_size, status.st_mtime_ns) != file[2:]:
                 self._drop(file)  # the file's content was replaced
                 continue
             self._files.move_to_end(file)
@@ -293,7 +293,7 @@ class CodeSpace:
 def _x86_64(fd: int) -> Elf:
     elf = Elf(fd)
     if elf.machine != X86_64:
-        raise UnsupportedTarget("not an ELF file for x86-64")
+        raise UnsupportedTarget("the file is not an ELF file for x86-64")
     return elf
 
 

@@ -50,8 +50,9 @@ class StackCopy(NamedTuple):
 
 
 class Unwound(TypedDict):
-    """A parser's answer. ``need``: starts of mappings whose files are missing; when none are, ``threads`` (tid, [(code,
-    ip), ...], reason) with frames innermost first, and ``codes`` (func, file). ``reason``: why frames are missing."""
+    """A parser's answer. ``need``: starts of mappings whose files are missing; the other fields are empty then.
+    ``threads``: (tid, [(index in ``codes``, ip), ...], reason), frames innermost first. ``codes``: (func, file).
+    ``reason``: why frames are missing."""
 
     need: list[int]
     threads: list[tuple[int, list[tuple[int, int]], str]]
@@ -95,7 +96,7 @@ class Captured(NamedTuple):
                 at += size
             return cls(_int(text["pid"]), _int(text["start_ns"]), tuple(threads), mappings)
         except (struct.error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
-            raise CorruptTarget("these are no stacks that a reader copied") from e
+            raise CorruptTarget("the copied stacks of a reader are malformed") from e
 
 
 def _mapping(start: int, end: int, offset: int, major: int, minor: int, inode: int, path: str) -> CodeMapping:

@@ -38,14 +38,14 @@ _MAX_TOTAL = 16 << 20
 _MAX_MAPS = 16 << 20
 # The red zone: memory below its stack pointer that a leaf function may use (System V ABI for x86-64, 3.2.2).
 _RED_ZONE = 128
-# The share of the time in which running threads are read again every millisecond: they often block soon.
+# During this share of the time, running threads are read again every millisecond, since they often block soon.
 _PATIENCE = 0.2
 _MAX_ROUNDS = 20
 _PAUSE_S = 0.001
 
 
 class _Look(NamedTuple):
-    """What the kernel reports of a blocked thread. Between two equal reports the thread did not run."""
+    """The kernel's report of a blocked thread. Between two equal reports the thread did not run."""
 
     sp: int
     pc: int
@@ -65,23 +65,23 @@ def copy_stacks(
     if platform.machine() != "x86_64":
         raise UnsupportedTarget(
             f"native stacks are not read on {platform.machine()}",
-            hint="the address of the caller is in a register there, which cannot be read without a stop",
+            hint="ask for Python stacks only: the caller's address is in a register, which only a stop would show",
         )
     mappings = parse_maps(_read(f"/proc/{pid}/maps", _MAX_MAPS))
-    found: dict[int, StackCopy] = {}
+    copies: dict[int, StackCopy] = {}
     python: dict[int, Thread] = {}
     patience = time.monotonic() + (deadline - time.monotonic()) * _PATIENCE
     waiting = list(tids) or _threads(pid)
     for _ in range(_MAX_ROUNDS):
-        copies, dumped = _round(pid, start_ns, waiting, mappings, runtime, deadline)
-        found |= copies
+        copied, dumped = _round(pid, start_ns, waiting, mappings, runtime, deadline)
+        copies |= copied
         python |= dumped
-        waiting = [tid for tid in waiting if found[tid].reason == "runs"]
+        waiting = [tid for tid in waiting if copies[tid].reason == "runs"]
         if not waiting or time.monotonic() + _PAUSE_S > patience:
             break
         time.sleep(_PAUSE_S)
     code = [_code(m) for m in mappings if m.executable and m.path != b"[vsyscall]"]
-    return Captured(pid, start_ns, _within_bounds(found), tuple(code[:MAX_MAPPINGS])), python
+    return Captured(pid, start_ns, _within_bounds(copies), tuple(code[:MAX_MAPPINGS])), python
 
 
 def handlers() -> dict[str, Callable[[Header], Message]]:
@@ -139,7 +139,7 @@ def _copy(memory: Memory, still: dict[int, _Look], mappings: Sequence[Mapping]) 
     if sum(size for _, size in ranges.values()) > _MAX_TOTAL:
         share = _MAX_TOTAL // len(ranges)
         ranges = {tid: (low, min(size, share)) for tid, (low, size) in ranges.items()}
-    # One call for all ranges: a call for each would cost more than the reading.
+    # All ranges are read by one call, since a call costs more than reading a range.
     parts = dict(zip(ranges, memory.read_many(list(ranges.values())), strict=True))
     copies = {}
     for tid, look in still.items():
@@ -175,9 +175,9 @@ def _threads(pid: int) -> list[int]:
         raise ProcessGone(f"process {pid} exited") from e
 
 
-def _within_bounds(found: dict[int, StackCopy]) -> tuple[StackCopy, ...]:
+def _within_bounds(copies: dict[int, StackCopy]) -> tuple[StackCopy, ...]:
     left, threads = _MAX_TOTAL, []
-    for tid, copy in found.items():
+    for tid, copy in copies.items():
         left -= len(copy.data)
         threads.append(copy if left >= 0 else StackCopy(tid, reason="limit"))
     return tuple(threads)
@@ -203,7 +203,7 @@ def _read(path: str, limit: int) -> bytes:
         raise ProcessGone("the thread ended") from e
     except PermissionError as e:
         raise PrivilegeError(
-            f"{path} may not be read", hint="reading where a thread is blocked takes CAP_SYS_PTRACE"
+            f"{path} may not be read", hint="reading the registers of a blocked thread takes CAP_SYS_PTRACE"
         ) from e
     except OSError as e:
         raise TargetError(f"{path} cannot be read: {e.strerror}") from e

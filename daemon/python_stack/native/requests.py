@@ -1,10 +1,8 @@
 """Adds C frames to stacks on demand: a reader copies the stacks, a parser unwinds them, and ``merge`` joins C and
 Python frames.
 
-The Python frames replace each run of the C interpreter loop.
-
-A Python frame that is an ``entry`` is the outermost of its run. So each run corresponds to one call of the loop,
-counted from the innermost.
+In the joined stack a run of Python frames replaces the C frames of one call of the interpreter loop. A Python frame
+with ``entry`` is the outermost of its run, so the runs correspond to the calls, counted from the innermost.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ __all__ = (
 
 # Compilers split functions and name the parts .cold, .constprop.0, .lto_priv.0 and so on.
 _LOOP = re.compile(r"_PyEval_EvalFrameDefault(?:\.[\w.]+)?(?: \(\.[\w.]+\))*")
-# CPython 3.14 can be built with a function for each instruction; these jump to each other and never return to the loop.
+# CPython 3.14 can be built with a function for each instruction; the functions jump to each other, not to the loop.
 _INSTRUCTION = re.compile(r"_TAIL_CALL_\w+(?:\.[\w.]+)*")
 
 
@@ -36,7 +34,7 @@ def merge(python: Sequence[Frame], native: Sequence[Frame], reason: str) -> tupl
     """Returns the frames, innermost first, and why native frames are missing, or "".
 
     ``reason``: why outer frames of ``native`` are missing; empty for a whole stack. If the two stacks do not match, the
-    Python stack is kept whole, after the native frames that are inside all of it.
+    Python stack is kept whole, after the native frames that lie further in than any Python frame.
     """
     if not python:
         return list(native), reason
@@ -70,7 +68,7 @@ def _runs(python: Sequence[Frame]) -> list[list[Frame]]:
 
 def _loops(native: Sequence[Frame]) -> list[tuple[int, int]]:
     """Returns [start, end) of the frames of each call of the loop."""
-    found: list[tuple[int, int]] = []
+    loops: list[tuple[int, int]] = []
     at = 0
     while at < len(native):
         start = at
@@ -79,10 +77,10 @@ def _loops(native: Sequence[Frame]) -> list[tuple[int, int]]:
         if at < len(native) and _LOOP.fullmatch(native[at]["func"]):
             at += 1
         if at > start:
-            found.append((start, at))
+            loops.append((start, at))
         else:
             at += 1
-    return found
+    return loops
 
 
 # The most descriptors in one message (daemon/ipc.py).
@@ -134,8 +132,8 @@ class NativeStacks:
     def _read(
         self, pid: int, start_ns: int, threads: list[Thread], deadline: float
     ) -> tuple[dict[int, tuple[list[Frame], str]], dict[int, Thread]]:
-        """Returns by tid: the native frames, and why some are missing; and the Python stacks that were read
-        with them.
+        """Returns two results by tid: (native frames, why outer frames are missing), and the Python stacks of the same
+        moment.
         """
         runtime = None
         if any(thread["frames"] for thread in threads):
@@ -176,13 +174,13 @@ class NativeStacks:
             try:
                 unwound = answer_of(Unwound, answer)
             except InternalError as e:
-                raise CorruptTarget("a parser's answer holds no stacks") from e
+                raise CorruptTarget("a parser's answer contains no stacks") from e
             need = unwound["need"]
             if any(start not in mappings for start in need):
                 raise CorruptTarget("a parser asks for files that the process does not map")
             if not need:
                 return _threads(unwound)
-        raise TargetTimeout("the stacks pass through too many files", hint="ask again: the files are known by now")
+        raise TargetTimeout("the stacks pass through too many files", hint="ask again: the parser has the files now")
 
     def _open(
         self,

@@ -44,7 +44,7 @@ class Unwinder:
         by_start = {mapping.start: mapping for mapping in captured.mappings}
         for start, fd in zip(starts, fds, strict=True):
             if start not in by_start:
-                raise CorruptTarget("a file came for a mapping that is not there")
+                raise CorruptTarget("a file was passed for a mapping that the process does not have")
             self._modules.add(by_start[start], process, fd)
         space = CodeSpace(captured.mappings, self._modules, process, absent)
         stacks, need = [], set()
@@ -95,8 +95,8 @@ def _named(frame: CFrame, *, in_time: bool) -> tuple[str, str]:
         return "?", "?"
     path = place.mapping.path or "[anonymous]"
     if place.module and place.address is not None and in_time:
-        if found := place.module.function(place.address):
-            return found[0], path
+        if function := place.module.function(place.address):
+            return function[0], path
         row = place.module.row(place.address)
         if row is not None and row.signal:
             return "<signal handler called>", path

@@ -1,10 +1,10 @@
 """Unwinds a C stack from a copy of its memory by call frame information, without stopping the thread.
 
 Only the stack and instruction pointers of a blocked thread are known at first. Callee-saved registers become known with
-the frames that restore them. When the CFA depends on a register that is still unknown (rbp, in functions that keep a
-frame pointer), it is computed from the function's first instructions, if a return address lies there. In functions with
-stacks of variable size it is searched among the return addresses above. Such a stack is never reported as whole, since
-an old return address can look like the current one.
+the frames that restore them. The CFA may depend on a register that is still unknown (rbp, in functions that keep a
+frame pointer). Then it is computed from the function's first instructions, if a return address lies below the result.
+In functions with stacks of variable size it is searched among the return addresses above. A stack with a searched CFA
+is never reported as whole, since an old return address can look like the current one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def walk(copy: StackCopy, space: CodeSpace) -> CStack:
     way = _Walk(copy, space)
     stack = way.follow({_RSP: copy.sp, _RIP: copy.pc}, exact=True, guesses=True)
     if way.searched and not stack.reason:
-        stack.reason = "a frame was found by where it likely is"
+        stack.reason = "the position of a frame was guessed"
     return stack
 
 
@@ -122,7 +122,7 @@ class _Walk:
                     cfa = self._search(place, row, registers)
                     self.searched = self.searched or cfa is not None
             if cfa is None:
-                raise _End("a frame is found through a register that is not known")
+                raise _End("the position of a frame depends on an unknown register")
             if cfa <= registers[_RSP] and not row.signal:
                 raise _End("the stack does not grow")
             return self._restored(row, cfa, registers)
@@ -137,19 +137,19 @@ class _Walk:
 
     def _restored(self, row: Row, cfa: int, registers: _Registers) -> _Registers:
         """Returns the caller's registers that are known after this frame."""
-        found: _Registers = {_RSP: cfa}
+        restored: _Registers = {_RSP: cfa}
         for register in _SAVED:
             if register not in row.rules and register in registers:
-                found[register] = registers[register]
+                restored[register] = registers[register]
         for register, rule in row.rules.items():
             value = self._by_rule(register, rule, cfa, registers)
             if value is not None:
-                found[_RIP if register == row.return_register else register] = value
+                restored[_RIP if register == row.return_register else register] = value
             elif register == _RSP:
-                raise _End("the stack goes on outside of what was copied")
-        if _RIP not in found:
+                raise _End("the stack continues outside of the copy")
+        if _RIP not in restored:
             raise _End("the copy of the stack ends")
-        return found
+        return restored
 
     def _by_rule(self, register: int, rule: Rule, cfa: int, registers: _Registers) -> int | None:
         if rule.kind == "offset":
@@ -209,8 +209,8 @@ class _Walk:
     def _within(self, frame: CFrame, place: Place, row: Row) -> bool:
         if frame.place is None or frame.place.module is not place.module or frame.place.address is None:
             return False
-        found = place.module.row(frame.place.address) if place.module else None
-        return found is not None and found.start == row.start
+        other = place.module.row(frame.place.address) if place.module else None
+        return other is not None and other.start == row.start
 
     def _candidates(self, row: Row, sp: int) -> Iterator[int]:
         """Yields possible CFAs: a return address and a plausible rbp must lie below each."""

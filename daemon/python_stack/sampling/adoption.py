@@ -68,25 +68,25 @@ class Adoption:
                     no_room += len(lacking) - start
                     break
                 some = [(tid, *threads[tid]) for tid in lacking[start : start + MAX_BLOCKED]]
-                found = [_since(a, generation, before) for a in self._ask(process, runtime, some, frames=True)]
-                adopted, more = self._adopt(process, runtime, generation, found[:room], threads)
-                no_room += more + len(found[room:])
+                blocked = [_since(a, generation, before) for a in self._ask(process, runtime, some, frames=True)]
+                adopted, more = self._adopt(process, runtime, generation, blocked[:room], threads)
+                no_room += more + len(blocked[room:])
                 room -= len(adopted)
-                left |= {a.tid: (generation, a.switches, a.seen_ns) for a in found if a.tid not in adopted}
+                left |= {a.tid: (generation, a.switches, a.seen_ns) for a in blocked if a.tid not in adopted}
         except ProbingError as e:
             _log.debug("threads of process %d off the CPU cannot be read: %s", process.key[0], e.message)
             return Adopted(before.left | left, no_room)
         return Adopted(left, no_room)
 
     def _adopt(
-        self, process: Sampled, runtime: RuntimeInfo, generation: int, found: list[OffCpuThread], threads: _Threads
+        self, process: Sampled, runtime: RuntimeInfo, generation: int, blocked: list[OffCpuThread], threads: _Threads
     ) -> tuple[set[int], int]:
         """Returns the tids for which entries were made, and the number of threads without room."""
-        addresses = list(dict.fromkeys(code for thread in found for code, _ in thread.frames))
+        addresses = list(dict.fromkeys(code for thread in blocked for code, _ in thread.frames))
         checks = self._read_checks(process, addresses) if addresses else {}
-        known = [thread for thread in found if all(code in checks for code, _ in thread.frames)]
+        checked = [thread for thread in blocked if all(code in checks for code, _ in thread.frames)]
         with self._maps:
-            made, no_room = self._kernel.adopt(*process.key, generation, known, checks)
+            made, no_room = self._kernel.adopt(*process.key, generation, checked, checks)
         if not made:
             return set(), no_room
         still: dict[int, int] = {}
@@ -118,7 +118,7 @@ class Adoption:
 
 
 def _since(thread: OffCpuThread, generation: int, before: Adopted) -> OffCpuThread:
-    """Returns ``thread``; if it has not switched since an earlier visit, with the time at which that visit saw it."""
+    """Returns ``thread``, with the time of the earlier visit if it has not switched since that visit."""
     seen = before.left.get(thread.tid)
     if seen is None or seen[:2] != (generation, thread.switches):
         return thread

@@ -43,7 +43,7 @@ CodeKey = tuple[int, int]
 """(address, check)."""
 WantedCode = tuple[int, int | None]
 """(address, check); None: any code."""
-# How many code objects are read at once: so few that even the largest stay within the bounds of one ProcessMemory.
+# The number of code objects that are read at once: even the largest stay within the bounds of one ProcessMemory.
 _CHUNK = 32
 _MAX_PAYLOAD = 16 << 20
 _MAX_KNOWN = 32_768
@@ -75,7 +75,7 @@ def answer_codes(request: Header) -> Message:
     pid, _, runtime, deadline = checked_request(request)
     wanted = request.get("wanted")
     if not isinstance(wanted, list) or len(wanted) > MAX_WANTED:
-        raise UsageError(f"a request for codes takes {MAX_WANTED} of them at most")
+        raise UsageError(f"a request for codes names at most {MAX_WANTED} code objects")
     layout, _ = checked_layout(pid, runtime, ProcessMemory(pid))
     files: dict[str, int] = {}
     rows: list[list[Any]] = []
@@ -101,23 +101,23 @@ def _read_chunk(pid: int, layout: Layout, wanted: Sequence[WantedCode]) -> list[
     snapshot = Snapshot(memory)
     try:
         codes = read_codes(snapshot, layout, _matching(memory, layout, wanted), {})
-        # The same code must still be there: otherwise the texts may be those of other code.
+        # Each code must still be at its address: otherwise the texts may belong to other code.
         proofs = _proofs(memory, layout, list(codes))
     except CorruptTarget:
         return []  # the sizes of the objects are beyond all bounds
-    found = []
+    rows = []
     for (address, code), proof in zip(codes.items(), proofs, strict=True):
         head = snapshot.get(address, layout.code_size)
         if head is None or proof is None or proof[:-1] != _fields(layout, head):
             continue
         table = code.table
-        found.append(([address, proof, code.func, code.file, -1 if table is None else len(table)], table or b""))
-    return found
+        rows.append(([address, proof, code.func, code.file, -1 if table is None else len(table)], table or b""))
+    return rows
 
 
 def _matching(memory: ProcessMemory, layout: Layout, wanted: Sequence[WantedCode]) -> list[int]:
-    """Returns the addresses that still have the wanted code: at others, memory mistaken for a line table may
-    be large.
+    """Returns the addresses that still have the wanted code. At other addresses, memory that is mistaken for a line
+    table may be large.
     """
     proofs = _proofs(memory, layout, [address for address, _ in wanted])
     return [
@@ -176,15 +176,15 @@ def unpack_codes(answer: Message) -> dict[CodeKey, SampledCode]:
         end = int(answer.header["index"])
         index = json.loads(answer.payload[:end])
         files = index["files"]
-        found = {}
+        codes = {}
         for address, proof, func, file, length in index["codes"]:
             table = None if length < 0 else answer.payload[end : end + length]
             end += max(0, length)
             first = proof[3] - (1 << 32) if proof[3] >> 31 else proof[3]
-            found[int(address), code_check(*proof)] = _shared(SampledCode(str(func), str(files[file]), first, table))
+            codes[int(address), code_check(*proof)] = _shared(SampledCode(str(func), str(files[file]), first, table))
     except (KeyError, IndexError, TypeError, ValueError) as e:
-        raise InternalError("a reader's answer holds no code objects") from e
-    return found
+        raise InternalError("a reader's answer contains no code objects") from e
+    return codes
 
 
 class KnownCodes:

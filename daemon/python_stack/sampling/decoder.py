@@ -1,7 +1,7 @@
 """Reads code objects right after the first sample that names them, while they exist, and holds the sample until then.
 
 The kernel wakes the decoder only for a stack that it has not reported before. A record may be drained once all its code
-has been read or given up, or after a second: ``ready`` returns the position up to which this is so.
+has been read or given up, or after a second: ``ready`` returns the position up to which records may be drained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from probing.daemon.source import ProcessKey
 
 __all__ = ("Decoder",)
 
-# How long a record is held until its code is read, s; right after a start its process may not be identified yet.
+# How long a record is held until its code is read, s; longer after a start, as its process may not be identified yet.
 HOLD_S = 1.0
 START_HOLD_S = 10.0
 RETRY_S = 0.1
@@ -47,8 +47,8 @@ class _Pending(NamedTuple):
 class Decoder:
     """Reads the code of samples. ``ready`` is for the thread that drains; the rest runs in the decoder's thread.
 
-    ``find`` returns the state of a process. ``fetch`` reads code, or gives it up; other code is fetched again.
-    ``unresolved`` gets the processes with samples of unknown threads.
+    ``find`` returns the state of a process. ``fetch`` reads code or gives it up; it is called again for code that it
+    neither read nor gave up. ``unresolved`` gets the processes with samples of unknown threads.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Decoder:
         self._thread = threading.Thread(target=self._run, name="decoder", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread, which first decodes what the ring already holds."""
+        """Starts the thread, which first decodes the records that the ring already holds."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -23,7 +23,7 @@ from probing.daemon.source import Loss, ProcessKey
 
 __all__ = ("Enrolled", "Enrolment", "Rates")
 
-# How many stacks a second are walked for a thread when it leaves the CPU, at most.
+# The most stacks a second that are walked of a thread that leaves the CPU.
 OFF_RATE = 50
 PREPARE_S = 5.0
 SCAN_S = 1.0
@@ -62,7 +62,7 @@ class Enrolled:
 
 
 class Enrolment:
-    """Enrols processes. Safe for any thread, but only one at a time for each process."""
+    """Enrols processes. Safe for any thread, but two threads must not enrol the same process at once."""
 
     def __init__(
         self,
@@ -175,9 +175,9 @@ class Enrolment:
 
     def _lose(self, key: ProcessKey, process: Enrolled, count: int, room: int) -> None:
         now, until = time.monotonic(), time.time_ns()
-        # The time goes back at most to the last scan.
+        # The loss began after the last scan at the earliest.
         since = until - int((now - process.scanned) * 1e9) if process.scanned else until
-        reason = f"{count} threads more than the {room} of one process that the sampler has room for"
+        reason = f"{count} threads beyond the {room} threads of one process that the sampler has room for"
         self._lost(Loss(NAME, "python.samples", "resolve", reason, since, until, pid=key[0]))
 
     def _change(self, change: Callable[[], object]) -> None:
@@ -194,8 +194,8 @@ class Enrolment:
 def _threads(pid: int, scan: Mapping[str, Any]) -> dict[int, tuple[int, int]]:
     """Returns the threads for the map. A thread without a PyThreadState is included only if it certainly has none.
 
-    The programs do not report such a thread as unknown, so it is not looked at again for a while. The main thread's
+    The programs do not report an included thread as unknown, so it is not examined again for a while. The main thread's
     interpreter may just be starting, and a scan that is not complete may have missed states.
     """
-    found = {int(tid): (int(state), int(thread_id)) for tid, state, thread_id, _ in scan["threads"]}
-    return {tid: known for tid, known in found.items() if known[0] or (scan["complete"] and tid != pid)}
+    states = {int(tid): (int(state), int(thread_id)) for tid, state, thread_id, _ in scan["threads"]}
+    return {tid: state for tid, state in states.items() if state[0] or (scan["complete"] and tid != pid)}

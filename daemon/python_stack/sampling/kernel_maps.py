@@ -27,7 +27,7 @@ _INSTR = {"lasti_bytes": 1, "lasti_units": 2, "previous": 3, "current": 3}
 _GIL_UNKNOWN, _GIL_CURRENT, _GIL_STRUCT = 0, 1, 2
 _HINT = "its stacks can be read on demand, with `probingctl stacks`"
 
-# One process may use one part in this many of the room for threads, so that others have room.
+# One process may use one part in _SHARES of the map of threads, so that others have room.
 _SHARES = 4
 
 
@@ -49,8 +49,8 @@ class SampledProcesses:
         return max(self._threads.max_entries // _SHARES, 1)
 
     def add(self, pid: int, start_ns: int, layout: Layout, runtime: int, gil: int, rate: int, off_rate: int) -> None:
-        """Samples ``pid`` ``rate`` times a second on each CPU, and a thread that leaves a CPU ``off_rate`` times a
-        second.
+        """Samples ``pid`` ``rate`` times a second on each CPU, and up to ``off_rate`` times a second when a thread
+        leaves the CPU.
 
         ``runtime`` is the address of ``_PyRuntime``. ``gil``: up to 3.11 the address of the pointer to the thread state
         that holds the GIL (0: where ``layout`` says); later the address of the GIL's struct, 0 if unknown. Raises
@@ -108,9 +108,9 @@ class SampledProcesses:
 
     def clear(self) -> None:
         """Empties the maps, including entries of earlier daemons. Every stack counts as new again."""
-        for found in (self._processes, self._threads, self._seen):
-            for key in found.items()[0]:
-                found.delete(key)
+        for bpf_map in (self._processes, self._threads, self._seen):
+            for key in bpf_map.items()[0]:
+                bpf_map.delete(key)
         self._written.clear()
         self._tids.clear()
 
@@ -120,8 +120,8 @@ class SampledProcesses:
             self.remove(pid, written[0])
         if not _put(self._processes, pid, value):
             raise AttachError(
-                f"process {pid} is not sampled: {self._processes.max_entries} processes are already",
-                hint="choose the jobs to be sampled",
+                f"process {pid} is not sampled: {self._processes.max_entries} processes already are",
+                hint="set sampling.hz to 0 for jobs that need no samples",
             )
         self._written[pid] = (start_ns, value)
 

@@ -72,8 +72,8 @@ class KnownProcesses:
                 self._end(key)
 
     def prepared(self, process: Sampled, timeout: float) -> tuple[RuntimeInfo, Layout]:
-        """Returns the CPython of the process, which is searched for up to ``timeout`` s if need be. Raises the errors
-        of ``Runtimes``.
+        """Returns the CPython of the process, which is searched for up to ``timeout`` s if it is not known yet. Raises
+        the errors of ``PythonStacks.prepare``.
         """
         runtime, layout = process.runtime, process.layout
         if runtime is None or layout is None:

@@ -27,12 +27,12 @@ _CPU_BYTES, _MIN_BYTES, _MAX_BYTES = 256 << 10, 2 << 20, 32 << 20
 FULL_SHARE = 4
 # How long samples may wait in the ring, s: rows of four seconds cost little more than rows of one.
 REST_S = 4.0
-# The slot has this name in bpf/python_walk.bpf.h.
+# The slots have these names in bpf/python_walk.bpf.h.
 (_SAMPLES,) = SLOTS.reserve("SAMPLES_SLOT", 254)
 (_AWAY,) = SLOTS.reserve("AWAY_SLOT", 255)
 SHARES = {
-    _SAMPLES: "this process had its share of the ring of samples",
-    _AWAY: "this process had its share of the threads off the CPU that are followed",
+    _SAMPLES: "this process used up its share of the ring of samples",
+    _AWAY: "this process used up its share of the entries for threads off the CPU",
 }
 _ON_CPU, _SWITCH, _FLUSH = "python_on_cpu", "python_switch", "python_off_flush"
 
@@ -54,12 +54,12 @@ def ring_size(configured: int) -> int:
     if configured:
         return checked_ring_size("sampling.ring_bytes", configured)
     # Room for 128 samples of each CPU: a second at 99 Hz, and some samples of threads that leave the CPU.
-    wanted = (os.cpu_count() or 1) * _CPU_BYTES
-    return min(max(1 << (wanted - 1).bit_length(), _MIN_BYTES), _MAX_BYTES)
+    size = (os.cpu_count() or 1) * _CPU_BYTES
+    return min(max(1 << (size - 1).bit_length(), _MIN_BYTES), _MAX_BYTES)
 
 
 class SamplingPrograms:
-    """The programs, their maps and their ring. Not safe for two threads, but ``flush`` and ``refresh`` are.
+    """The programs, their maps and their ring. Not safe for two threads, except ``flush`` and ``refresh``.
 
     ``clock_refused``: why the clock does not tick; empty when it does.
     """
@@ -67,7 +67,7 @@ class SamplingPrograms:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._processes = SampledProcesses(session)
-        # The clock is made when the first rate is set, when its program is loaded.
+        # The clock is made when the first rate is set, since that loads its program.
         self._clock: CpuClock | None = None
         self._away = None if self.off_cpu_refused else OffCpuEntries(session)
         self._hz = 0
@@ -144,15 +144,15 @@ class SamplingPrograms:
         with self._setting:
             self._hz = hz
             self._tick()
-        wanted = off_cpu and self._follows()
-        if wanted and not self.off_cpu:
+        follow = off_cpu and self._follows()
+        if follow and not self.off_cpu:
             # Threads may have run unseen since the program was detached.
             if self._away is not None:
                 self._away.clear()
             self._session.attach_tracepoint(_SWITCH)
-        elif self.off_cpu and not wanted:
+        elif self.off_cpu and not follow:
             self._session.detach(self._session.links[_SWITCH])
-        self.off_cpu = wanted
+        self.off_cpu = follow
 
     def flush(self) -> None:
         """Reports the threads that are still off the CPU, up to now."""

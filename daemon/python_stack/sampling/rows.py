@@ -34,7 +34,7 @@ GRID_NS = 62_500_000
 DIGITS = 5
 _SECOND_NS = 1_000_000_000
 _HOUR_NS = 3600 * _SECOND_NS
-# The ring is drained once a second, or a little later when the machine is busy.
+# Records that span at most this time are grouped as if they were of one second.
 _ABOUT_A_SECOND_NS = 1_500_000_000
 # The most ns off the CPU that are accepted: a time off the CPU cannot exceed the uptime of the host.
 _MAX_DURATION_NS = 1 << 50
@@ -213,7 +213,7 @@ class _Groups:
 
 def _rounded(numbers: Array) -> Array:
     """Returns non-negative ``numbers`` rounded to DIGITS significant binary digits: each is exact to 1 in 2^DIGITS,
-    their sum even more.
+    and their sum is even more exact.
     """
     shift = np.maximum(np.frexp(numbers.astype(np.float64))[1] - DIGITS, 0)
     rounded: Array = (numbers + (1 << shift >> 1)) >> shift << shift

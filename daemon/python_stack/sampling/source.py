@@ -41,8 +41,8 @@ ROLES = frozenset({"trainer", "data_loader"})
 FETCH_S = 0.5
 # The pause between the end of the start and the first visit of a process, s: visits would delay the first answer.
 START_PAUSE_S = 1.0
-# A reader that is blocked for this long is given up, s. A reader that waits for a CPU is not: its target would be left
-# alone for half a minute, and with it the stacks that a diagnosis needs.
+# A reader that is blocked for this long is given up, s. A reader that only waits for a CPU is not given up: its target
+# would be in quarantine for half a minute, and a diagnosis would get no stacks of it.
 PATIENCE_S = 0.25
 _log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class PythonSampler(Source):
         return [totals.of(self.name, self.table, reason=reason, detail=f"{self.sampled} processes")]
 
     def start(self) -> None:
-        """Starts decoding what the ring holds already. Raises ProbingError when the programs' maps cannot be
+        """Starts decoding the records that the ring already holds. Raises ProbingError if the programs' maps cannot be
         written.
         """
         self._watch.start()
@@ -146,7 +146,7 @@ class PythonSampler(Source):
         return self._rows.assemble(records, pair)
 
     def ready(self) -> int:
-        """Returns the position in the ring up to which it may be drained."""
+        """Returns the position up to which the ring may be drained."""
         decoder = self._decoder
         return self._kernel.ring.position if decoder is None else decoder.ready()
 
@@ -157,7 +157,7 @@ class PythonSampler(Source):
 
     @property
     def reason(self) -> str:
-        """Why processes that should be sampled are not, each reason with its pids; empty when all are."""
+        """Why processes that should be sampled are not sampled, each reason with its pids; empty when all are."""
         return self._watch.reason
 
     def settings_changed(self) -> bool:
@@ -195,7 +195,7 @@ class PythonSampler(Source):
     def _read(self, process: Sampled, wanted: Sequence[WantedCode]) -> list[CodeKey]:
         """Reads and keeps the ``wanted`` code. Returns the keys of the code that was read. Raises ProbingError."""
         deadline = time.monotonic() + FETCH_S
-        found: list[CodeKey] = []
+        read: list[CodeKey] = []
         runtime, _ = self._known.prepared(process, FETCH_S)
         while wanted:
             left = deadline - time.monotonic()
@@ -213,6 +213,6 @@ class PythonSampler(Source):
             )
             codes = unpack_codes(answer)
             process.codes.learn(codes)
-            found += codes
+            read += codes
             wanted = wanted[max(1, int(answer.header["asked"])) :]
-        return found
+        return read

@@ -1,7 +1,7 @@
 """Finds the PyThreadState of each thread for the sampler's maps: the reader's request ``threads``.
 
-It reads no frames, and reads the ranges of the last scan in one call, so a scan of hundreds of threads is cheap. This
-runs in a reader, and imports nothing large.
+A scan reads no frames, and reads the ranges of the last scan in one call, so a scan of hundreds of threads is cheap.
+This module runs in a reader, and imports nothing large.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def scan_threads(
     or 0. ``complete`` is False when threads may be missing.
 
     ``deadline`` is on time.monotonic(). Raises ProcessGone, PrivilegeError, TargetTimeout, UnsupportedTarget, and
-    CorruptTarget when ``runtime`` is not that of the process.
+    CorruptTarget if ``runtime`` does not belong to the process.
     """
     memory = memory or ProcessMemory(pid)
     layout, _ = checked_layout(pid, runtime, memory)
@@ -87,12 +87,12 @@ def scan_threads(
         snapshot = Snapshot(memory)
         snapshot.load(known.used)
         walker = _Lists(snapshot, layout, Limits(), deadline)
-        found = walker.walk(runtime.runtime)
+        threads = walker.walk(runtime.runtime)
         known.used = list(snapshot.used)[:_MAX_USED]
         if walker.complete:
             break
     kernel = _kernel_threads(pid, known)
-    states = _states(found, match_threads(found, kernel))
+    states = _states(threads, match_threads(threads, kernel))
     return {
         "threads": [[k.tid, *states.get(k.tid, (0, 0)), k.name] for k in kernel],
         "gil": _gil(runtime.runtime, layout, walker.interpreters, snapshot),
@@ -119,15 +119,15 @@ def _remembered(pid: int, start_ns: int) -> _Known:
 
 
 def _states(threads: list[RawThread], tids: list[int | None]) -> dict[int, tuple[int, int]]:
-    """Returns states by tid; if a thread has several, the state whose GIL it holds counts, else that of the oldest
-    interpreter.
+    """Returns (address, thread_id) of a state by tid. If a thread has several states, the state that holds the GIL is
+    used, or if none holds it, the state in the oldest interpreter.
     """
-    found: dict[int, tuple[int, int]] = {}
+    states: dict[int, tuple[int, int]] = {}
     for holds in (False, True):
         for thread, tid in zip(threads, tids, strict=True):
             if tid is not None and (thread.gil is True) >= holds:
-                found[tid] = (thread.address, thread.thread_id)
-    return found
+                states[tid] = (thread.address, thread.thread_id)
+    return states
 
 
 def _gil(runtime: int, layout: Layout, interpreters: list[int], snapshot: Snapshot) -> int:
@@ -150,14 +150,14 @@ def _kernel_threads(pid: int, known: _Known) -> list[KernelThread]:
     now = time.monotonic()
     names = {}
     for tid in tids:
-        one = known.names.get(tid)
-        if one is None or now - one[2] > _NAME_S:
+        cached = known.names.get(tid)
+        if cached is None or now - cached[2] > _NAME_S:
             try:
                 names[tid] = _thread(pid, tid, namespaced, now)
             except (CorruptTarget, ProcessGone):
                 continue  # the thread ended after it was listed
         else:
-            names[tid] = one
+            names[tid] = cached
     known.names = names
     return [KernelThread(tid, own, name, "") for tid, (own, name, _) in names.items()]
 

@@ -27,7 +27,7 @@ Settings = Callable[[Identity], tuple[int, bool]]
 SOON_S, MAX_SOON_S = 0.1, 1.0
 REST_S, MAX_REST_S = 5.0, 60.0
 RETRY_S, MAX_RETRY_S = 0.2, 60.0
-# Scans of threads may take one part in this many of a reader's time.
+# Scans of threads may take one part in _SCAN_SHARE of a reader's time.
 _SCAN_SHARE = 20
 _WORKERS = 2
 _log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class SampledWatch:
 
     @property
     def reason(self) -> str:
-        """Why processes that should be sampled are not, each reason with its pids; empty when all are."""
+        """Why processes that should be sampled are not sampled, each reason with its pids; empty when all are."""
         by_reason: defaultdict[str, list[int]] = defaultdict(list)
         with self._changed:
             for (pid, _), watched in self._watched.items():
@@ -148,7 +148,7 @@ class SampledWatch:
             self._changed.notify_all()
 
     def unresolved(self, keys: set[ProcessKey]) -> None:
-        """Notes that the programs sampled threads of these processes that are in no map: they are visited soon."""
+        """Notes that the programs sampled threads that are in no map. Their processes are visited soon."""
         with self._changed:
             for key in keys & self._watched.keys():
                 watched, now = self._watched[key], time.monotonic()
@@ -195,7 +195,7 @@ class SampledWatch:
             rates = Rates(*self._settings(watched.identity))
             self._known.find(key).identity = watched.identity
             changed = self._enrolment.bring_up(key, watched.enrolled, rates, lambda: self._watched.get(key) is watched)
-            # A thread off the CPU gets its entry only once its return would be seen.
+            # A thread off the CPU gets its entry only after the clock is set, so that its return to the CPU is seen.
             self._set_clock()
             changed = self._enrolment.adopt(key, watched.enrolled) or changed
         except ProbingError as e:

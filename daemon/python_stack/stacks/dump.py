@@ -45,9 +45,7 @@ class StackDump(TypedDict):
 
 @dataclass(slots=True)
 class _Shown:
-    """The last dump of a process: if the process stands still, the next dump has the same threads, as the same
-    objects.
-    """
+    """The last dump of a process. If nothing has changed, the next dump has the same threads, as the same objects."""
 
     names: KnownNames = field(default_factory=KnownNames)
     threads: tuple[Capture, dict[int, Thread]] | None = None
@@ -68,11 +66,11 @@ def dump_stacks(
 ) -> StackDump:
     """Returns all threads of a process with their Python stacks, whether they run, sleep, are stopped or are in C code.
 
-    A thread that runs no Python has no frames. ``with_locals`` adds the variables of each frame, see ``values.locals``.
+    A thread that runs no Python has no frames. ``with_locals`` adds the variables of each frame, see ``values.frames``.
 
     ``deadline`` is on time.monotonic(); stacks read after it are incomplete. Raises ProcessGone, PrivilegeError,
-    TargetTimeout, UnsupportedTarget, and CorruptTarget when ``runtime`` is not that of the process (it may have called
-    exec).
+    TargetTimeout, UnsupportedTarget, and CorruptTarget if ``runtime`` does not belong to the process, which may have
+    called exec.
     """
     return _dump(pid, start_ns, runtime, deadline, memory, with_locals=with_locals)[0]
 
@@ -88,19 +86,19 @@ def _dump(
     process = prepared(pid, start_ns, runtime, memory)
     shown = _shown_of.setdefault(process, _Shown())
     try:
-        found = capture(memory, runtime.runtime, process.layout, deadline, process.known)
+        captured = capture(memory, runtime.runtime, process.layout, deadline, process.known)
     except CorruptTarget:
         forget(pid, start_ns)
         raise
-    reader = _locals_reader(memory, process, found, deadline) if with_locals else None
+    reader = _locals_reader(memory, process, captured, deadline) if with_locals else None
     listed = len(kernel)
-    kernel = _selected(found, kernel)
+    kernel = _selected(captured, kernel)
     threads = (
-        _cached_threads(shown, found, process.layout, kernel)
+        _cached_threads(shown, captured, process.layout, kernel)
         if reader is None
-        else _threads(found, process.layout, kernel, reader)
+        else _threads(captured, process.layout, kernel, reader)
     )
-    _rename(threads, _names(memory, process, shown.names, found, kernel, deadline))
+    _rename(threads, _names(memory, process, shown.names, captured, kernel, deadline))
     check_process(pid, start_ns)
     dump: StackDump = {
         "threads": threads,
@@ -138,7 +136,7 @@ def _packed(shown: _Shown, threads: list[Thread]) -> bytes:
 
 
 def _are_same(before: list[Thread], now: list[Thread]) -> bool:
-    # If a process stands still, its frames are the same objects (_cached_threads), and need no comparison.
+    # Frames that have not changed are the same objects (_cached_threads), so their contents need no comparison.
     return len(before) == len(now) and all(
         old["frames"] is new["frames"]
         and old["tid"] == new["tid"]
@@ -148,21 +146,21 @@ def _are_same(before: list[Thread], now: list[Thread]) -> bool:
     )
 
 
-def _locals_reader(memory: Memory, process: Prepared, found: Capture, deadline: float) -> LocalsReader:
+def _locals_reader(memory: Memory, process: Prepared, captured: Capture, deadline: float) -> LocalsReader:
     reader = LocalsReader(memory, object_layout(process.layout, process.head), deadline)
-    reader.load(frame for thread, _ in found.threads for frame in thread.frames)
+    reader.load(frame for thread, _ in captured.threads for frame in thread.frames)
     return reader
 
 
-def _selected(found: Capture, kernel: list[KernelThread]) -> list[KernelThread]:
+def _selected(captured: Capture, kernel: list[KernelThread]) -> list[KernelThread]:
     """Returns the threads that were read or run no Python. If there are too many, threads that run Python come
     first.
     """
-    unread = set(match_threads(found.unread, kernel)) if found.unread else set()
+    unread = set(match_threads(captured.unread, kernel)) if captured.unread else set()
     read = [k for k in kernel if k.tid not in unread]
     if len(read) <= MAX_SHOWN:
         return read
-    ours = set(match_threads([thread for thread, _ in found.threads], read))
+    ours = set(match_threads([thread for thread, _ in captured.threads], read))
     others = [k.tid for k in read if k.tid not in ours]
     dropped = set(others[max(0, MAX_SHOWN - len(ours)) :])
     return [k for k in read if k.tid not in dropped]
@@ -172,7 +170,7 @@ def _names(
     memory: Memory,
     process: Prepared,
     known: KnownNames,
-    found: Capture,
+    captured: Capture,
     kernel: list[KernelThread],
     deadline: float,
 ) -> dict[int, str]:
@@ -182,7 +180,7 @@ def _names(
     except UnsupportedTarget:
         return {}
     names = thread_names(memory, layout, process.runtime.runtime, deadline, known)
-    threads = [thread for thread, _ in found.threads]
+    threads = [thread for thread, _ in captured.threads]
     return {
         tid: names[thread.thread_id]
         for tid, thread in zip(match_threads(threads, kernel), threads, strict=True)
@@ -195,23 +193,25 @@ def _rename(threads: list[Thread], names: dict[int, str]) -> None:
         thread["thread"] = names.get(thread["tid"], thread["thread"])
 
 
-def _cached_threads(shown: _Shown, found: Capture, layout: Layout, kernel: list[KernelThread]) -> list[Thread]:
-    """Returns the same as ``_threads`` without locals; threads of the same capture object are not made again."""
-    if shown.threads is None or shown.threads[0] is not found or shown.threads[1].keys() != {k.tid for k in kernel}:
-        threads = _threads(found, layout, kernel, None)
-        shown.threads = (found, {thread["tid"]: thread for thread in threads})
+def _cached_threads(shown: _Shown, captured: Capture, layout: Layout, kernel: list[KernelThread]) -> list[Thread]:
+    """Returns the result of ``_threads`` without locals, which is cached for the last capture object."""
+    if shown.threads is None or shown.threads[0] is not captured or shown.threads[1].keys() != {k.tid for k in kernel}:
+        threads = _threads(captured, layout, kernel, None)
+        shown.threads = (captured, {thread["tid"]: thread for thread in threads})
         return threads
     cached = shown.threads[1]
     return [{**cached[k.tid], "thread": k.name, "state": k.state} for k in kernel]
 
 
-def _threads(found: Capture, layout: Layout, kernel: list[KernelThread], reader: LocalsReader | None) -> list[Thread]:
+def _threads(
+    captured: Capture, layout: Layout, kernel: list[KernelThread], reader: LocalsReader | None
+) -> list[Thread]:
     by_tid: dict[int, list[tuple[RawThread, dict[int, Code]]]] = {}
-    tids = match_threads([thread for thread, _ in found.threads], kernel)
-    for tid, entry in zip(tids, found.threads, strict=True):
+    tids = match_threads([thread for thread, _ in captured.threads], kernel)
+    for tid, entry in zip(tids, captured.threads, strict=True):
         if tid is not None:
             by_tid.setdefault(tid, []).append(entry)
-    return [_thread(k, by_tid.get(k.tid, []), layout, found.complete, reader) for k in kernel]
+    return [_thread(k, by_tid.get(k.tid, []), layout, captured.complete, reader) for k in kernel]
 
 
 def _thread(
@@ -221,7 +221,7 @@ def _thread(
     complete: bool,
     reader: LocalsReader | None,
 ) -> Thread:
-    # A thread has a state in each interpreter that it entered; that of the newest interpreter is listed first.
+    # A thread has a state in each interpreter that it entered; the state in the newest interpreter is listed first.
     frames: list[Frame] = []
     lines: dict[tuple[int, int], int | None] = {}
     for thread, codes in entries:

@@ -60,22 +60,22 @@ class PythonStacks:
         Raises NotPython, UnsupportedTarget, ProcessGone, TargetTimeout, CorruptTarget or PrivilegeError.
         """
         with self._lock:
-            if found := self._prepared.get((pid, start_ns)):
-                return found
+            if runtime := self._prepared.get((pid, start_ns)):
+                return runtime
         deadline = time.monotonic() + timeout
-        found = self._find(pid, start_ns, deadline)
+        runtime = self._find(pid, start_ns, deadline)
         with self._lock:
-            self._prepared[pid, start_ns] = found
+            self._prepared[pid, start_ns] = runtime
             while len(self._prepared) > _MAX_PREPARED:
                 self._prepared.popitem(last=False)
-        return found
+        return runtime
 
     def layout(self, pid: int, start_ns: int, timeout: float = 5.0) -> Layout:
         """Returns the layout of the CPython of a process. Raises the errors of ``prepare``."""
         deadline = time.monotonic() + timeout
         runtime = self.prepare(pid, start_ns, timeout)
-        if found := TABLE.get(runtime.version):
-            return found
+        if layout := TABLE.get(runtime.version):
+            return layout
         head = self._memory(pid, start_ns, deadline, [(runtime.runtime, DEBUG_OFFSETS_SIZE)])[0]
         return layout_of(runtime.version, head or b"")
 
@@ -108,23 +108,23 @@ class PythonStacks:
     def packed(
         self, targets: Iterable[_Target], timeout: float = 1.0, *, with_locals: bool = False
     ) -> tuple[list[_Packed], list[Failure]]:
-        """Returns the same as ``stacks``, but for each process as bytes for ``stack_wire.threads_of``, in no particular
-        order.
+        """Returns the threads of ``stacks`` for each process as bytes for ``stack_wire.threads_of``, in no particular
+        order, and the failures.
 
         A process with threads that were left out also has a failure.
         """
         deadline = time.monotonic() + timeout
-        wanted = list(dict.fromkeys(targets))
+        keys = list(dict.fromkeys(targets))
         with self._lock:
-            known = {key: self._prepared[key] for key in wanted if key in self._prepared}
+            known = {key: self._prepared[key] for key in keys if key in self._prepared}
         answers, failures = self._of_known(known, deadline, timeout, with_locals)
         # The CPython of these targets has to be searched for first, or again after an exec.
         changed = {(f.pid, f.start_ns) for f in failures if isinstance(f.error, CorruptTarget)}
-        rest = [key for key in wanted if key not in known or key in changed]
+        rest = [key for key in keys if key not in known or key in changed]
         if rest:
             ask = partial(self._of_new, deadline, with_locals)
-            found, failed = ask_each(self._pool, rest, ask, deadline, "stacks")
-            answers += found
+            more, failed = ask_each(self._pool, rest, ask, deadline, "stacks")
+            answers += more
             failures = [f for f in failures if (f.pid, f.start_ns) not in changed] + failed
         packed = [(key, answer.payload) for key, answer in answers]
         return packed, failures + [_partial(key, answer) for key, answer in answers if answer.header.get("left_out")]
@@ -160,11 +160,11 @@ class PythonStacks:
         mappings = parse_maps(self._call("maps", pid, start_ns, deadline, files=True).payload)
         reason: ProbingError | None = None
         for mapping in candidates(mappings):
-            found = self._try_file(pid, start_ns, mapping, deadline)
-            if isinstance(found, RuntimeInfo):
-                return found
-            if not isinstance(found, NotPython):
-                reason = reason or found
+            result = self._try_file(pid, start_ns, mapping, deadline)
+            if isinstance(result, RuntimeInfo):
+                return result
+            if not isinstance(result, NotPython):
+                reason = reason or result
         try:
             return find_runtime(partial(self._memory, pid, start_ns, deadline), mappings)
         except NotPython as e:
@@ -181,11 +181,11 @@ class PythonStacks:
     def _in_file(self, pid: int, start_ns: int, mapping: Mapped, deadline: float) -> RuntimeInfo:
         opened = self._call("open", pid, start_ns, deadline, start=mapping.start)
         try:
-            found = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=seconds_left(deadline))
+            parsed = self._parsers.symbols(opened.fds[0], SYMBOLS, timeout=seconds_left(deadline))
         finally:
             opened.close_fds()
-        addresses = {symbol.name: symbol.address for symbol in found.symbols}
-        symbols = RuntimeSymbols(addresses, found.first_vaddr, found.relocated)
+        addresses = {symbol.name: symbol.address for symbol in parsed.symbols}
+        symbols = RuntimeSymbols(addresses, parsed.first_vaddr, parsed.relocated)
         read = partial(self._memory, pid, start_ns, deadline)
         if not (at := symbols.address("Py_Version", mapping)) or "_PyRuntime" not in symbols.addresses:
             runtime = locate(mapping, symbols)
@@ -204,14 +204,14 @@ class PythonStacks:
         if not ranges:
             return []
         answer = self._call("memory", pid, start_ns, deadline, ranges=ranges)
-        found: list[bytes | None] = []
+        parts: list[bytes | None] = []
         at = 0
         for length in answer.header["lengths"]:
-            found.append(None if length < 0 else answer.payload[at : at + length])
+            parts.append(None if length < 0 else answer.payload[at : at + length])
             at += max(0, length)
-        if len(found) != len(ranges):
+        if len(parts) != len(ranges):
             raise InternalError("a reader's answer contains other memory than was requested")
-        return found
+        return parts
 
     def _call(self, op: str, pid: int, start_ns: int, deadline: float, **args: Any) -> Message:
         return self._readers.call(op, pid=pid, start_ns=start_ns, timeout=seconds_left(deadline) + GRACE_S, **args)
@@ -219,7 +219,7 @@ class PythonStacks:
 
 def _partial(target: _Target, answer: Message) -> Failure:
     left_out = answer.header["left_out"]
-    message = f"{left_out:,} of its threads are left out, the newest ones: too many for one answer"
+    message = f"{left_out:,} of its threads are left out, the newest: the process has too many for one answer"
     return Failure(*target, TargetError(message))
 
 

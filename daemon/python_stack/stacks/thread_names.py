@@ -1,6 +1,6 @@
 """Reads the names of Python threads from ``threading._active``.
 
-Names of the last look are checked with one read: of the pointer to the name, and of the text there.
+The names of the last dump are checked by one read, of each pointer to a name and of the name's text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME = "_name"
 
 class _Named(NamedTuple):
     """A name that was read. ``thread``: address of the Thread; ``slot``: address of the pointer to its name; ``raw``:
-    the bytes of that str.
+    the bytes of the name's str, without reference count and type.
     """
 
     thread: int
@@ -45,7 +45,7 @@ class _Named(NamedTuple):
 
 @dataclass(slots=True)
 class KnownNames:
-    """Hints from the last look: ``active`` dicts by interpreter, names by thread identity."""
+    """Hints from the last dump: ``active`` dicts by interpreter, names by thread identity."""
 
     active: dict[int, int] = field(default_factory=dict)
     named: dict[int, _Named] = field(default_factory=dict)
@@ -82,12 +82,12 @@ def thread_names(
 
 def _interpreters(heap: Heap, layout: ObjectLayout, runtime: int) -> list[int]:
     """Returns the interpreters, the oldest first; the oldest is the main interpreter."""
-    found: list[int] = []
+    interpreters: list[int] = []
     at = heap.word(runtime + layout.base.interpreters_head)
-    while at and at not in found and len(found) < MAX_INTERPRETERS:
-        found.append(at)
+    while at and at not in interpreters and len(interpreters) < MAX_INTERPRETERS:
+        interpreters.append(at)
         at = heap.word(at + layout.base.interp_next)
-    return found[::-1]
+    return interpreters[::-1]
 
 
 def _active(objects: Objects, interpreter: int, known: KnownNames) -> Iterator[tuple[int, int]]:

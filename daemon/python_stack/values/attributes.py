@@ -21,7 +21,7 @@ _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 _OF_ENUMS = {"name": "_name_", "value": "_value_"}
 _CODE_WANTED = {
     "property": "a property: its value is computed, and no code is run in the process",
-    "getset": "computed by its type, and no code is run in the process",
+    "getset": "its type computes the value, and no code is run in the process",
 }
 
 
@@ -92,8 +92,8 @@ def _in_classes(objects: Objects, of: Type, name: str) -> int | None:
     classes, count = objects.items(of.order, "tuple", MAX_BASES) if of.order else ([of.address], 1)
     if count > MAX_BASES:
         raise CorruptTarget("its class has too many bases")
-    for one in classes:
-        base = objects.type_at(one)
+    for class_address in classes:
+        base = objects.type_at(class_address)
         if not base.attributes or (not base.is_heap and base.name == "object"):
             continue
         found = objects.find(objects.entries(base.attributes), name)

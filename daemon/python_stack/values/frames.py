@@ -62,8 +62,8 @@ class Frames:
 
     def local(self, frame: RawFrame, name: str) -> int | None:
         """Returns the address of the local ``name`` of ``frame``; None if it does not exist or is not set."""
-        for found, value in self._fast(frame, name):
-            if found == name:
+        for local, value in self._fast(frame, name):
+            if local == name:
                 return value
         if names := self._locals_dict(frame):
             return self._objects.find(self._objects.entries(names), name)
@@ -72,11 +72,11 @@ class Frames:
     def locals(self, frame: RawFrame, limit: int) -> Iterator[tuple[str, int]]:
         """Yields name and address of the first ``limit`` locals of ``frame`` that are set."""
         left = limit
-        for found in self._fast(frame, None):
+        for local in self._fast(frame, None):
             if left <= 0:
                 return
             left -= 1
-            yield found
+            yield local
         names = self._locals_dict(frame, globals_too=True)
         if not names:
             return
@@ -93,9 +93,9 @@ class Frames:
                 yield clean_text(name, MAX_NAME), value
 
     def globals_of(self, frame: RawFrame) -> int:
-        """Returns the dict of globals of ``frame``, 0 if there is none."""
-        found = self._checked(frame, self._objects.layout.frame_globals)
-        return found if found and self._objects.type_of(found).kind == "dict" else 0
+        """Returns the address of the dict of globals of ``frame``, 0 if there is none."""
+        address = self._checked(frame, self._objects.layout.frame_globals)
+        return address if address and self._objects.type_of(address).kind == "dict" else 0
 
     def _fast(self, frame: RawFrame, name: str | None) -> Iterator[tuple[str, int]]:
         objects, layout = self._objects, self._objects.layout
@@ -103,8 +103,8 @@ class Frames:
         if slots is None:
             raise Torn(CHANGED)
         start = frame.address + layout.frame_slots
-        for i, found in enumerate(slots.names):
-            if name is not None and found != name:
+        for i, local in enumerate(slots.names):
+            if name is not None and local != name:
                 continue
             self._checked(frame, layout.base.frame_code)
             value = objects.heap.word(start + 8 * i)
@@ -114,16 +114,16 @@ class Frames:
             if value and slots.in_cells[i] and objects.type_of(value).kind == "cell":
                 value = objects.heap.word(value + 16)
             if value:
-                yield found, value
+                yield local, value
 
     def _locals_dict(self, frame: RawFrame, globals_too: bool = False) -> int:
         slots = self._slots.get(frame.code)
         if slots is None or slots.optimized:
             return 0
-        found = self._checked(frame, self._objects.layout.frame_locals) & ~self._objects.layout.base.tag_mask
-        if not found or self._objects.type_of(found).kind != "dict":
+        address = self._checked(frame, self._objects.layout.frame_locals) & ~self._objects.layout.base.tag_mask
+        if not address or self._objects.type_of(address).kind != "dict":
             return 0
-        return found if globals_too or found != self.globals_of(frame) else 0
+        return address if globals_too or address != self.globals_of(frame) else 0
 
     def _checked(self, frame: RawFrame, offset: int) -> int:
         """Returns the pointer at ``offset`` of ``frame``. Raises Torn when the frame now runs other code."""
@@ -174,8 +174,8 @@ NAME_IS_SECRET = "its name looks like a secret"  # noqa: S105
 
 
 class LocalsReader:
-    """Reads the locals of frames. Raises nothing for a value that cannot be read: its ``reason`` says why, and the
-    stacks stay usable.
+    """Reads the locals of frames. A value that cannot be read raises no error, so that the stacks stay usable; its
+    ``reason`` says why it cannot be read.
     """
 
     def __init__(self, memory: Memory, layout: ObjectLayout, deadline: float) -> None:
@@ -187,7 +187,7 @@ class LocalsReader:
         self._torn = False
 
     def load(self, frames: Iterable[RawFrame]) -> None:
-        """Reads the memory of the locals of ``frames`` ahead."""
+        """Reads the names of the locals of ``frames`` in advance, in a few batches."""
         try:
             self._frames.load(frames)
         except (CorruptTarget, TargetTimeout) as e:
@@ -195,7 +195,7 @@ class LocalsReader:
 
     def read(self, frame: RawFrame) -> list[Variable]:
         """Returns the locals of ``frame`` that are set, at most 64."""
-        found: list[Variable] = []
+        rows: list[Variable] = []
         for attempt in range(ATTEMPTS):
             if self._why or self._left <= 0:
                 return [variable("...", Value("", None, None, self._why or CUT))]
@@ -204,17 +204,17 @@ class LocalsReader:
             try:
                 self._objects.heap.begin()
                 self._torn = False
-                found = list(self._variables(frame))
+                rows = list(self._variables(frame))
                 if self._objects.heap.held() and not self._torn:
                     break
             except TargetTimeout as e:
                 self._why = e.message
             except CorruptTarget as e:
-                found = [variable("...", Value("", None, None, e.message))]
+                rows = [variable("...", Value("", None, None, e.message))]
         else:
-            found = self._one_by_one(frame)
-        self._left -= len(found)
-        return found
+            rows = self._one_by_one(frame)
+        self._left -= len(rows)
+        return rows
 
     def _variables(self, frame: RawFrame) -> Iterator[Variable]:
         for i, (name, address) in enumerate(self._frames.locals(frame, _MAX_LOCALS + 1)):
@@ -236,7 +236,7 @@ class LocalsReader:
 
     def _one_by_one(self, frame: RawFrame) -> list[Variable]:
         # Only the values that changed meanwhile are left out.
-        found = []
+        rows = []
         try:
             self._objects.refresh()
             for row in list(self._variables(frame)):
@@ -244,12 +244,12 @@ class LocalsReader:
                 address = self._frames.local(frame, row["name"])
                 value = self._value(row["name"], address) if address else Value("", None, None, CHANGED)
                 held = address is not None and self._objects.heap.held()
-                found.append(variable(row["name"], value if held else Value(value.type, None, None, CHANGED)))
+                rows.append(variable(row["name"], value if held else Value(value.type, None, None, CHANGED)))
         except TargetTimeout as e:
             self._why = e.message
         except CorruptTarget as e:
-            found.append(variable("...", Value("", None, None, e.message)))
-        return found
+            rows.append(variable("...", Value("", None, None, e.message)))
+        return rows
 
 
 def variable(name: str, value: Value) -> Variable:

@@ -23,14 +23,12 @@ _Noted = tuple[bool, bytes]
 
 
 class Torn(CorruptTarget):
-    """There is no object at an address where one was expected: it was freed or replaced meanwhile, or never
-    was there.
-    """
+    """An address does not hold the expected object: the object was freed or replaced meanwhile, or never existed."""
 
 
 class Heap:
-    """Bytes of a target by address. ``read`` notes the bytes that it returns since ``begin``; ``held`` reads them all
-    again at once.
+    """Bytes of a target by address. ``read`` notes the bytes that it returns; ``held`` reads all bytes noted since
+    ``begin`` again, in one call.
 
     If everything from the variable to the last byte of its value is still equal, the value was whole at that moment.
     ``deadline`` is on time.monotonic(): after it every load raises TargetTimeout.
@@ -58,7 +56,7 @@ class Heap:
         self._snapshot = Snapshot(self._memory)
 
     def load(self, ranges: Iterable[Range]) -> None:
-        """Reads those of ``ranges`` that were not read before, in one batch."""
+        """Reads the ``ranges`` that were not read before, in one batch."""
         self._check()
         self._snapshot.load(ranges)
 
@@ -86,8 +84,8 @@ class Heap:
         return data
 
     def read(self, address: int, size: int, *, counted: bool = False) -> bytes:
-        """Returns the same as ``peek``, and notes the bytes. ``counted``: they begin with a reference count, which may
-        change.
+        """Returns ``size`` bytes at ``address`` like ``peek``, and notes them. ``counted``: they begin with a reference
+        count, which may change.
         """
         data = self.peek(address, size)
         if len(self._noted) >= MAX_NOTED:
@@ -115,12 +113,12 @@ class Heap:
             self._kept.update(self._noted)
 
     def held_together(self) -> bool:
-        """Returns whether all values kept since ``refresh`` are still equal: then they are of one moment."""
+        """Returns whether all values kept since ``refresh`` are still equal, and so are of one moment."""
         there, back = self._later(self._kept)
         return _same(self._kept, there) and _same(self._kept, back)
 
     def _later(self, noted: dict[Range, _Noted]) -> tuple[list[bytes | None], list[bytes | None]]:
-        # A read takes time, and objects reuse a few addresses: one call reads to the parts and back again.
+        # A read takes time, and addresses are reused: one call reads all parts in order, then in reverse order.
         self._check()
         wanted = list(noted)
         read = self._memory.read_many([*wanted, *reversed(wanted)]) if wanted else []
@@ -136,5 +134,5 @@ def _same(noted: dict[Range, _Noted], later: list[bytes | None]) -> bool:
 
 
 def _equal(counted: bool, before: bytes, now: bytes) -> bool:
-    # A freed object keeps its bytes after the count for a while.
+    # A freed object keeps the bytes behind its count for a while, so its count is checked, too.
     return is_count(word(now, 0)) and now[8:] == before[8:] if counted else now == before

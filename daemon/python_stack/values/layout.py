@@ -23,7 +23,7 @@ _MAX_INTERPRETER = 1 << 20
 class ObjectLayout(NamedTuple):
     """The layout of objects, as offsets in bytes. ``base``: the layout of frames, threads, codes and texts.
 
-    ``code_names``: the tuples of names, in the order of a frame's slots. ``code_kinds``: what each slot is (3.11+).
+    ``code_names``: the tuples of names, in the order of a frame's slots. ``code_kinds``: the kind of each slot (3.11+).
     ``managed`` says where an instance without a dict pointer in its struct keeps its attributes: ``pointers`` (values
     at -32, dict at -24, 3.11), ``tagged`` (one word at -24, 3.12), ``inline`` (dict at -24, else values behind the
     object, 3.13+). ``values_start``: the first value in a PyDictValues.
@@ -150,11 +150,11 @@ _FIELDS = {
 
 
 def _declared(base: Layout, runtime: bytes) -> ObjectLayout:
-    found = {}
+    offsets = {}
     if base.version not in _FIELDS:
         raise UnsupportedTarget(
-            f"the objects of CPython {base.version[0]}.{base.version[1]} are not known",
-            hint="its stacks can be read, its variables cannot",
+            f"the layout of objects in CPython {base.version[0]}.{base.version[1]} is not known",
+            hint="use `probingctl stacks`: stacks of this version can be read, variables cannot",
         )
     for name, (at, size_at) in _FIELDS[base.version].items():
         if at + 8 > len(runtime):
@@ -164,5 +164,5 @@ def _declared(base: Layout, runtime: bytes) -> ObjectLayout:
         # The items of a tuple or a frame may begin where the fixed part of the struct ends.
         if not 8 <= offset <= limit or offset % 8:
             raise CorruptTarget(f"CPython declares its {name.replace('_', ' ')} at {offset} in {size} bytes")
-        found[name] = offset
-    return _since_312(base, **found)
+        offsets[name] = offset
+    return _since_312(base, **offsets)

@@ -40,7 +40,7 @@ def module_state(values: Values, pid: int, start_ns: int) -> ModuleState | None:
     for rank_name, size_name, local_name, coordinator_name in _NAMES:
         rank, size, local = (_whole(rows.get(name)) for name in (rank_name, size_name, local_name))
         coordinator = _coordinator(rows.get(coordinator_name))
-        # The attributes are set one by one, and the job is named after the coordinator, so all must be there.
+        # The attributes are set one by one, and the job is named after the coordinator, so all must be set.
         if rank is None or size is None or not rank < size <= MAX_WORLD or (coordinator_name and not coordinator):
             continue
         return ModuleState(Ranks(rank, size, local), coordinator)

@@ -103,22 +103,22 @@ class Objects:
         """Returns the type whose type object is at ``address``."""
         if known := self._types.get(address):
             return known
-        found = self._read_type(address)
-        base, name, kind = found, found.name, "object"
+        of = self._read_type(address)
+        base, name, kind = of, of.name, "object"
         for _ in range(_MAX_BASES):
-            if found_kind := (_HEAP_KINDS if base.is_heap else _KINDS).get(name):
-                kind = found_kind
+            if built_in := (_HEAP_KINDS if base.is_heap else _KINDS).get(name):
+                kind = built_in
                 break
             if not base.base:
                 break
             base = self._read_type(base.base)
             name = base.name
-        if kind in _FLAG_OF and not found.flags >> _FLAG_OF[kind] & 1:
+        if kind in _FLAG_OF and not of.flags >> _FLAG_OF[kind] & 1:
             raise Torn("its type contradicts itself")
         if len(self._types) >= 4096:
             self._types.clear()
-        self._types[address] = found = found._replace(kind=kind)
-        return found
+        self._types[address] = of = of._replace(kind=kind)
+        return of
 
     def _read_type(self, address: int) -> Type:
         if address % 8:
@@ -127,9 +127,9 @@ class Objects:
         flags, basic, item = word(data, _FLAGS), word(data, _BASICSIZE), word(data, _ITEMSIZE)
         meta = word(data, 8)
         if not flags & _READY or not 16 <= basic < 1 << 20 or item >= 1 << 20:
-            raise Torn("its type is none")
+            raise Torn("its type is no type object")
         if not word(self.heap.peek(meta + _FLAGS, 8), 0) & _TYPE_SUBCLASS:
-            raise Torn("its type is none")
+            raise Torn("its type is no type object")
         offset = int.from_bytes(data[_DICTOFFSET : _DICTOFFSET + 8], "little", signed=True)
         name = self.c_text(word(data, _NAME))
         pointers = (word(data, _BASE), word(data, _DICT), word(data, _MRO))
@@ -220,7 +220,7 @@ class Objects:
     def members(self, address: int, limit: int) -> tuple[list[int], int]:
         """Returns up to ``limit`` members of the set at ``address`` in its own order, and its length."""
         used, mask, table = struct.unpack("<QQQ", self.heap.read(address + 24, 24))
-        found: list[int] = []
+        members: list[int] = []
         if used > mask + 1 or mask >= 1 << 40:
             raise Torn("it is no set")
         for at in range(0, min(mask + 1, MAX_ENTRIES), _CHUNK):
@@ -228,10 +228,10 @@ class Objects:
             for key, kept_hash in struct.iter_unpack("<QQ", self.heap.read(table + 16 * at, 16 * count)):
                 # A removed member leaves a dummy with hash -1, which no object has.
                 if key and kept_hash != (1 << 64) - 1:
-                    found.append(key)
-            if len(found) >= min(limit, used):
+                    members.append(key)
+            if len(members) >= min(limit, used):
                 break
-        return found[:limit], used
+        return members[:limit], used
 
     def dict_length(self, address: int) -> int:
         """Returns the length of the dict at ``address``."""
@@ -301,7 +301,7 @@ class Objects:
             return False
 
     def instance_entries(self, address: int, of: Type) -> Iterator[Entry]:
-        """Yields the attributes in the dict of the object at ``address``, wherever the version keeps it."""
+        """Yields the attributes in the dict of the object at ``address``; where it lies depends on the version."""
         layout, heap = self.layout, self.heap
         if of.flags & _MANAGED_DICT and layout.managed != "none":
             values, held = 0, heap.word(address - 24)

@@ -42,7 +42,7 @@ class _Thread(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The place of a name: ``parts`` are resolved from the object at ``address``. ``look`` finds the place again."""
+    """The place of a name: ``parts`` are resolved from the object at ``address``. ``look`` finds ``address`` again."""
 
     tid: int
     func: str
@@ -73,22 +73,22 @@ def read_values(
     ``deadline`` is on time.monotonic(). Raises UsageError for text that is no name, and the errors of ``dump_stacks``.
     """
     began = time.monotonic_ns()
-    wanted = parse_names(names)
+    parsed = parse_names(names)
     memory = memory or ProcessMemory(pid, max_calls=_MAX_CALLS, max_bytes=_MAX_BYTES)
     check_process(pid, start_ns)
     reading = _Reading(pid, start_ns, runtime, deadline, memory)
-    found: dict[Name, list[NamedVariable]] = {}
+    by_name: dict[Name, list[NamedVariable]] = {}
     for _ in range(ATTEMPTS):
         reading.look(threads)
-        for name in wanted:
+        for name in parsed:
             rows = reading.rows(name)
-            if name not in found or _unproven(found[name]) or not _unproven(rows):
-                found[name] = rows
-        if not any(map(_unproven, found.values())) and (len(wanted) == 1 or reading.held_together()):
+            if name not in by_name or _unproven(by_name[name]) or not _unproven(rows):
+                by_name[name] = rows
+        if not any(map(_unproven, by_name.values())) and (len(parsed) == 1 or reading.held_together()):
             break
     check_process(pid, start_ns)
     return {
-        "values": _fitting([row for name in wanted for row in found[name]][:MAX_ROWS]),
+        "values": _fitting([row for name in parsed for row in by_name[name]][:MAX_ROWS]),
         "reads": memory.calls,
         "bytes": memory.bytes_read,
         "duration_ns": time.monotonic_ns() - began,
@@ -107,7 +107,7 @@ def _vars(request: Header) -> Header:
     runtime = RuntimeInfo.from_dict(request.get("runtime") or {})
     threads = request.get("threads")
     if threads is not None and not (isinstance(threads, list) and all(isinstance(tid, int) for tid in threads)):
-        raise UsageError("name the threads of a request for variables by a list of their tids")
+        raise UsageError("the threads of a request for variables must be a list of tids")
     names = request.get("names") or []
     return read_values(asked.pid, asked.start_ns, runtime, names, asked.deadline, threads=threads)
 
@@ -127,15 +127,15 @@ class _Reading:
         self._threads: list[_Thread] = []
         self._changed = False
 
-    def look(self, wanted: Collection[int] | None) -> None:
-        """Reads the current stacks."""
+    def look(self, only: Collection[int] | None) -> None:
+        """Reads the current stacks, of the threads with the tids ``only`` or of all threads."""
         process = self._process
-        found = capture(self._memory, self._runtime.runtime, process.layout, self._deadline, process.known)
-        tids = match_threads([t for t, _ in found.threads], read_threads(self._pid))
+        captured = capture(self._memory, self._runtime.runtime, process.layout, self._deadline, process.known)
+        tids = match_threads([t for t, _ in captured.threads], read_threads(self._pid))
         threads = []
-        for tid, (thread, codes) in zip(tids, found.threads, strict=True):
+        for tid, (thread, codes) in zip(tids, captured.threads, strict=True):
             frames = [(f, codes[f.code].func) for f in thread.frames if f.code in codes]
-            if tid is not None and frames and (wanted is None or tid in wanted):
+            if tid is not None and frames and (only is None or tid in only):
                 threads.append(_Thread(tid, frames))
         self._threads = sorted(threads, key=lambda t: t.tid != self._pid)
         self._objects.refresh()
@@ -241,15 +241,15 @@ class _Reading:
     def _interpreters(self) -> list[int]:
         """Returns the interpreters, the main interpreter first, which is the oldest."""
         layout, heap = self._process.layout, self._objects.heap
-        found: list[int] = []
+        interpreters: list[int] = []
         at = heap.word(self._runtime.runtime + layout.interpreters_head)
-        while at and at not in found and len(found) < MAX_INTERPRETERS:
-            found.append(at)
+        while at and at not in interpreters and len(interpreters) < MAX_INTERPRETERS:
+            interpreters.append(at)
             at = heap.word(at + layout.interp_next)
-        return found[::-1]
+        return interpreters[::-1]
 
     def _begin(self, look: Callable[[], _Found]) -> _Found | None:
-        # The notes from here on are those of the path to the value.
+        # The notes begin anew, with the path to the value.
         self._objects.heap.begin()
         try:
             return look()
@@ -263,7 +263,7 @@ def _unproven(rows: list[NamedVariable]) -> bool:
 
 
 def _fitting(rows: list[NamedVariable]) -> list[NamedVariable]:
-    """Returns the rows; values that do not fit into one message any more are left out."""
+    """Returns the rows, without the values that no longer fit into one message."""
     left = MAX_BYTES
     for row in rows:
         # A row without its value takes some hundred bytes; the limit leaves room for such rows.

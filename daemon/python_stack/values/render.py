@@ -261,9 +261,9 @@ class Renderer:
         return _as_float(self._numpy(address, code)) if (code := _NUMPY.get(of.name)) else None
 
 
-def _check_whole(found: Sequence[object], total: int) -> None:
-    # Empty slots are not noted: if a table is being filled or freed, its count shows that.
-    if len(found) < min(total, MAX_ITEMS):
+def _check_whole(items: Sequence[object], total: int) -> None:
+    # Empty slots are not noted, so only the number of items shows that a table is being filled or freed.
+    if len(items) < min(total, MAX_ITEMS):
         raise Torn(CHANGED)
 
 

@@ -33,7 +33,7 @@ _TENSOR_HEAD = 256
 _IMPL = (16, 24)
 # Offsets of the end of c10::intrusive_ptr_target and of the sizes after it, likeliest first.
 _SHAPES = ((16, 56), (24, 72), (24, 64), (16, 64), (24, 56), (24, 80), (16, 72), (16, 48))
-# The dtypes of c10/core/ScalarType.h, in order: as torch writes each, and the code by which struct reads an element.
+# The dtypes of c10/core/ScalarType.h, in order: torch's name, and the code by which struct reads an element.
 _DTYPES: tuple[tuple[str, str], ...] = (
     ("uint8", "B"),
     ("int8", "b"),
@@ -126,7 +126,7 @@ def read_tensor(objects: Objects, address: int) -> Tensor:
         for head, at in _SHAPES:
             if found := _shaped(objects, impl, data, head, at):
                 return found
-    raise CorruptTarget("its tensor cannot be read: a version of torch that is not known")
+    raise CorruptTarget("its tensor cannot be read: this version of torch is not known")
 
 
 def torch_text(objects: Objects, address: int, name: str) -> str | None:
@@ -143,7 +143,7 @@ def torch_text(objects: Objects, address: int, name: str) -> str | None:
 
 def _shaped(objects: Objects, impl: int, data: bytes, head: int, at: int) -> Tensor | None:
     dimensions = word(data, at)
-    # SizesAndStrides keeps five of each in place; after it come storage_offset, numel, the dtype and the device.
+    # SizesAndStrides keeps five sizes and strides in place. Then come storage_offset, numel, the dtype and the device.
     inline = at + 8 + 16 * _INLINE_DIMENSIONS
     offset, elements = struct.unpack_from("<qq", data, inline)
     dtype, kind, index, known = struct.unpack_from("<HbbB", data, inline + 16)
@@ -159,8 +159,8 @@ def _shaped(objects: Objects, impl: int, data: bytes, head: int, at: int) -> Ten
         return None
     objects.heap.read(impl + at, _TENSOR_HEAD - 8 - at)
     device = _DEVICES[kind] if index < 0 else f"{_DEVICES[kind]}:{index}"
-    found = Tensor(shape, _DTYPES[dtype][0], device)
-    return _scalar(objects, found, word(data, head), head, offset) if elements == 1 else found
+    tensor = Tensor(shape, _DTYPES[dtype][0], device)
+    return _scalar(objects, tensor, word(data, head), head, offset) if elements == 1 else tensor
 
 
 def _sizes(objects: Objects, data: bytes, at: int, dimensions: int) -> tuple[int, ...]:
@@ -171,15 +171,15 @@ def _sizes(objects: Objects, data: bytes, at: int, dimensions: int) -> tuple[int
     return struct.unpack(f"<{dimensions}q", objects.heap.read(word(data, at + 8), 8 * dimensions))
 
 
-def _scalar(objects: Objects, found: Tensor, storage: int, head: int, offset: int) -> Tensor:
-    code = dict(_DTYPES)[found.dtype]
-    if not found.device.startswith("cpu"):
-        where = "on a GPU" if found.device.startswith(("cuda", "hip")) else f"on the device {found.device}"
+def _scalar(objects: Objects, tensor: Tensor, storage: int, head: int, offset: int) -> Tensor:
+    code = dict(_DTYPES)[tensor.dtype]
+    if not tensor.device.startswith("cpu"):
+        where = "on a GPU" if tensor.device.startswith(("cuda", "hip")) else f"on the device {tensor.device}"
         reason = f"{where}: its value cannot be read from outside"
-        return Tensor(found.shape, found.dtype, found.device, None, reason)
+        return Tensor(tensor.shape, tensor.dtype, tensor.device, None, reason)
     if not code or not storage:
-        reason = f"a scalar of {found.dtype} is not read" if storage else "it has no memory of its own"
-        return Tensor(found.shape, found.dtype, found.device, None, reason)
+        reason = f"a scalar of {tensor.dtype} is not read" if storage else "it has no memory of its own"
+        return Tensor(tensor.shape, tensor.dtype, tensor.device, None, reason)
     try:
         # StorageImpl begins with its DataPtr: the data, a context with its deleter, and the device (0: CPU).
         data, _, _, device = struct.unpack("<QQQb", objects.heap.read(storage + head, 25))
@@ -188,8 +188,8 @@ def _scalar(objects: Objects, found: Tensor, storage: int, head: int, offset: in
             raise CorruptTarget("its memory is not on the tensor's device")
         number = _number(code, objects.heap.read(data + offset * size, size))
     except CorruptTarget as e:
-        return Tensor(found.shape, found.dtype, found.device, None, e.message)
-    return Tensor(found.shape, found.dtype, found.device, number)
+        return Tensor(tensor.shape, tensor.dtype, tensor.device, None, e.message)
+    return Tensor(tensor.shape, tensor.dtype, tensor.device, number)
 
 
 def _number(code: str, raw: bytes) -> float | int | bool:
@@ -206,11 +206,11 @@ def _shortest(number: float | int | bool) -> str:
     """Returns the shortest text of ``number`` that is the same float32."""
     if not isinstance(number, float) or not math.isfinite(number):
         return repr(number)
-    wanted = struct.pack("<f", number)
+    exact = struct.pack("<f", number)
     for digits in range(1, 9):
         text = repr(float(f"{number:.{digits}g}"))
-        # The largest float32, rounded up to fewer digits, would not fit into a float32 any more.
-        if abs(float(text)) < _FLOAT32_MAX and struct.pack("<f", float(text)) == wanted:
+        # The largest float32, rounded up to fewer digits, would not fit into a float32.
+        if abs(float(text)) < _FLOAT32_MAX and struct.pack("<f", float(text)) == exact:
             return text
     return repr(number)
 
@@ -258,18 +258,18 @@ def _rank_and_size(objects: Objects, address: int) -> tuple[int, int]:
             rank, size = struct.unpack_from("<ii", data, at + 8)
             if 0 <= rank < size <= MAX_WORLD and store % 8 == 0 and (store >= _LOWEST or not store):
                 return rank, size
-    raise CorruptTarget("its process group cannot be read: a version of torch that is not known")
+    raise CorruptTarget("its process group cannot be read: this version of torch is not known")
 
 
 def _time_out(objects: Objects, address: int, rank: int, size: int) -> _TimeOut | None:
-    """Returns the time-out of the process group at ``address``; None if it has several, or if none is recognised."""
+    """Returns the time-out of the process group at ``address``; None if several or no time-outs are recognised."""
     heap = objects.heap
     (data,) = heap.sample([(word(heap.peek(address, _HELD + 8), _HELD), _GROUP_BYTES)])
     if data is None:
         return None
     nodes = heap.sample([(node, 24) for node in _first_nodes(data)])
     backends = list(dict.fromkeys(word(node, 16) for node in nodes if node is not None))
-    found = set()
+    limits = set()
     for backend in [at for at in backends if _may_point(at)][:_MOST_BACKENDS]:
         # The size of the backend is unknown, and the addresses after it may have no memory.
         pieces = heap.sample([(backend + at, _PIECE) for at in range(0, _BACKEND_BYTES, _PIECE)])
@@ -277,9 +277,9 @@ def _time_out(objects: Objects, address: int, rank: int, size: int) -> _TimeOut 
         if body and any(struct.unpack_from("<ii", body, at) == (rank, size) for at in _STORES):
             pointers = dict.fromkeys(at for (at,) in struct.iter_unpack("<Q", body) if _may_point(at))
             options = heap.sample([(at, _OPTIONS_BYTES) for at in pointers])
-            found |= {_limit(at, head) for at, head in zip(pointers, options, strict=True) if head is not None}
-    found.discard(None)
-    return found.pop() if len(found) == 1 else None
+            limits |= {_limit(at, head) for at, head in zip(pointers, options, strict=True) if head is not None}
+    limits.discard(None)
+    return limits.pop() if len(limits) == 1 else None
 
 
 def _first_nodes(group: bytes) -> Iterator[int]:

@@ -166,12 +166,12 @@ class VariableWatch(Source):
 
 
 def _one_each(read: list[NamedVariable], trains: int) -> dict[str, NamedVariable]:
-    """Returns a row for each name: from the thread ``trains``, else from the first thread with a value."""
-    found: dict[str, NamedVariable] = {}
+    """Returns a row for each name: from the thread ``trains``, or else from the first thread with a value."""
+    chosen: dict[str, NamedVariable] = {}
     for value in sorted(read, key=lambda value: value["tid"] != trains):
-        if value["name"] not in found or found[value["name"]]["value"] is None:
-            found[value["name"]] = value
-    return found
+        if value["name"] not in chosen or chosen[value["name"]]["value"] is None:
+            chosen[value["name"]] = value
+    return chosen
 
 
 def _step(values: dict[str, NamedVariable]) -> int | None:

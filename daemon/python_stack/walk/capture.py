@@ -2,8 +2,8 @@
 
 One call reads all ranges that the last capture of the process used. It reads each thread's chain twice: from the
 outermost frame to the pointer to the innermost frame, and back. A stack whose links are equal both ways was whole at
-the turn. All other ranges are read before and after the chains: code objects that are equal are the ones that ran
-meanwhile. Threads without this proof are read again; stacks that stay unproven are marked.
+the turn. All other ranges are read before and after the chains: code objects that are equal both times did not change
+in between. Threads without this proof are read again; stacks that stay unproven are marked.
 
 ``prepared`` keeps the CPython of each process in a reader; ``parse_request`` parses requests for such a process.
 """
@@ -44,8 +44,8 @@ _Found = tuple[RawThread, dict[int, Code]]
 
 @dataclass(slots=True)
 class Known:
-    """The ranges that the last capture of a process used: hints that make the next capture cheap, and are never needed
-    for it to be right.
+    """The ranges that the last capture of a process used. They make the next capture cheap, and do not affect its
+    result.
     """
 
     chains: dict[_Key, list[Range]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def capture(
         plan = _plan(known) if again is None else again.plan
         read = memory.read_many(plan.wanted) if plan.wanted else []
         if again is not None and read == again.read:
-            # The process stands still, like a rank that hangs.
+            # Nothing has changed, as in a rank that hangs.
             known.again = again
             return again.found
         again = None
@@ -117,10 +117,10 @@ def capture(
         if 2 * now - began > deadline or 2 * memory.bytes_read - cost > _MOST_BYTES:
             # A further attempt would cost as much again.
             break
-    found = Capture([_best(t, codes, proven) for t in threads], complete, walker.unread)
+    captured = Capture([_best(t, codes, proven) for t in threads], complete, walker.unread)
     if complete and memory.calls == calls and all(proven.get(_key(t), (None,))[0] is t for t in threads):
-        known.again = _Again(plan, read, found)
-    return found
+        known.again = _Again(plan, read, captured)
+    return captured
 
 
 def _plan(known: Known) -> BothWays:
@@ -148,10 +148,10 @@ def _held_still(thread: RawThread, before: list[Snapshot], known: Known, may_run
 
 
 def _best(thread: RawThread, codes: dict[int, Code], proven: dict[_Key, _Found]) -> _Found:
-    if found := proven.get(_key(thread)):
+    if best := proven.get(_key(thread)):
         # Only one thread holds the GIL, so all values of ``gil`` must come from the same reading.
-        found[0].gil = thread.gil
-        return found
+        best[0].gil = thread.gil
+        return best
     thread.complete = False
     return thread, codes
 
@@ -172,7 +172,7 @@ def _chain(thread: RawThread, layout: Layout, restless: bool) -> list[Range]:
     ranges = [link[0] for link in thread.links]
     if not restless or layout.frame_owner is None:
         return ranges
-    # The thread pushes and pops frames around the frames seen, so all of its data stack there is read (3.11+).
+    # The thread pushes and pops frames next to the frames seen, so the pages of its data stack are read (3.11+).
     frames = len(ranges) - min(len(thread.frames), len(ranges))
     pages = {a & -PAGE for a, _ in ranges[frames : frames + _RESTLESS_FRAMES]}
     pages |= {p + PAGE for p in pages}

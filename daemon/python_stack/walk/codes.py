@@ -184,7 +184,7 @@ def same_code(one: Snapshot, other: Snapshot, layout: Layout, address: int, size
 
 
 def _lasting(head: bytes, layout: Layout) -> bytes:
-    """Returns the fields that never change in a code object, without reference count and warmth (3.11)."""
+    """Returns the fields that never change in a code object, without reference count and warm-up counter."""
     if (at := layout.code_warmup) is None:
         return head[_HEAD:]
     return head[_HEAD:at] + head[at + 2 :]
@@ -197,7 +197,7 @@ def _guess(address: int) -> int:
 
 
 def _text_size(snapshot: Snapshot, layout: Layout, address: int, guess: int) -> int:
-    """Returns how many bytes of the str at ``address`` to read, 0 if it is no str."""
+    """Returns the number of bytes to read of the str at ``address``; 0 if it is no str."""
     data = snapshot.get(address, guess)
     if data is None or len(data) < layout.str_ascii:
         return 0

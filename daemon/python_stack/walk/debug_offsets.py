@@ -87,7 +87,7 @@ def read_debug_offsets(runtime: bytes) -> tuple[tuple[int, int], dict[str, dict[
     if free_threaded:
         raise UnsupportedTarget(
             f"CPython {name} is a free-threaded build",
-            hint="stacks are read of builds with a GIL; run the job with one",
+            hint="run the job with a build that has the GIL: only its stacks can be read",
         )
     return version, {name: _block(runtime, name, *where) for name, where in _BLOCKS[version].items()}
 

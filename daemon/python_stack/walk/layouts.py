@@ -57,7 +57,7 @@ class Layout(NamedTuple):
     gil_locked: int = 16
     # Low bits of a pointer that are not part of the address (_PyStackRef, 3.14+).
     tag_mask: int = 0
-    # 3.11 to 3.13: four bytes, below 0 while the frame's own instructions run. Later: a pointer, then NULL.
+    # 3.11 to 3.13: four bytes, below 0 while the frame's own instructions run. Later: a pointer, NULL while they run.
     frame_stack: int | None = None
     frame_stack_size: int = 4
     # Two bytes that count how often the code was started.
@@ -81,7 +81,8 @@ class Layout(NamedTuple):
         return None if self.frame_owner is None or self.version < (3, 12) else 3
 
 
-# The GIL is before that pointer: two pthread_mutex_t of 40 bytes, in glibc on arm64 of 48 (measured: 3.11).
+# The GIL lies before ``runtime_current``. It has two pthread_mutex_t of 40 bytes, or of 48 in glibc on arm64 (measured:
+# 3.11).
 _MUTEXES = 16 if platform.machine() == "aarch64" else 0
 
 

@@ -85,8 +85,8 @@ def _entries(read: Read, keys: int) -> list[tuple[int, int]]:
 
 
 def _compact_entries(read: Read, keys: int) -> list[tuple[int, int]]:
-    """Returns the same as ``_entries`` for 3.11 and later, where sizes are logarithms, and tables of names contain no
-    hashes.
+    """Returns name and value of each entry of a dict of 3.11 and later, where sizes are logarithms, and tables of names
+    contain no hashes.
     """
     head = read([(keys, _COMPACT_KEYS_HEAD)])[0]
     if head is None:
@@ -116,8 +116,8 @@ _PAGE = 4096
 class RuntimeInfo(NamedTuple):
     """The CPython of one process. ``version`` is (3, minor), ``python`` is as precise as possible ("3.11.7", "3.10").
 
-    ``runtime`` and ``version_at`` are addresses in the process (``version_at`` 0: there is no Py_Version);
-    ``hexversion`` is the value there.
+    ``runtime`` and ``version_at`` are addresses in the process (``version_at`` 0: there is no Py_Version).
+    ``hexversion``: the value of Py_Version.
     """
 
     runtime: int
@@ -169,11 +169,11 @@ def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
     for mapping in mappings:
         if mapping.inode and mapping.offset == 0 and mapping.path.startswith(b"/"):
             begins.setdefault((mapping.device, mapping.inode), mapping)
-    found = list(begins.values())
-    libraries = [m for m in found if _LIBRARY.search(m.path)]
-    programs = [m for m in found if _PROGRAM.search(m.path)]
+    files = list(begins.values())
+    libraries = [m for m in files if _LIBRARY.search(m.path)]
+    programs = [m for m in files if _PROGRAM.search(m.path)]
     # Without address randomisation, and nearly always with it, the program itself is mapped lowest.
-    return list(dict.fromkeys([*libraries, *programs, *found[:1]]))[:MAX_CANDIDATES]
+    return list(dict.fromkeys([*libraries, *programs, *files[:1]]))[:MAX_CANDIDATES]
 
 
 def locate(mapping: Mapping, symbols: RuntimeSymbols, hexversion: int | None = None) -> RuntimeInfo:

@@ -80,9 +80,9 @@ def _in_file(read: Read, mapping: Mapping) -> RuntimeInfo:
 def _by_symbols(read: Read, mapping: Mapping, symbols: RuntimeSymbols) -> RuntimeInfo:
     version_at = symbols.address("Py_Version", mapping)
     if not version_at:
-        found = locate(mapping, symbols)
-        hexversion = sys_hexversion(read, found.runtime, found.version)
-        return found._replace(python=release_of(hexversion)) if hexversion else found
+        runtime = locate(mapping, symbols)
+        hexversion = sys_hexversion(read, runtime.runtime, runtime.version)
+        return runtime._replace(python=release_of(hexversion)) if hexversion else runtime
     head = read([(version_at, 4)])[0]
     if head is None:
         raise CorruptTarget("there is no CPython at the addresses that the symbols in memory show")
@@ -159,7 +159,7 @@ def _with_pthreads(read: Read, layout: Layout, pairs: Sequence[tuple[int, int]])
     tops = [_word(d) for d in read([(a + layout.interp_threads, 8) for _, a in pairs])]
     ids = [_word(d) for d in read([(t + layout.thread_id, 8) for t in tops])]
     selves = [_word(d) for d in read([(i, 8) for i in ids])]
-    return [pair for pair, i, it in zip(pairs, ids, selves, strict=True) if i and it == i]
+    return [pair for pair, number, at_it in zip(pairs, ids, selves, strict=True) if number and at_it == number]
 
 
 def _alive(read: Read, runtime: int, layout: Layout) -> bool:

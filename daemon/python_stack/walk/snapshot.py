@@ -76,8 +76,8 @@ class Snapshot:
 
 
 class BothWays(NamedTuple):
-    """The ranges of one call. The indices of each snapshot in them are in ``ways``, those of the other ranges in
-    ``last``.
+    """The ranges ``wanted`` of one call. ``ways``: the indices of the ranges of each snapshot. ``last``: the indices of
+    the second read of the ranges outside of chains.
     """
 
     wanted: list[Range]
@@ -104,7 +104,7 @@ class BothWays(NamedTuple):
 def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) -> BothWays:
     """Plans a call that reads each chain from its end to its begin and back again, and ``others`` before and after.
 
-    The number of a chain says how many times it is read there and back.
+    The number of a chain tells how many times it is read forwards and backwards.
     """
     wanted: list[Range] = list(others)
     ways: list[list[int]] = [list(range(len(wanted)))]
@@ -113,7 +113,8 @@ def both_ways(chains: Iterable[tuple[list[Range], int]], others: list[Range]) ->
             if number == len(ways):
                 ways.append([])
             if number and number % 2 == 0:
-                # These reads delay each pass differently: otherwise all passes would meet a loop at the same places.
+                # These reads delay each pass by another time: otherwise a thread that loops could be at the same place
+                # in all passes.
                 wanted += chain[:1] * (number // 2) ** 2
             ways[number] += range(len(wanted), len(wanted) + len(chain))
             wanted += chain if number % 2 else reversed(chain)
@@ -133,8 +134,8 @@ def is_count(value: int) -> bool:
 
 def word(data: bytes, offset: int) -> int:
     """Returns the little-endian 64-bit word at ``offset``."""
-    found: int = _WORD(data, offset)[0]
-    return found
+    value: int = _WORD(data, offset)[0]
+    return value
 
 
 def _pages(wanted: Range) -> range:

@@ -18,7 +18,7 @@ _STATES = {"R": "running", "D": "blocked", "T": "stopped", "t": "stopped", "Z": 
 
 
 class KernelThread(NamedTuple):
-    """A thread. ``tid``: its id in our PID namespace; ``own_tid``: its id in the process's; ``state``: the same as in
+    """A thread. ``tid``: its id in our PID namespace; ``own_tid``: its id in the process's namespace; ``state``: as in
     ``python.backtrace``.
     """
 
@@ -34,7 +34,7 @@ def read_start_ns(pid: int) -> int:
 
 
 def check_process(pid: int, start_ns: int) -> None:
-    """Raises ProcessGone when ``pid`` is another process now; ``start_ns`` 0 accepts any process."""
+    """Raises ProcessGone when ``pid`` belongs to another process now; ``start_ns`` 0 accepts any process."""
     if start_ns not in (0, read_start_ns(pid)):
         raise ProcessGone(f"process {pid} exited, and its number belongs to another process")
 
@@ -48,17 +48,17 @@ def read_threads(pid: int) -> list[KernelThread]:
     except OSError as e:
         raise ProcessGone(f"process {pid} exited") from e
     tids.sort(key=lambda tid: tid != pid)
-    found = []
+    threads = []
     for tid in tids[:MAX_LISTED]:
         try:
             stat = parse_stat(_read(pid, f"task/{tid}/stat"))
             own = _own_tids(_read(pid, f"task/{tid}/status"))[-1] if namespaced else tid
         except (CorruptTarget, ProcessGone):
             continue  # the thread ended after it was listed
-        found.append(KernelThread(tid, own, clean_text(stat.comm, 64), _STATES.get(stat.state, "sleeping")))
-    if not found:
+        threads.append(KernelThread(tid, own, clean_text(stat.comm, 64), _STATES.get(stat.state, "sleeping")))
+    if not threads:
         raise ProcessGone(f"process {pid} exited")
-    return found
+    return threads
 
 
 def match_threads(threads: Sequence[RawThread], kernel: Sequence[KernelThread]) -> list[int | None]:

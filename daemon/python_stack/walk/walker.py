@@ -42,8 +42,8 @@ class Limits(NamedTuple):
 
 @dataclass(slots=True)
 class RawFrame:
-    """A frame. ``code`` and ``instr``: the values in the frame; ``entry``: it begins a run of the C
-    interpreter loop.
+    """A frame. ``code`` and ``instr``: the values in the frame; ``entry``: the frame begins a run of the C interpreter
+    loop.
     """
 
     address: int
@@ -58,9 +58,9 @@ class RawThread:
     own namespace.
 
     ``gil``: None if unknown. ``frames``: innermost first. ``torn``: frames are of different moments, since a frame that
-    has called another still runs; or callers are missing, since the outermost frame is a generator's, or begins no run
-    of the interpreter loop. CPython 3.11 and 3.12, as gcc compiles ``CALL``, make a frame the current one before they
-    link it to its caller: until then the frame has the link of an earlier frame in its place.
+    has called another frame still runs; or callers are missing, since the outermost frame is a generator's, or begins
+    no run of the interpreter loop. CPython 3.11 and 3.12, as gcc compiles ``CALL``, make a frame current before they
+    link it to its caller; until then it has the link of an earlier frame that lay at its address.
     """
 
     address: int
@@ -84,7 +84,7 @@ def held(links: Iterable[Link], later: Snapshot) -> bool:
 
 
 class Walker:
-    """One walk over a snapshot, which it fills. ``complete`` is False when threads may be missing.
+    """One walk, which fills ``snapshot``. ``complete`` is False if threads may be missing.
 
     ``links``: the links of the lists. ``unread``: threads beyond ``Limits.stacks``. ``deadline`` is on
     time.monotonic(): frames that are not read by then are missing from their stacks.
@@ -113,7 +113,7 @@ class Walker:
         self._load(self._snapshot.load, wanted + self._gils)
         head = self._snapshot.get(*wanted[0])
         if head is None:
-            raise CorruptTarget("there is no CPython runtime where it was before")
+            raise CorruptTarget("there is no longer a CPython runtime at its address")
         self.links.append((wanted[0], (0,), head))
         threads: list[RawThread] = []
         tops: list[int] = []
@@ -129,8 +129,8 @@ class Walker:
         return threads
 
     def may_run(self, before: Snapshot) -> Callable[[RawThread], bool]:
-        """Returns a test of threads: whether a thread held a GIL in ``before`` or in the walk, or may have, so that its
-        frames may have changed.
+        """Returns a function that tells whether a thread may have held a GIL in ``before`` or in the walk, and so may
+        have changed its frames.
         """
         holders = {_holder(s, gil, self._layout) for s in (before, self._snapshot) for gil in self._gils}
         return lambda thread: thread.gil is not False or thread.address in holders or None in holders
@@ -200,8 +200,8 @@ class Walker:
         snapshot = self._snapshot
         self._load(snapshot.load, [(t.thread_id + o, 4) for t in threads for o in TID_OFFSETS])
         for thread in threads:
-            found = (snapshot.get(thread.thread_id + o, 4) for o in TID_OFFSETS)
-            thread.pthread_tids = tuple(int.from_bytes(f or b"", "little") for f in found)
+            words = (snapshot.get(thread.thread_id + o, 4) for o in TID_OFFSETS)
+            thread.pthread_tids = tuple(int.from_bytes(w or b"", "little") for w in words)
 
     def _through_cframes(self, threads: list[RawThread], tops: list[int]) -> list[int]:
         at = self._layout.cframe_frame

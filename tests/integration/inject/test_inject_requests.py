@@ -138,7 +138,7 @@ def test_the_lists_say_where(make: Make, config: InjectConfig, allowed: bool) ->
         else:
             [failed] = found["failures"]
             assert failed["error"]["kind"] == "PrivilegeError"
-            assert "inject.jobs and inject.users" in failed["error"]["hint"]
+            assert "the job to inject.jobs, or the user to inject.users" in failed["error"]["hint"]
             assert states == ["begun", "refused"]
 
 

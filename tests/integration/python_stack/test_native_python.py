@@ -59,7 +59,7 @@ for _ in range(3):
 print("ready", flush=True)
 sys.stdin.read()
 """
-LIKELY = "a frame was found by where it likely is"
+LIKELY = "the position of a frame was guessed"
 A, B = ["a_inner", "a_outer"], ["b_inner", "b_middle", "b_outer"]
 
 

@@ -32,7 +32,7 @@ def test_the_hosts_comes_first(tmp_path: Path) -> None:
     [
         ("libprobingd-none.so.1", "the host has no libprobingd-none.so.1"),
         # A library without our functions stands for one that is too old.
-        ("libm.so.6", "that of the host is too old ("),
+        ("libm.so.6", "the host's libm.so.6 is too old ("),
     ],
 )
 def test_a_missing_or_old_one_is_replaced_by_the_own(own: Path, host: str, why: str) -> None:

@@ -93,7 +93,7 @@ def test_the_lock_of_pending_calls_is_found_by_its_ring(words: int, first: int, 
     "data", [b"", bytes(20000), runtime(8, 0, 0, most=300), runtime(8, 0, 0) + runtime(8, 0, 0), runtime(4, 0, 0)]
 )
 def test_a_lock_that_is_not_certain_is_none(data: bytes) -> None:
-    with pytest.raises(UnsupportedTarget, match="lock of its pending calls"):
+    with pytest.raises(UnsupportedTarget, match="lock of the interpreter's pending calls"):
         find_pending_lock(FakeMemory({RUNTIME: data}), RUNTIME, len(data))
 
 
@@ -105,7 +105,7 @@ def test_a_lock_with_waiting_threads_is_not_free(lock: int, unlocked: bool) -> N
 
 
 def test_no_address_is_free() -> None:
-    with pytest.raises(TargetError, match="no room"):
+    with pytest.raises(TargetError, match="no free range"):
         free_address([mapping(0x1000, (1 << 47) - 4096)], 1 << 21)
 
 

@@ -181,7 +181,7 @@ def test_a_damaged_file_is_as_none(content: str, start: Callable[..., LayoutFind
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ({"layout": None}, "unknown and stripped: communicators are known only if their making was seen"),
+        ({"layout": None}, "unknown and stripped: only communicators whose creation was seen are known"),
         ({"layout": None, "version": "2.99.1"}, "unknown and stripped"),
         ({"layout": None, "version": ["2.27.5"]}, "unknown and stripped"),
         ({"layout": None, "version": UNGUARDED_LAYOUTS[0].version}, "before 2.21"),
@@ -261,7 +261,7 @@ def test_what_waits_is_bounded_and_left_at_the_end(library: Library, start: Call
     for number in range(80):
         attach(finder, library(f"{number:040x}", None))
     assert 64 <= descriptors() - open_before <= 65
-    assert "too many builds of NCCL are looked at" in finder.reasons.values()
+    assert "too many builds of NCCL wait to be examined" in finder.reasons.values()
     parsers.go_on.set()
     finder.stop()
     assert descriptors() == open_before

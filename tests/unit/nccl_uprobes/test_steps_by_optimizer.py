@@ -188,7 +188,7 @@ def test_an_optimizer_that_runs_as_often_confirms() -> None:
     rows = with_optimizer([("0", 1, 200 * MS)], 100, 1)
     assert numbers(rows) == list(range(len(rows)))
     assert {row["source"] for row in rows} == {"collective_period"}
-    assert {row["why"].rpartition("; ")[2] for row in rows} == {"the optimizer runs as often"}
+    assert {row["why"].rpartition("; ")[2] for row in rows} == {"the optimizer runs once in each repeat"}
 
 
 any_record = st.tuples(

@@ -105,7 +105,7 @@ def test_a_frame_pointer_that_is_not_known_is_searched_for() -> None:
     outer = (STACK + 400, at(PLAIN + 0x25), 1, 2, 3, at(MAIN + 0x15))
     stack = walked(at(LEAF), at(POINTER + 0x15), 11, 22, 33, *outer)
     assert names(stack) == ["leaf", "pointer", "plain", "main"]
-    assert "likely" in stack.reason
+    assert "guessed" in stack.reason
 
 
 def test_a_call_through_a_pointer_counts_when_a_whole_stack_follows() -> None:

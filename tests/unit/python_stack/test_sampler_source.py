@@ -245,7 +245,7 @@ def test_threads_for_which_there_is_no_room_are_a_loss(world: World, until: Unti
     world.sampler.process_identified(who(2))
     until(lambda: world.sink.losses)
     (loss,) = world.sink.losses
-    reason = "3 threads more than the 100 of one process that the sampler has room for"
+    reason = "3 threads beyond the 100 threads of one process that the sampler has room for"
     assert (loss.stage, loss.reason, loss.pid) == ("resolve", reason, 2)
     assert loss.ts_from_ns <= loss.ts_to_ns
 

@@ -72,7 +72,7 @@ def test_what_is_on_a_gpu_is_not_read(layout: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize(("dtype", "device"), [(99, (0, -1)), (INT64, (99, -1)), (INT64, (0, -2))])
 def test_what_is_no_tensor(dtype: int, device: tuple[int, int]) -> None:
-    with pytest.raises(CorruptTarget, match="a version of torch that is not known"):
+    with pytest.raises(CorruptTarget, match="this version of torch is not known"):
         read_tensor(built(NEW, (2,), dtype, device, b""), AT)
 
 

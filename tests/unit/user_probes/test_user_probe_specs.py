@@ -81,7 +81,7 @@ def test_what_is_left_out_has_a_value(folder: Path) -> None:
         (HEAD + PLACE + column(name="a", type="text", doc="A."), "columns[0].bytes is missing", "1 to 256"),
         (HEAD + PLACE + column(name="a", type="u8", doc="A.", bytes=3), "unknown key columns[0].bytes", "name, type"),
         (HEAD + PLACE + column(name="rank", type="u8", doc="A."), "cannot have a column 'rank'", "every table has"),
-        (GOOD + COLUMN, "cannot have a column 'size_bytes'", "a name comes once"),
+        (GOOD + COLUMN, "cannot have a column 'size_bytes'", "each name must differ"),
     ],
 )
 def test_what_is_wrong_is_named_with_a_way_out(folder: Path, toml: str | bytes, message: str, hint: str) -> None:

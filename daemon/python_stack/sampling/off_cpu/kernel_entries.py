@@ -21,7 +21,7 @@ __all__ = ("OffCpuEntries", "frames_hash")
 # Values of enum python_sample_kind and python_sample_flags of bpf/python.bpf.h.
 _OFF_CPU, _CUT, _GIL_UNKNOWN = 2, 1, 8
 _U64 = (1 << 64) - 1
-# One process may use one part in this many of the room (AWAY_SHARE of bpf/python_off.bpf.c).
+# One process may use one part in _SHARES of the map (AWAY_SHARE of bpf/python_off.bpf.c).
 _SHARES = 4
 
 
@@ -44,15 +44,15 @@ class OffCpuEntries:
 
     def lacking(self, start_ns: int, tids: Iterable[int]) -> list[int]:
         """Returns the tids without a valid entry. Entries of another process or generation are deleted."""
-        generation, found = self.generation, []
+        generation, without = self.generation, []
         for tid in tids:
             entry = self._entries.lookup(tid)
             if entry is not None:
                 if int(entry["sample"]["start_ns"]) == start_ns and int(entry["generation"]) == generation:
                     continue
                 self._entries.delete(tid)
-            found.append(tid)
-        return found
+            without.append(tid)
+        return without
 
     def put(
         self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
@@ -81,7 +81,7 @@ class OffCpuEntries:
             self._entries.delete(tid)
 
     def clear(self) -> None:
-        """Deletes all entries, which are void once switches went unseen."""
+        """Deletes all entries: they are void after switches that no program saw."""
         for tid in self._entries.items()[0]:
             self._entries.delete(tid)
 

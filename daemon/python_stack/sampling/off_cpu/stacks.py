@@ -1,8 +1,8 @@
 """Reads the stacks of threads that are off the CPU: the reader's request ``blocked``.
 
 The programs see a thread only when it leaves the CPU; the stack of a thread that left earlier is read from outside.
-Equal counts of context switches before and after prove that it did not run meanwhile. This module runs in a reader, and
-imports nothing heavy.
+Equal counts of context switches before and after prove that the thread did not run meanwhile. This module runs in a
+reader, and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class _Chosen(Walker):
     def _through_cframes(self, threads: list[RawThread], tops: list[int]) -> list[int]:
         # A running thread may have left its C frame meanwhile; only the wanted threads must have one.
         pairs = zip(threads, tops, strict=True)
-        return super()._through_cframes(threads, [top if self._is_wanted(one) else 0 for one, top in pairs])
+        return super()._through_cframes(threads, [top if self._is_wanted(thread) else 0 for thread, top in pairs])
 
     def _frames(self, threads: list[RawThread], tops: list[int]) -> None:
         pairs = zip(threads, tops, strict=True)
-        super()._frames(threads, [top if self._is_wanted(one) else 0 for one, top in pairs])
+        super()._frames(threads, [top if self._is_wanted(thread) else 0 for thread, top in pairs])
 
     def _is_wanted(self, thread: RawThread) -> bool:
         return (thread.address, thread.thread_id) in self._wanted
@@ -107,16 +107,16 @@ def unpack_blocked(answer: Message) -> list[OffCpuThread]:
 
 def _asked(threads: Any) -> list[tuple[int, int, int]]:
     if not isinstance(threads, list) or len(threads) > MAX_BLOCKED:
-        raise UsageError(f"a request for blocked threads takes {MAX_BLOCKED} of them at most")
+        raise UsageError(f"a request for blocked threads names at most {MAX_BLOCKED} threads")
     try:
         return [(int(tid), int(state), int(thread_id)) for tid, state, thread_id in threads]
     except (TypeError, ValueError) as e:
-        raise UsageError("a thread is its number, its state's address and its thread_id") from e
+        raise UsageError("each thread must be [number, address of its PyThreadState, thread_id]") from e
 
 
 def _look(pid: int, tids: Iterable[int]) -> dict[int, int]:
     """Returns the number of context switches by tid, without threads that run, wait for a CPU, or ended."""
-    found = {}
+    switches = {}
     for tid in tids:
         try:
             status = read_file(f"/proc/{pid}/task/{tid}/status")
@@ -124,8 +124,8 @@ def _look(pid: int, tids: Iterable[int]) -> dict[int, int]:
             continue
         parts = _STATUS.findall(status)
         if len(parts) == 3 and parts[0][0] in _AWAY:
-            found[tid] = int(parts[1][1]) + int(parts[2][1])
-    return found
+            switches[tid] = int(parts[1][1]) + int(parts[2][1])
+    return switches
 
 
 def _walk(
@@ -134,12 +134,12 @@ def _walk(
     """Returns by tid whether the stack was cut, and the frames. Threads whose PyThreadState is gone are left out."""
     tids = {(state, thread_id): tid for tid, state, thread_id in threads}
     walker = _Chosen(Snapshot(memory), layout, set(tids), deadline)
-    found = {}
+    stacks = {}
     for thread in walker.walk(runtime) if tids else ():
         tid = tids.get((thread.address, thread.thread_id))
         if tid is not None:
-            found[tid] = (not thread.complete, [_frame(layout, frame) for frame in thread.frames])
-    return found
+            stacks[tid] = (not thread.complete, [_frame(layout, frame) for frame in thread.frames])
+    return stacks
 
 
 def _frame(layout: Layout, frame: RawFrame) -> tuple[int, int]:
