@@ -209,8 +209,8 @@ _S = 10**9
 
 
 def gate_ns(facts: Facts) -> int:
-    """Returns the time after which a wait is a stall, ns: the longest of ``stall_s``, twice the longest usual gap of the
-    job, and the limit of the phase that a rank is in.
+    """Returns the time after which a wait is a stall, ns: the longest of ``stall_s``, twice the longest usual gap of
+    the job, and the limit of the phase that a rank is in.
     """
     return max(round(facts.stall_s * _S), 2 * (facts.usual_gap_ns or 0), phase_limit_ns(facts))
 
