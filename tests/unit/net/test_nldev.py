@@ -176,7 +176,7 @@ def test_each_has_its_rank_or_the_name_of_its_process(monkeypatch: Any) -> None:
     # It is left alone for a while.
     monkeypatch.setattr(parsers, "call", lambda *_, **__: read_qps(kernel()))
     assert made.rows(FakeClock().pair()).num_rows == 0
-    assert "lately" in made.states(TOTALS)[0].reason
+    assert "for a while" in made.states(TOTALS)[0].reason
 
 
 def test_without_devices_the_kernel_is_not_asked() -> None:

@@ -113,7 +113,7 @@ def test_a_call_through_a_pointer_counts_when_a_whole_stack_follows() -> None:
     outer = (STACK + 800, at(PLAIN + 0x32), 1, 2, 3, at(MAIN + 0x15))
     stack = walked(at(LEAF), at(POINTER + 0x15), *stale, *outer)
     assert names(stack) == ["leaf", "pointer", "plain", "main"]
-    assert "likely" in stack.reason
+    assert "guessed" in stack.reason
 
 
 def test_a_function_that_nothing_describes_but_keeps_a_frame_pointer() -> None:
@@ -132,7 +132,7 @@ def test_a_function_that_nothing_describes_but_keeps_a_frame_pointer() -> None:
 def test_no_frame_is_made_up() -> None:
     stack = walked(at(LEAF), at(POINTER + 0x15), *range(40))
     assert names(stack) == ["leaf", "pointer"]
-    assert "not known" in stack.reason
+    assert "unknown register" in stack.reason
 
 
 def test_through_the_frame_of_a_signal() -> None:
