@@ -52,7 +52,14 @@ SELECT node, job, run, pid, max(step) AS step, arg_max(1e9 / duration_ns, step) 
   epoch_ns(now()) - epoch_ns(max(t_end)) AS step_age_ns
 FROM train.steps WHERE ts > now() - INTERVAL 10 MINUTE AND {where} GROUP BY node, job, run, pid
 """
-_STATEMENTS = {"rates": _RATES, "ranks": RANKS, "inflight": INFLIGHT, "called": CALLED, "steps": _STEPS}
+_STATEMENTS = {
+    "rates": _RATES,
+    "ranks": RANKS,
+    "inflight": INFLIGHT,
+    "called": CALLED,
+    "steps": _STEPS,
+    "phases": PHASES,
+}
 # A run that has ended stays on the screen for this long.
 _SHOWN_ENDED = Interval(Bound(600.0))
 
@@ -158,7 +165,7 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
     statements = {name: sql.format(where=where, window=seconds, during=lately) for name, sql in _STATEMENTS.items()}
     tables = cluster.query_all({**statements, **state_statements(where, _SHOWN_ENDED)})
     live, findings, gone = state_rows(tables)
-    rates, late, inflight, called, stepped = (rows_of(tables[name]) for name in _STATEMENTS)
+    rates, late, inflight, called, stepped, phases = (rows_of(tables[name]) for name in _STATEMENTS)
     python, missing = _python(cluster, job) if live else ({}, [])
     lags: dict[Process, int] = {}
     for row in late:
@@ -172,20 +179,11 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
         {process_of(row): row for row in sorted(inflight, key=lambda r: r["age_ns"] or 0)},
         lags,
         python,
-        _phases(cluster, where) if live else {},
+        {process_of(row): row["phase"] for row in phases if row["phase"]},
     )
     ranks, runs = rank_rows(seen, partial(silent, cluster))
     pending = in_flight(live, inflight, called)
     return Frame(ranks, runs, pending, pause_lines(cluster), tuple(dict.fromkeys([*_lost(cluster), *missing])))
-
-
-def _phases(cluster: Cluster, where: str) -> dict[Process, str]:
-    """Returns the label ``phase`` of each process; a node of an older version has no labels."""
-    try:
-        rows = rows_of(cluster.query(PHASES.format(where=where)))
-    except ProbingError:
-        return {}
-    return {process_of(row): row["phase"] for row in rows if row["phase"]}
 
 
 def _lost(cluster: Cluster) -> list[str]:

@@ -399,7 +399,7 @@ def test_help_of_every_command_is_whole_at_80_columns(ctl: Run, monkeypatch: pyt
         assert "\n  Examples:\n    probingctl " in shown, command
         text += shown
     # "..." follows what may be given several times.
-    cut = re.sub(r"\[(ARGS|PID)\]\.\.\.|NAME\.\.\.", "", text)
+    cut = re.sub(r"\[(ARGS|PID)\]\.\.\.|(NAME|VALUE)\.\.\.", "", text)
     assert "..." not in cut
     assert max(map(len, text.splitlines())) <= 80
     assert ctl("cluster")[0] == 0

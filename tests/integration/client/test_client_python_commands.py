@@ -598,7 +598,7 @@ def test_a_link_is_written_through(pair: tuple[FakeNode, FakeNode], ctl: Run, tm
         (("vars", "--job", "nobody", "step", "--watch"), 1, "no job nobody"),
         (("config", "nope"), 2, "no setting nope"),
         (("config", "sampling.hz=often"), 2, "often is no number"),
-        (("config", "=5"), 2, "no key"),
+        (("config", "=5"), 2, "the key is missing"),
         (("config", "sampling.hz=5", "--job", "j1", "--pid", "5"), 2, "contradict"),
         (("config", "sampling.hz", "--for", "5m"), 2, "belong to a change"),
         (("config", "--persist"), 2, "belong to a change"),
