@@ -193,7 +193,7 @@ def _read(file: Path) -> bytes:
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    # The parser is imported here because most users have no such file.
+    # The library is imported here because most users have no file of settings to parse.
     if sys.version_info >= (3, 11):
         import tomllib
     else:

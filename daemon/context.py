@@ -30,7 +30,7 @@ class Settings(Protocol):
 @dataclass(frozen=True, slots=True)
 class Context:
     """``shared``: objects that sources share with later sources, by class (``find``). ``rows_read``: the position up to
-    which the previous collector had read each memory of a job, by name of the memory."""
+    which the previous collector had read the memory file of each table of a job, by name of the file."""
 
     config: Config
     node: str

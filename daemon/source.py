@@ -108,7 +108,7 @@ class Sink(Protocol):
 
     def put(self, table: str, batch: pa.RecordBatch, read: Mapping[str, int] = ...) -> None:
         """Adds ``batch``, in the physical schema of ``table`` (``probing.api.tables``). ``read``: the position up to
-        which each memory behind the batch was read, by name; the log stores it with the batch."""
+        which the memory files that the rows come from were read, by name; the log stores it with the batch."""
 
     def forget(self, read: Iterable[str]) -> None:
         """Drops the positions of memories that no longer exist. ``read``: their names."""

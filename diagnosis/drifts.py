@@ -76,7 +76,7 @@ def with_drift(case: Case, finding: Finding) -> Finding:
     found = [drift for comm in list(comms)[:_MOST_WAITS] for drift in drifts_of(case.sequences, comm)]
     if not found:
         return finding
-    # The drift that most other communicators show counts.
+    # The drift that most of the other communicators show is reported.
     by_drift = Counter((drift.comm, drift.ranks, drift.count) for drift in found)
     (comm, ranks, count), witnesses = by_drift.most_common(1)[0]
     drift = next(one for one in found if (one.comm, one.ranks, one.count) == (comm, ranks, count))

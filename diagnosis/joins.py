@@ -139,7 +139,7 @@ class Joins:
         return {other: False if apart == [other] and state is False else None for other, state in states.items()}
 
     def _has_called(self, rank: Rank, waiter: int, wait: Wait) -> bool:
-        # Returns whether the operations of ``rank`` include the same operation, or the matching send or receive.
+        # Returns whether ``rank`` has the operation of ``wait`` in flight, or the send or receive that matches it.
         sequence = self._sequence(wait)
         if is_p2p(wait.op):
             wanted = _RECEIVES if wait.op == "send" else ("send",)

@@ -274,7 +274,7 @@ def _io_bytes(condition: Condition) -> int | None:
 
 
 def _rate(rank: Rank, what: Callable[[Condition], int | None]) -> float:
-    """Returns a value of the rank's condition per second; 0 if unknown."""
+    """Returns the rate per second of a counter in the condition of ``rank``; 0 if unknown."""
     condition = rank.condition
     if condition is None or not condition.interval_ns:
         return 0.0

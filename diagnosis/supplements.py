@@ -196,7 +196,7 @@ def _is_watched(rank: Rank) -> bool:
 RESTART, RESTART_WITHOUT, DO_NOT_RESTART, WAIT = "restart", "restart_without", "do_not_restart", "wait"
 ACTIONS = (RESTART, RESTART_WITHOUT, DO_NOT_RESTART, WAIT)
 _PROGRAM = "the program does the same again"
-# Verdicts whose cause is the order or the arguments of calls in the program, or its numbers.
+# Verdicts that the program itself causes: the order or arguments of its calls, the values that it computes, its memory.
 _OF_PROGRAM = frozenset(("deadlock", "unmatched_p2p", "shifted_sequence", "bad_values", "memory_growth"))
 # Verdicts with which the job goes on, or will go on.
 _GOES_ON = frozenset(("slow_rank", "job_slowdown", "memory_imbalance", "mixed_devices", "packet_loss", "gpu_throttled"))

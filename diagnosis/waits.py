@@ -53,8 +53,8 @@ class Wait:
     """The operation in which a rank waits. ``seq``: None if only a stack shows it. ``peer``: the other rank of a send
     or recv.
 
-    ``witnesses``: probe, stack, ras, flight_recorder. ``firm``: False if the operation is in flight, but the rank may
-    not wait for it. ``dtype``, ``count``: of the data, if known.
+    ``witnesses``: probe, stack, ras, flight_recorder. ``firm``: False if the operation is in flight, but the rank is
+    perhaps not waiting for it. ``dtype``, ``count``: of the data, if known.
     """
 
     comm: str | None

@@ -33,7 +33,7 @@ _FIELDS = (
     Field("DELETES", "deleting"),
     Field("MEANING", "doc", flex=True, wrap=True),
 )
-# Keys of Probing that change the address of its server while it runs; here the address is set at the start.
+# Settings by which the tool Probing changes the address of its running server; probingd sets its address at the start.
 _LISTEN = "set it by `probingd run --listen HOST:PORT` or `listen` in the configuration; then `probingctl -t HOST:PORT`"
 _ADDRESSES = ("probing.server.port", "probing.server.address", "server.port", "server.address")
 

@@ -87,7 +87,7 @@ def run(settings: Settings, options: Options) -> None:
             write_objects(settings, frame.ranks, text, frame.ranks)
         return
     if settings.format != "table" or settings.output is not None:
-        raise UsageError("top writes files and other formats with --once alone", hint="use `probingctl top --once`")
+        raise UsageError("top writes files and other formats only with --once", hint="use `probingctl top --once`")
     if _on_screen():
         with opened(replace(settings, timeout=min(settings.timeout, _PATIENCE_S))) as cluster, leaving_by_it():
             _require_answer(cluster, settings)

@@ -165,7 +165,7 @@ class _Files:
         return self._paths[index]
 
     def _head(self, process: Process) -> bytes:
-        """Returns the begin of a file. HTA looks for the rank in one line, with a space before it."""
+        """Returns the first bytes of a file. HTA expects the rank within one line, with a space before the number."""
         size = max((comm.size for comm in self._timeline.names.comms.values), default=0)
         head = {
             "schemaVersion": 1,

@@ -20,7 +20,7 @@ _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 
 
 class Hole(NamedTuple):
-    """``width`` bytes for the column ``name``: a varint, or with ``fixed`` 8 bytes as they are."""
+    """A place of ``width`` bytes for a value of the column ``name``: a varint, or if ``fixed`` its 8 bytes."""
 
     name: str
     width: int
@@ -62,7 +62,7 @@ def message(field: int, *parts: list[Part]) -> list[Part]:
 
 
 def packet(*parts: list[Part]) -> bytes:
-    """Returns fields without holes as bytes."""
+    """Returns the bytes of fields in which no column leaves a hole."""
     return b"".join(piece for part in parts for piece in part if isinstance(piece, bytes))
 
 

@@ -49,7 +49,7 @@ _NOT_BUILT = (
 _REFUSED_S = 1.0
 # As esbuild names files: page-NVQCTN5P.css.
 _HASHED = re.compile(r"-[0-9A-Z]{8}\.\w+$")
-# Files that are written at once, for all visitors: a timeline takes some hundred MB.
+# The most files that are written at the same time, for all visitors together: a timeline takes some hundred MB.
 _MOST_FILES = 4
 
 

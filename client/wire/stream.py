@@ -150,7 +150,7 @@ async def read_replies(messages: Next, request: pb.QueryRequest, *, strict: bool
     tables = [await Stream(part.next).table() for part in parts]
     last = await messages()
     if last is None or last.WhichOneof("part") != "end":
-        raise PeerError("the answer has no end", hint="ask again; `probingctl status` shows the node's state")
+        raise PeerError("the answer broke off", hint="ask again; `probingctl status` shows the node's state")
     await ended(messages)
     end = last.end
     of_all = tuple(end.warnings[:_MAX_WARNINGS])

@@ -37,7 +37,9 @@ class Foreign:
 
 
 def stop_foreign(folder: Path, own: Path) -> list[Foreign]:
-    """Ends the links of every layout in ``folder`` except ``own``. Returns the layouts to be drained. Raises OSError.
+    """Detaches the programs of all other versions, whose pins are in ``folder``; ``own`` is this version's folder.
+
+    Returns the versions (layouts) whose rings are still to be drained. Raises OSError.
 
     A layout that cannot be read stays, stopped, until ``probingd cleanup`` removes it.
     """

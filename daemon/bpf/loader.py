@@ -125,7 +125,7 @@ class Loader:
         return adopted
 
     def load_late(self, name: str, loaded: Loaded) -> None:
-        """Loads the programs of the late object ``name``. Raises the errors of ``load``."""
+        """Loads the programs of the object ``name``, which ``load`` had left out. Raises the errors of ``load``."""
         self._load(name, loaded, late=False)
         loaded.late.discard(name)
 

@@ -69,7 +69,7 @@ class HookQueue:
         self._owner_of = owner_of
         self._changed = threading.Condition()
         self._pauses = Pauses()
-        # Findings by owner and job, in the order of their turns.
+        # Waiting findings by owner and job. The owner whose turn is next comes first.
         self._waiting: OrderedDict[Hashable, _Jobs] = OrderedDict()
 
     def __len__(self) -> int:
@@ -168,7 +168,7 @@ class HookQueue:
 
 
 CONNECT_S = 5.0
-# The time that a hook may take in addition to its parts, s: its process starts an interpreter first.
+# Time that a hook gets besides the limits of its command and of its post, s: its process starts an interpreter first.
 MARGIN_S = 10.0
 _HEADER = ("finding_id", "job", "run", "verdict", "severity", "sentence", "ranks", "nodes")
 

@@ -215,7 +215,7 @@ class JobWatch:
                 self._stop.wait(pause)
 
     def _restore(self) -> None:
-        """Reads the findings of an earlier daemon, once: hooks received them already. Raises ProbingError."""
+        """Reads the findings of an earlier daemon once, so that hooks do not get them again. Raises ProbingError."""
         if not self._tries:
             return
         try:

@@ -183,7 +183,7 @@ class _Region:
             elif now > deadline + _GRACE_S:
                 raise TargetTimeout(
                     f"the code still runs in process {pid}: it is in C code, where it cannot be interrupted",
-                    hint="`probingctl stacks` shows where; its result will not be read",
+                    hint="`probingctl stacks` shows where the code is; the result of the code will not be read",
                 )
             time.sleep(pause)
             pause = min(pause * 1.2, _LAST_PAUSE_S)

@@ -18,7 +18,7 @@ __all__ = (
     "Writer",
 )
 
-# The limits: the rest of a longer line is dropped, and with more writers the oldest unfinished line.
+# The rest of a longer line is dropped. If more writers have unfinished lines, the oldest such line is dropped.
 MAX_LINE = 4096
 MAX_WRITERS = 4096
 # A carriage return ends a line, too, since progress bars write no newlines.
@@ -200,7 +200,7 @@ class _Allowance(NamedTuple):
 
 
 class RateLimit:
-    """Limits the stored lines of each process to ``lines_per_s``, by the times of the lines. For one thread."""
+    """Limits the stored lines of each process to ``lines_per_s``, by the times of the lines. Belongs to one thread."""
 
     def __init__(self, lines_per_s: int) -> None:
         self.lines_per_s = lines_per_s

@@ -305,7 +305,7 @@ class Registry:
         return process
 
     def _ranks(self, facts: Facts) -> Ranks | None:
-        """Returns the ranks of a trainer by its best evidence, present or earlier."""
+        """Returns rank, local rank and world size of a trainer by its best evidence, of now or of an earlier reading."""
         process, one_node = self._watched.get(facts.key), False
         peers: dict[ProcessKey, Facts] = {}
         if process is not None:

@@ -247,7 +247,7 @@ class _Front(_Side):
             super().data_received(data)
 
     def pass_to(self, back: _Side) -> None:
-        """Connects this end with gRPC's end."""
+        """Connects the caller's side of the connection with gRPC's side."""
         self.other = back
         back.transport.write(self._early)
         if self.transport.is_closing():

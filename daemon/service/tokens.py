@@ -64,7 +64,7 @@ class Tokens:
         self.wanted = bool(file)
         self._stamp: tuple[int, int, int] | None = None
         self._tokens: tuple[Token, ...] = ()
-        # Each token with the values of the header that show it: the token itself, and the token bound to this node.
+        # Each token, and the values of the header that prove it: the token itself, and its form for this node.
         self._shown: tuple[tuple[bytes, Token], ...] = ()
         self._problem = ""
         if file:

@@ -112,7 +112,7 @@ class Decoder:
                         case Made():
                             pass
                         case _:
-                            raise FormatError(f"the decoder answered salvage with {type(step).__name__}")
+                            raise FormatError(f"the decoder answered the request `salvage` with {type(step).__name__}")
             if not os.fstat(copy).st_size:
                 raise FormatError("none of its row groups can be read")
         except BaseException:

@@ -123,6 +123,6 @@ def _wait(left: _ErrorFile) -> None:
     try:
         time.sleep(RETRY_S)
     except SystemExit:
-        # When an administrator stops the unit, the next start may fail at once.
+        # An administrator stopped the unit: if the next start fails, it is not tried again, but fails at once.
         left.clear()
         raise

@@ -79,7 +79,7 @@ def _not_finite(series: Series) -> int | None:
 
 
 def _jump(series: Series) -> int | None:
-    """Returns the time since which a loss is far above its earlier values, UTC ns; None if it is not."""
+    """Returns the time since which a training loss is far above its earlier values, UTC ns; None if it is not."""
     before, last = series.values[:-_LAST], series.values[-_LAST:]
     if "loss" not in _last_part(series.name) or len(before) < _HISTORY or not all(map(isfinite, series.values)):
         return None

@@ -14,7 +14,7 @@ from probing.diagnosis.xids import nvlink_error, xid
 
 __all__ = ("gpu_symptoms",)
 
-# The share of the time for which a clock must be held down, and the share of its maximum below which it is named.
+# A clock is reported if it was held down for at least this share of the time, and below this share of its maximum.
 _HELD = 0.1
 _SLOWER = 0.95
 # The power limit lowers all clocks at full load: a symptom is a clock below this share of the others'.

@@ -40,9 +40,25 @@ def texts_of(path: Path) -> Iterator[tuple[str, int, str]]:
             for value in values if kind else ():
                 if isinstance(value, (ast.Constant, ast.JoinedStr)) and (text := _literal(value)):
                     yield kind, node.lineno, text
+    yield from (("comment", line, text) for line, text in _comments(source))
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, text) of each comment; comments on lines that follow each other are one text."""
+    lines = source.splitlines()
+    first, last, texts = 0, 0, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and not token.string.startswith(("#!", "# type:", "# noqa", "# fmt:")):
-            yield "comment", token.start[0], token.string.removeprefix("#").strip()
+        if token.type != tokenize.COMMENT or token.string.startswith(("#!", "# type:", "# noqa", "# fmt:")):
+            continue
+        line = token.start[0]
+        alone = lines[line - 1].lstrip().startswith("#")
+        if texts and not (alone and line == last + 1):
+            yield first, " ".join(texts)
+            texts = []
+        first, last = (first if texts else line), (line if alone else 0)
+        texts.append(token.string.removeprefix("#").strip())
+    if texts:
+        yield first, " ".join(texts)
 
 
 def _literal(node: ast.Constant | ast.JoinedStr) -> str:

@@ -160,7 +160,7 @@ def _companions(trainers: Sequence[JobProcess], rows: Sequence[Row]) -> dict[Key
         if row["comm"] is not None and Key.of(row) in ties:
             ties[Key.of(row)].add(("comm", row["comm"]))
     for own in ties.values():
-        # Unrelated processes share these values: an unknown parent, the first process, the host.
+        # Unrelated processes have these in common: an unknown parent, the parent with pid 1, and no container.
         own -= {("parent", None), ("parent", 1), ("box", None)}
     return dict(zip(ties, companions([(one.rank, ties[one.key]) for one in trainers]), strict=True))
 

@@ -232,8 +232,8 @@ def _rhythm(bursts: list[_Burst], following: int) -> tuple[_Rhythm | None, int]:
 
 
 def _next(bursts: list[_Burst], following: int, rhythm: _Rhythm) -> list[_Burst]:
-    """Returns the bursts of the next step, none while it has not ended: up to the burst at which hash and calls equal
-    the rhythm's, or else up to the longest pause.
+    """Returns the bursts of the next step; none while the step has not ended. It ends with the burst up to which the
+    hash and the number of calls are those of ``rhythm``, or else at the longest pause.
     """
     pauses: list[int] = []
     sign = calls = 0

@@ -163,8 +163,8 @@ def _varying(operations: Array) -> npt.NDArray[np.int64]:
 
 
 def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int]:
-    """Returns (length of a step's pattern, repeats of a shorter pattern in it, its repeats in a longer pattern). The
-    length is 0 without a pattern.
+    """Returns the length of the pattern of a step, how often a shorter pattern repeats in this pattern, and how often
+    this pattern repeats in a longer pattern. The length is 0 without a pattern.
     """
     rough = _rough_matches(np.unique(signed, return_inverse=True)[1])
     tried, covered = _next_length(signed, rough, 0, 0.0)

@@ -118,7 +118,8 @@ class SamplingPrograms:
     def adopt(
         self, pid: int, start_ns: int, generation: int, threads: Sequence[OffCpuThread], checks: Mapping[int, int]
     ) -> tuple[list[OffCpuThread], int]:
-        """Makes entries; returns the threads that have an entry now, and the count of threads without room."""
+        """Gives each thread an entry of the map. Returns the threads with an entry, and the number of threads for which
+        there was no room."""
         # If the scheduler's program is detached meanwhile, the map is emptied when it is attached again.
         return ([], 0) if self._away is None else self._away.put(pid, start_ns, generation, threads, checks)
 

@@ -42,7 +42,8 @@ class _Thread(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The place of a name: ``parts`` are resolved from the object at ``address``. ``look`` finds ``address`` again."""
+    """The place of a name: ``parts`` are resolved from the object at ``address``. ``look`` searches
+    ``address`` again, since the object may have moved."""
 
     tid: int
     func: str

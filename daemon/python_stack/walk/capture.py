@@ -28,7 +28,7 @@ from probing.daemon.python_stack.walk.walker import Limits, RawThread, Walker, h
 __all__ = ("LIMITS", "Capture", "Known", "Prepared", "capture", "checked_layout", "forget", "parse_request", "prepared")
 
 ATTEMPTS = 6
-# How often the chain of a moving thread is read both ways.
+# The most attempts to read the chain of frames of a running thread, each from both of its ends.
 PASSES = 4
 _MAX_KNOWN = 16_384
 # A message has no room for more stacks of one process; further threads are only counted.

@@ -58,7 +58,9 @@ def command_of(source: flight.FlightDescriptor | flight.Ticket) -> Message:
     elif source.type == flight.FlightDescriptor.CMD:
         data = source.cmd
     else:
-        raise UsageError("this node gives no rows by path", hint="send a command of Flight SQL: a SELECT")
+        raise UsageError(
+            "this node accepts no Flight descriptor with a path", hint="send a command of Flight SQL: a SELECT"
+        )
     found = _any(data)
     name = found.TypeName()
     if name in _WRITES:

@@ -83,7 +83,7 @@ _VARIABLES = "SELECT pid, start_ns, name, value FROM process.envs WHERE job = {j
 
 
 class _Found:
-    """The rows of the statements as facts."""
+    """The facts in the rows that the SQL of preflight returned."""
 
     def __init__(self, rows: Mapping[str, Sequence[Row]], problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

@@ -39,8 +39,8 @@ class _AgeClock:
         self._doubted_since: int | None = None
 
     def now(self, pair: ClockPair) -> int:
-        """Returns UTC ns. A jump ahead, even one from the last stored row to now, counts only after it has lasted for a
-        day.
+        """Returns the time by which rows expire, UTC ns. If the clock jumps ahead, also while no daemon runs, the new
+        time is used only after it has lasted for a day.
         """
         self._steady += pair.boot_ns - self._boot
         self._boot = pair.boot_ns

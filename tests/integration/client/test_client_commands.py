@@ -287,7 +287,7 @@ def test_top_prints_one_frame(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None
     rows = json.loads(ctl("top", "--once", "--all-nodes", "-f", "json")[1])
     assert [(r["rank"], r["op"]) for r in rows] == [(0, "all_reduce"), (1, "all_reduce"), (2, None), (3, "all_reduce")]
     code, _, err = ctl("top", "-f", "json")
-    assert (code, err.splitlines()[0]) == (1 + 1, "error: top writes files and other formats with --once alone")
+    assert (code, err.splitlines()[0]) == (1 + 1, "error: top writes files and other formats only with --once")
 
 
 def test_tables_status_nodes_pause_version(pair: tuple[FakeNode, FakeNode], ctl: Run) -> None:

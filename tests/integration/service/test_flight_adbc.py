@@ -261,7 +261,12 @@ REFUSED: dict[str, tuple[str, bytes, grpc.StatusCode, str]] = {
         "larger than max",
     ),
     "an unknown action": ("DoAction", b"\x0a\x04Nope", grpc.StatusCode.UNIMPLEMENTED, "'Nope' is not answered"),
-    "no statement": ("GetFlightInfo", b"", grpc.StatusCode.INVALID_ARGUMENT, "gives no rows by path"),
+    "no statement": (
+        "GetFlightInfo",
+        b"",
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "accepts no Flight descriptor with a path",
+    ),
 }
 
 
