@@ -305,7 +305,7 @@ class Registry:
         return process
 
     def _ranks(self, facts: Facts) -> Ranks | None:
-        """Returns rank, local rank and world size of a trainer by its best evidence, of now or of an earlier reading."""
+        """Returns rank, local rank and world size of a trainer by the best evidence of any reading so far."""
         process, one_node = self._watched.get(facts.key), False
         peers: dict[ProcessKey, Facts] = {}
         if process is not None:

@@ -52,7 +52,7 @@ class Heap:
         self._kept.clear()
 
     def reread(self) -> None:
-        """Drops the bytes that were read, so that they are read again; keeps the notes of ``note``."""
+        """Drops the bytes that were read, so that they are read again; keeps the notes that ``held`` compares."""
         self._snapshot = Snapshot(self._memory)
 
     def load(self, ranges: Iterable[Range]) -> None:
