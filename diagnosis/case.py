@@ -20,7 +20,7 @@ from probing.diagnosis.symptoms.symptom import Symptom
 from probing.diagnosis.training_threads import with_training_threads
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, StackOf
 from probing.diagnosis.wait_graph import Pending, WaitGraph
-from probing.diagnosis.waits import INIT, Wait, gate_ns, main_thread, patience_ns, quiet_ns, wait_of
+from probing.diagnosis.waits import INIT, Wait, gate_ns, main_thread, patience_ns, quiet_ns, usual_gate_ns, wait_of
 from probing.diagnosis.words import clean, who
 
 __all__ = ("Case",)
@@ -66,6 +66,11 @@ class Case:
     def gate_ns(self) -> int:
         """The time after which a wait is a stall, ns: ``stall_s``, or more if the job is usually quiet for longer."""
         return gate_ns(self.facts)
+
+    @cached_property
+    def usual_gate_ns(self) -> int:
+        """The time after which a wait would be a stall if no rank were in a phase; also how old news of a job is."""
+        return usual_gate_ns(self.facts)
 
     @cached_property
     def patience_ns(self) -> int:

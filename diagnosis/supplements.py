@@ -131,7 +131,7 @@ def with_phase(case: Case, finding: Finding) -> Finding:
     if phase is None or finding.verdict.group != "hang" or finding.severity == NOTE:
         return finding
     limit = f", its limit is {time_text(phase.limit_s * 1e9)}" if phase.limit_s else ", which has no limit of its own"
-    lasts = time_text(case.facts.taken_ns - phase.since_ns)
+    lasts = time_text(max(case.facts.taken_ns - phase.since_ns, 0))
     line = f"rank {phase.rank} has the label phase={clean(phase.name)} for {lasts}{limit}"
     return replace(finding, evidence=(*finding.evidence, line))
 

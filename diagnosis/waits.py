@@ -27,6 +27,7 @@ __all__ = (
     "patience_ns",
     "phase_limit_ns",
     "quiet_ns",
+    "usual_gate_ns",
     "wait_in",
     "wait_of",
 )
@@ -201,6 +202,8 @@ def _contradicts(rank: Rank, main: Thread, oldest: Operation) -> bool:
     return outside(rank, main) or (oldest.async_op is False and "torch/" not in main.frames[0].file)
 
 
+_CLOCKS_APART_NS = 60 * 10**9
+_NEVER_NS = 1 << 60
 MAX_PHASE_S = 3600.0
 """The longest limit of a phase, s: a peer may send any."""
 STUCK_PATIENCE = 2
@@ -209,18 +212,25 @@ _S = 10**9
 
 
 def gate_ns(facts: Facts) -> int:
-    """Returns the time after which a wait is a stall, ns: the longest of ``stall_s``, twice the longest usual gap of
-    the job, and the limit of the phase that a rank is in.
+    """Returns the time after which a wait is a stall, ns: ``stall_s``, or twice the longest usual gap of the job.
+
+    No wait is a stall while a rank is in a phase whose limit has not passed.
     """
-    return max(round(facts.stall_s * _S), 2 * (facts.usual_gap_ns or 0), phase_limit_ns(facts))
+    return _NEVER_NS if phase_limit_ns(facts) else usual_gate_ns(facts)
+
+
+def usual_gate_ns(facts: Facts) -> int:
+    """Returns ``gate_ns`` of a job without a phase."""
+    return max(round(facts.stall_s * _S), 2 * (facts.usual_gap_ns or 0))
 
 
 def phase_limit_ns(facts: Facts) -> int:
     """Returns the limit of the phase that a rank is in, ns; 0 without a phase, and once the limit has passed."""
-    if facts.phase is None:
+    phase = facts.phase
+    if phase is None or phase.since_ns > facts.taken_ns + _CLOCKS_APART_NS:
         return 0
-    limit = round(min(facts.phase.limit_s, MAX_PHASE_S) * _S)
-    return limit if facts.taken_ns - facts.phase.since_ns < limit else 0
+    limit = round(min(max(phase.limit_s, 0.0), MAX_PHASE_S) * _S)
+    return limit if facts.taken_ns - phase.since_ns < limit else 0
 
 
 def patience_ns(facts: Facts) -> int:

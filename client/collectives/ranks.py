@@ -14,10 +14,9 @@ from probing.client.render.rows import Record, Row
 __all__ = ("PHASES", "RANK_FIELDS", "Seen", "process_of", "rank_rows", "sinking")
 
 PHASES = """
-SELECT node, job, run, pid, arg_max(coalesce(value, ''), ts) AS phase FROM train.labels
-WHERE key = 'phase' AND ts > now() - INTERVAL 1 DAY AND {where} GROUP BY node, job, run, pid
+SELECT DISTINCT node, job, run, pid, phase FROM comm.progress WHERE phase IS NOT NULL AND ended IS NULL AND {where}
 """
-"""The label ``phase`` of each process, '' where it was removed; ``{where}`` is left."""
+"""The label ``phase`` of each process that has it; ``{where}`` is left."""
 RANK_FIELDS = (
     "node",
     "job",

@@ -179,7 +179,7 @@ def collect(cluster: Cluster, job: str | None, window: float) -> Frame:
         {process_of(row): row for row in sorted(inflight, key=lambda r: r["age_ns"] or 0)},
         lags,
         python,
-        {process_of(row): row["phase"] for row in phases if row["phase"]},
+        {process_of(row): row["phase"] for row in phases},
     )
     ranks, runs = rank_rows(seen, partial(silent, cluster))
     pending = in_flight(live, inflight, called)

@@ -116,6 +116,7 @@ def questions(where: str, *, calm: bool = False) -> dict[str, _Question]:
         "progress": _Question(_PROGRESS.format(**given)),
         "inflight": _Question(_INFLIGHT.format(**given)),
         "steps": _Question(_STEPS.format(**given), every=often),
+        # A node with this table has the column of the phase.
         "phases": _Question(PHASES.format(**given), "train.labels", often),
         "findings": _Question(findings, every=1 if calm else _SELDOM),
         "ended": _Question(ended_sql(where, Interval(Bound(_ENDED_S))), every=_SELDOM),

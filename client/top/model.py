@@ -100,7 +100,7 @@ class Model:
             {process_of(row): row for row in inflight},
             self._progress.lags(progress),
             python,
-            {process_of(row): row["phase"] for row in _all(here, "phases") if row["phase"]},
+            {process_of(row): row["phase"] for row in _all(here, "phases")},
             _RECENT_NS,
         )
 

@@ -10,6 +10,7 @@ from probing.api.tables.schema import Row
 from probing.daemon.diagnose.finding_row import finding_id, finding_row
 from probing.diagnosis.rules.absent import UNREACHABLE
 from probing.diagnosis.rules.idle import IDLE
+from probing.diagnosis.rules.phase import PHASE
 from probing.diagnosis.verdict import NOTE, Finding
 
 __all__ = ("Event", "JobFindings", "LookResult")
@@ -244,6 +245,8 @@ class JobFindings:
         one = self._open[name]
         if one.group == _HANG and one.nodes & look.silent:
             return []  # the node that could refute the hang did not answer
+        if one.group == _HANG and any(finding.verdict.id == PHASE.id for finding in look.findings):
+            return []  # a label excuses the hang, which may still be there when the limit of the phase has passed
         # Only a look with stacks refutes a hang; a look at a job that stands still cannot refute that it was slow.
         refuted = look.deep if one.group == _HANG else one.group == _DEATH or not look.stalled
         one.misses += refuted and not look.unread

@@ -186,6 +186,9 @@ class Schedule:
             if ripens_s is not None and not explained and self._looks <= _RIPE_LOOKS:
                 # The ranks began to wait after the job had become quiet.
                 pause = min(pause, max(ripens_s - took, 0.0) + _RIPE_S)
+            if ripens_s is not None and ripens_s > _LONGEST_S:
+                # No wait becomes a stall before then: a rank of another node is in a phase.
+                pause = _LONGEST_S
             self._next_look = now + min(pause, _LONGEST_S)
 
     @property
@@ -193,7 +196,12 @@ class Schedule:
         """Returns the time from the last update until the job counts as stalled, s."""
         now = self.job.now_ns
         quiet = now - (self.job.newest_ns or self._known_ns or self._seen_ns)
-        phases = (since - now + self._phase_limits.get(name, 0.0) * _SECOND_NS for name, since in self.job.phases)
+        # A time in the future was noted before the clock was set back.
+        phases = (
+            since - now + self._phase_limits.get(name, 0.0) * _SECOND_NS
+            for name, since in self.job.phases
+            if since <= now + _SECOND_NS
+        )
         return max(self._stall_ns - quiet, 2 * (self.job.usual_gap_ns or 0) - quiet, *phases) / _SECOND_NS
 
 

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from probing.api.errors import CorruptTarget, NotFound, Overloaded, PrivilegeError, ProbingError, UsageError
@@ -25,8 +25,8 @@ from probing.daemon.arrow_to_numpy import integers
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.ipc import Header
-from probing.daemon.processes.liveness import real_user
-from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.processes.liveness import is_alive, real_user
+from probing.daemon.processes.reader_pool import PATIENCE_S, ReaderPool
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.worker import Worker
@@ -38,8 +38,8 @@ TABLE = "train.labels"
 MAX_LABELS = 64
 MAX_VALUE = 256
 KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
-# The most changes in a second of the ranks of one user.
-MAX_CHANGES_S = 512
+# Changes that the processes of one user may make at once, and a second.
+MAX_CHANGES, CHANGES_S = 512, 4
 INTERVAL_S = 1.0
 READ_TIMEOUT_S = 1.0
 # The pause between two searches for the context of a process, s: at first, and at most.
@@ -76,13 +76,15 @@ class LabelRequest:
 
 @dataclass(slots=True)
 class _Process:
-    """A trainer. ``address``: of its process context, 0 while none is known. ``look_at_ns``: CLOCK_MONOTONIC ns."""
+    """A trainer. ``address``: of its process context, 0 while none is known; ``context``: the attributes that were read
+    from it. ``look_at_ns``: CLOCK_MONOTONIC ns."""
 
     who: Identity
     address: int = 0
     published_ns: int = 0
     look_at_ns: int = 0
     pause_s: float = FIRST_LOOK_S
+    context: dict[str, str] = field(default_factory=dict)
     labels: dict[str, Label] = field(default_factory=dict)
 
 
@@ -109,7 +111,8 @@ class Labels(Source):
         self._lock = threading.Lock()
         self._processes: dict[ProcessKey, _Process] = {}
         self._restored: dict[ProcessKey, dict[str, Label]] = {}
-        self._changes: tuple[int, Counter[int]] = (0, Counter())
+        # By owner: the changes that count, and when they were counted, CLOCK_MONOTONIC ns.
+        self._changes: dict[int, tuple[float, int]] = {}
         self._refused, self._why = 0, ""
         self._worker = Worker(self.name, self.turn, lambda: INTERVAL_S, patience_s=READ_TIMEOUT_S)
 
@@ -159,7 +162,9 @@ class Labels(Source):
         """Returns the label ``phase`` of a process; None without one."""
         with self._lock:
             process = self._processes.get(key)
-            return process.labels.get(PHASE) if process is not None else None
+            if process is None or (label := process.labels.get(PHASE)) is None or not self._enabled(process.who):
+                return None
+            return label
 
     def answer(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Answers the request ``label`` of the control socket: header ``ranks``, the number of labelled processes.
@@ -183,7 +188,7 @@ class Labels(Source):
         with self._lock:
             due = {key: one for key, one in self._processes.items() if one.look_at_ns <= now and self._enabled(one.who)}
         asks = {(key.pid, key.start_ns): partial(_asked, one) for key, one in due.items()}
-        answers = self._readers.call_each("process_context", asks, timeout=READ_TIMEOUT_S, patience=READ_TIMEOUT_S)
+        answers = self._readers.call_each("process_context", asks, timeout=READ_TIMEOUT_S, patience=PATIENCE_S)
         for key, answer in answers:
             process = due[ProcessKey(*key)]
             found = not isinstance(answer, ProbingError) and bool(answer.header["address"])
@@ -196,16 +201,20 @@ class Labels(Source):
             self._take_context(process, answer.header)
 
     def _take_context(self, process: _Process, header: Header) -> None:
-        attributes = header["attributes"]
-        if attributes is not None:
-            changes = {key: value for key, value in attributes.items() if KEY.fullmatch(key)}
-            before = [key for key, label in process.labels.items() if label.source == _OPENTELEMETRY]
-            changes |= dict.fromkeys((key for key in before if key not in attributes), "")
+        if header["attributes"] is not None:
+            attributes = {key: value for key, value in header["attributes"].items() if KEY.fullmatch(key)}
+            # A label that a datagram or `annotate` set since stays, unless its attribute changes.
+            changes = {key: value for key, value in attributes.items() if process.context.get(key) != value}
+            restored = {key for key, label in process.labels.items() if label.source == _OPENTELEMETRY}
+            changes |= dict.fromkeys(sorted((process.context.keys() | restored) - attributes.keys()), "")
             try:
                 self._set([process], changes, _OPENTELEMETRY)
-            except ProbingError:
+            except Overloaded:
                 # The next turn reads the context again.
                 return
+            except UsageError as e:
+                self._lost(process.who, e.message)
+            process.context = attributes
         process.address, process.published_ns = header["address"], header["published_ns"]
 
     def _set_as_asked(self, asked: LabelRequest) -> int:
@@ -230,9 +239,8 @@ class Labels(Source):
             sender = next((who for who in live if who.pid == asked.by_pid), None)
             if sender is None:
                 raise NotFound("the sender is no process of a job", hint="name a job or the pid of a rank")
-            if sender.role == "trainer" and asked.rank is None:
-                return [sender]
-            asked = LabelRequest(asked.labels, (), sender.job, asked.rank)
+            own = sender.role == "trainer" and asked.rank is None
+            asked = LabelRequest(asked.labels, (sender.pid,) if own else (), sender.job, asked.rank)
         found = [
             who
             for who in live
@@ -258,19 +266,22 @@ class Labels(Source):
     def _set(
         self, processes: Iterable[_Process], changes: Mapping[str, str], source: str, uid: int | None = None
     ) -> None:
-        """Sets labels, and stores the changes. Raises Overloaded, and UsageError for too many labels of a process."""
-        now = self._clock.pair().real_ns
+        """Sets labels of all ``processes`` or of none, and stores the changes.
+
+        Raises Overloaded, and UsageError for too many labels of a process.
+        """
+        pair = self._clock.pair()
+        now = pair.real_ns
+        values = {key: escape(value, MAX_VALUE) for key, value in changes.items()}
         rows: list[Row] = []
         with self._lock:
-            for process in processes:
-                new = {
-                    key: value
-                    for key, value in ((key, escape(value, MAX_VALUE)) for key, value in changes.items())
-                    if value != (process.labels[key].value if key in process.labels else "")
-                }
+            changed = [(process, _differing(process.labels, values)) for process in processes]
+            for process, new in changed:
                 if len(process.labels.keys() | {key for key, value in new.items() if value}) > MAX_LABELS:
                     raise UsageError(f"a rank has {MAX_LABELS} labels at most", hint="remove some: KEY=")
-                self._count_changes(process.who.owner, len(new), now)
+            if source != _ANNOTATE:
+                self._count_changes(Counter(process.who.owner for process, new in changed for _ in new), pair.mono_ns)
+            for process, new in changed:
                 for key, value in new.items():
                     if value:
                         process.labels[key] = Label(value, now, source, uid)
@@ -280,22 +291,31 @@ class Labels(Source):
             if rows:
                 self._sink.put(TABLE, batch_of(TABLE, rows))
 
-    def _count_changes(self, owner: int, number: int, now: int) -> None:
-        second = now // 10**9
-        if self._changes[0] != second:
-            self._changes = second, Counter()
-        if self._changes[1][owner] + number > MAX_CHANGES_S:
-            raise Overloaded(f"labels of uid {owner} change more than {MAX_CHANGES_S} times a second")
-        self._changes[1][owner] += number
+    def _count_changes(self, numbers: Mapping[int, int], now: int) -> None:
+        """Counts changes by owner. Raises Overloaded for too many. ``now``: CLOCK_MONOTONIC ns."""
+        counts = {}
+        for owner, number in numbers.items():
+            before, at = self._changes.get(owner, (0.0, now))
+            counts[owner] = max(before - (now - at) / 1e9 * CHANGES_S, 0.0) + number, now
+            if counts[owner][0] > MAX_CHANGES:
+                raise Overloaded(f"the labels of uid {owner} change more than {CHANGES_S} times a second")
+        self._changes |= counts
 
     def _restore(self, rows: pa.Table) -> None:
-        """Restores the labels that an earlier daemon stored. ``rows`` has the columns _RESTORED."""
+        """Restores the labels that an earlier daemon stored, of processes that live.
+
+        ``rows`` has the columns _RESTORED, in the order in which they were stored: the clock may have been set.
+        """
+        pids, starts, times = (integers(rows.column(name).combine_chunks()) for name in ("pid", "start_ns", "ts"))
+        living = [
+            pid for pid, start_ns in set(zip(pids.tolist(), starts.tolist(), strict=True)) if is_alive(pid, start_ns)
+        ]
+        chosen = np.flatnonzero(np.isin(pids, living))
+        kept = rows.take(chosen)
+        numbers = (values[chosen].tolist() for values in (times, pids, starts))
+        texts = (kept.column(name).to_pylist() for name in ("key", "value", "source", "uid"))
         with self._lock:
-            times = integers(rows.column("ts").combine_chunks()).tolist()
-            columns = (rows.column(name).to_pylist() for name in _RESTORED[:-1])
-            for ts, pid, start_ns, key, value, source, uid in sorted(
-                zip(times, *columns, strict=True), key=itemgetter(0)
-            ):
+            for ts, pid, start_ns, key, value, source, uid in zip(*numbers, *texts, strict=True):
                 labels = self._restored.setdefault(ProcessKey(pid, start_ns), {})
                 if value:
                     labels[key] = Label(value, ts, source, uid)
@@ -305,6 +325,11 @@ class Labels(Source):
     def _lost(self, who: Identity, reason: str) -> None:
         now = self._clock.pair().real_ns
         self._sink.lost(Loss(self.name, TABLE, "process context", reason, now, now, None, who.pid))
+
+
+def _differing(labels: Mapping[str, Label], values: Mapping[str, str]) -> dict[str, str]:
+    """Returns the ``values`` that ``labels`` do not have; an empty value removes a label."""
+    return {key: value for key, value in values.items() if value != (labels[key].value if key in labels else "")}
 
 
 def _asked(process: _Process) -> dict[str, Any]:

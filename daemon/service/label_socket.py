@@ -14,11 +14,11 @@ import struct
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from probing.api.errors import ProbingError
+from probing.api.errors import NotFound, PeerError, ProbingError
 from probing.daemon.fairness import Turns
 from probing.daemon.query.caller import Caller
 from probing.daemon.service.audit import Audit
@@ -32,6 +32,8 @@ MAX_DATAGRAM = 4 << 10
 _BURST, _PAUSE_S = 32, 0.02
 # Datagrams of a user that wait, and users whose datagrams wait.
 _MAX_WAITING, _MAX_USERS = 32, 64
+# A datagram is passed on once more after this time, s: its rank may not be identified yet, or the collector restarts.
+_AGAIN_S = 2.0
 # struct ucred of include/linux/socket.h: pid, uid, gid.
 _CREDENTIALS = struct.Struct("iII")
 _WHAT = "labels"
@@ -42,6 +44,14 @@ class _Datagram(msgspec.Struct, frozen=True):
     job: str = ""
     rank: int | None = None
     pids: tuple[int, ...] = ()
+
+
+class _Request(NamedTuple):
+    """A request for the collector, and the user who sent it. ``again``: it was passed on before."""
+
+    fields: dict[str, Any]
+    uid: int
+    again: bool = False
 
 
 _decoded = msgspec.json.Decoder(_Datagram).decode
@@ -59,11 +69,12 @@ class LabelSocket:
         self._audit = audit
         self._socket: socket.socket | None = None
         self._problem = ""
-        self._waiting: dict[int, deque[dict[str, Any]]] = {}
+        self._waiting: dict[int, deque[_Request]] = {}
         self._turns: Turns[int] = Turns()
         self._accepted = 0
         self._refused: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def start(self) -> None:
         """Listens. A socket that cannot be bound is a problem of ``sources``."""
@@ -75,6 +86,7 @@ class LabelSocket:
         self._listen()
 
     async def stop(self) -> None:
+        self._stopped = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -105,9 +117,7 @@ class LabelSocket:
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._socket)
             loop.call_later(_PAUSE_S, self._listen)
-        if self._waiting and self._task is None:
-            self._task = asyncio.create_task(self._pass_on())
-            self._task.add_done_callback(self._passed)
+        self._pass_on_soon()
 
     def _take(self, data: bytes, control: list[tuple[int, int, bytes]], *, cut: bool) -> None:
         credentials = [value for level, kind, value in control if (level, kind) == _SENDER]
@@ -121,12 +131,23 @@ class LabelSocket:
         except (ValueError, RecursionError):
             self._refuse(uid, f"it is no JSON object with labels, or has more than {MAX_DATAGRAM:,} bytes")
             return
-        queue = self._waiting.get(uid)
+        self._queue(_Request({**msgspec.to_builtins(datagram), "by_pid": pid, "by_uid": uid}, uid))
+
+    def _queue(self, request: _Request) -> None:
+        queue = self._waiting.get(request.uid)
         if (queue is None and len(self._waiting) >= _MAX_USERS) or (queue and len(queue) >= _MAX_WAITING):
-            self._refuse(uid, "too many datagrams at once")
-            return
-        request = {**msgspec.to_builtins(datagram), "by_pid": pid, "by_uid": uid}
-        self._waiting.setdefault(uid, deque()).append(request)
+            self._refuse(request.uid, "too many datagrams at once")
+        else:
+            self._waiting.setdefault(request.uid, deque()).append(request)
+
+    def _queue_again(self, request: _Request) -> None:
+        self._queue(request)
+        self._pass_on_soon()
+
+    def _pass_on_soon(self) -> None:
+        if self._waiting and self._task is None and not self._stopped:
+            self._task = asyncio.create_task(self._pass_on())
+            self._task.add_done_callback(self._passed)
 
     async def _pass_on(self) -> None:
         """Passes the datagrams that wait to the collector; users take turns."""
@@ -137,8 +158,13 @@ class LabelSocket:
             if not self._waiting[uid]:
                 del self._waiting[uid]
             try:
-                await asyncio.to_thread(self._label, request)
+                await asyncio.to_thread(self._label, request.fields)
                 self._accepted += 1
+            except (NotFound, PeerError) as e:
+                if request.again:
+                    self._refuse(uid, e.message, kind=e.kind)
+                else:
+                    asyncio.get_running_loop().call_later(_AGAIN_S, self._queue_again, request._replace(again=True))
             except ProbingError as e:
                 self._refuse(uid, e.message, kind=e.kind)
 

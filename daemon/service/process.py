@@ -87,8 +87,7 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
     )
     await server.start(service, _flight(service, server) if config.flight else None)
     gossip.start()
-    if config.labels.enabled:
-        labels.start()
+    labels.start()
     if metrics:
         await metrics.start()
     listeners.start()
@@ -168,7 +167,7 @@ def _service(
     )
 
     def own_sources() -> list[SourceState]:
-        return [*gossip.sources(), *(labels.sources() if config.labels.enabled else ())]
+        return [*gossip.sources(), *labels.sources()]
 
     def with_own(seconds: float) -> Header:
         status = diagnosis.among(collector.status(seconds))

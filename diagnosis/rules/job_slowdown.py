@@ -133,7 +133,7 @@ def _lasts(case: Case, change: _ChangePoint) -> bool:
     # The history is from one node, but it is unknown which.
     quiet = min((abs(node.taken_ns - newest) for node in case.facts.nodes), default=abs(case.facts.taken_ns - newest))
     lasts = newest - history[change.index - 1][0]
-    return lasts >= _PERSISTS_NS and quiet <= max(_STEPS * case.gate_ns, _STEPS * change.after, _FRESH_NS)
+    return lasts >= _PERSISTS_NS and quiet <= max(_STEPS * case.usual_gate_ns, _STEPS * change.after, _FRESH_NS)
 
 
 def _all(samples: Iterable[tuple[Sample, ...]]) -> list[Sample]:

@@ -8,6 +8,7 @@ from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.verdict import NOTE, WARNING, Finding, Verdict
+from probing.diagnosis.waits import phase_limit_ns
 from probing.diagnosis.words import clean, who
 
 __all__ = ("VERDICTS", "find")
@@ -49,7 +50,11 @@ def find(case: Case) -> Iterator[Finding]:
 
 def _finding(case: Case, living: list[Rank], ended: list[Rank], age: int, since: int) -> Finding:
     numbers = [rank.rank for rank in living]
-    cares = age >= _CARES_NS and all(case.activity(number).progressing is not True for number in numbers)
+    cares = (
+        age >= _CARES_NS
+        and not phase_limit_ns(case.facts)
+        and all(case.activity(number).progressing is not True for number in numbers)
+    )
     first = case.activity(numbers[0])
     why = first.why if len(numbers) == 1 else f"rank {numbers[0]}: {first.why}"
     verb = "has" if len(numbers) == 1 else "have"

@@ -61,7 +61,7 @@ def find(case: Case) -> Iterator[Finding]:
 def _advances(case: Case, rank: int) -> bool:
     # Returns whether the rank was seen to begin or end an operation or step within the time of a stall.
     seen = last_seen_ns(case.ranks[rank])
-    return seen is not None and case.now(rank) - seen < case.gate_ns and not halted(case.ranks[rank])
+    return seen is not None and case.now(rank) - seen < case.usual_gate_ns and not halted(case.ranks[rank])
 
 
 def _busy(case: Case, rank: int) -> bool:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from probing.api.text import time_text
 from probing.diagnosis.case import Case
-from probing.diagnosis.verdict import ERROR, NOTE, Finding, Verdict
+from probing.diagnosis.verdict import NOTE, Finding, Verdict
 from probing.diagnosis.waits import phase_limit_ns
 from probing.diagnosis.words import clean
 
-__all__ = ("VERDICTS", "find")
+__all__ = ("PHASE", "VERDICTS", "find")
 
 PHASE = Verdict(
     "phase",
@@ -32,9 +32,9 @@ def find(case: Case) -> Iterator[Finding]:
     limit = phase_limit_ns(case.facts)
     if phase is None or not limit or stalled is None or stalled < case.facts.stall_s * 1e9:
         return
-    if any(finding.severity == ERROR for finding in case.found):
+    if case.found_error:
         return
-    lasts = case.facts.taken_ns - phase.since_ns
+    lasts = max(case.facts.taken_ns - phase.since_ns, 0)
     name, allowed = clean(phase.name), time_text(limit)
     yield Finding(
         PHASE,

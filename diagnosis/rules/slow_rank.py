@@ -69,7 +69,7 @@ def are_recent(case: Case, compared: Arrivals) -> bool:
     """Returns whether the newest compared operation is recent."""
     clocks = case.clocks
     taken = max((n.taken_ns - clocks[n.node].offset_ns for n in case.facts.nodes if n.node in clocks), default=0)
-    return taken - compared.newest_ns <= max(_STEPS * case.gate_ns, _FRESH_NS)
+    return taken - compared.newest_ns <= max(_STEPS * case.usual_gate_ns, _FRESH_NS)
 
 
 def _peers(case: Case, late: Mapping[int, Late]) -> list[Rank]:

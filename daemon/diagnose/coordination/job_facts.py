@@ -20,10 +20,11 @@ from probing.daemon.diagnose.coordination.peers import PeerFacts
 from probing.daemon.diagnose.coordination.proofs import Proofs
 from probing.daemon.diagnose.gather.gatherer import Gatherer
 from probing.diagnosis.facts import MAX_RANKS as MAX_WORLD
-from probing.diagnosis.facts import Facts, Missing, NodeFacts, Rank
+from probing.diagnosis.facts import Facts, Missing, NodeFacts, Phase, Rank
 from probing.diagnosis.facts_file import from_json
 from probing.diagnosis.ladder import RULES, Rule, diagnose
 from probing.diagnosis.merge import merge
+from probing.diagnosis.waits import MAX_PHASE_S
 
 __all__ = ("MAX_RANKS", "JobFacts", "facts_of")
 
@@ -82,8 +83,25 @@ def _about_itself(node: str, facts: Facts, answer: PeerFacts, own: Facts) -> Fac
         ranks=tuple(rank for rank in facts.ranks if rank.rank not in known and 0 <= rank.rank < size),
         missing=tuple(_missing(node, facts.missing, [rank for rank in facts.ranks if rank.rank in known])),
         usual_gap_ns=gap,
+        phase=_phase(facts, answer, own),
         step_history=() if own.step_history else facts.step_history,
     )
+
+
+def _phase(facts: Facts, answer: PeerFacts, own: Facts) -> Phase | None:
+    """Returns the phase that a node reports of one of its ranks, by this node's clock.
+
+    None if the phase begins in the future, or if the ranks of this node have stood still for longer than its limit: a
+    node that sets the phase again and again delays a finding by this limit.
+    """
+    phase = facts.phase
+    if phase is None or phase.rank not in {rank.rank for rank in facts.ranks} - {rank.rank for rank in own.ranks}:
+        return None
+    since = phase.since_ns - answer.clock_offset_ns
+    advanced = max((node.advanced_ns or node.watching_since_ns or 0 for node in own.nodes), default=0)
+    if since > own.taken_ns + _APART_NS or own.taken_ns - advanced >= min(phase.limit_s, MAX_PHASE_S) * 1e9:
+        return None
+    return replace(phase, name=phase.name[:_MAX_TEXT], since_ns=since)
 
 
 def _missing(node: str, missing: Sequence[Missing], taken: Sequence[Rank]) -> list[Missing]:

@@ -12,7 +12,7 @@ from diagnosis_cases import NOW, WORLD, comm, elsewhere, facts, history, in_coll
 from probing.api.errors import NotFound, PeerError
 from probing.daemon.diagnose.coordination.job_facts import MAX_RANKS, facts_of
 from probing.daemon.diagnose.coordination.peers import PeerFacts
-from probing.diagnosis.facts import Exit, Facts, Missing, Process
+from probing.diagnosis.facts import Exit, Facts, Missing, Phase, Process
 from probing.diagnosis.facts_file import to_json
 from probing.diagnosis.ladder import diagnose
 from probing.diagnosis.merge import merge
@@ -53,6 +53,13 @@ TRUTH = [("not_joined", 1, "n2")]
         {"taken_ns": NOW + 10**9 * S},
         {"world_size": 16384},
         {"usual_gap_ns": 10**9 * S},
+        # A rank of this node, or a rank that the peer does not have, is in a phase. The peer's own rank is in a phase
+        # that begins in the future, or whose limit is shorter than the time for which ranks of this node stand still.
+        {"phase": Phase("eval", 0, NOW - S, 1800.0)},
+        {"phase": Phase("eval", 1, NOW - S, 1800.0)},
+        {"phase": Phase("eval", 2, NOW + 100 * S, 1e308)},
+        {"phase": Phase("eval", 2, NOW - S, 38.0)},
+        {"phase": Phase("eval", 2, NOW - S, -1e308)},
         {"step_history": tuple((number, 10 * S) for number in range(1000))},
         {"missing": tuple(Missing("node", f"node n2 did not answer {number}", node="n2") for number in range(999))},
         {"missing": tuple(Missing("history", "x" * 5000, node="n2") for _ in range(999))},
@@ -67,6 +74,14 @@ def test_what_a_peer_says_of_the_job_hides_no_stall(lie: dict[str, Any]) -> None
     assert (merged.stall_s, merged.world_size, merged.taken_ns, merged.step_history) == (10.0, 3, NOW, own.step_history)
     assert len(merged.missing) <= 64
     assert all(one.node == "x" and len(one.text) <= 300 and one.kind != "node" for one in merged.missing)
+
+
+def test_a_phase_of_a_peers_rank_counts_by_this_nodes_clock() -> None:
+    said = of_rank(2, "x", phase=Phase("eval", 2, NOW - 7 * S, 1800.0))
+    ahead = replace(said, nodes=(replace(said.nodes[0], taken_ns=NOW + 5 * S),))
+    found = taken(replace(ahead, phase=Phase("eval", 2, NOW - 2 * S, 1800.0)), offset_ns=5 * S)
+    assert found.phase == said.phase
+    assert [one.verdict.id for one in diagnose(merge([OWN, TRUE, found])).findings] == ["phase"]
 
 
 def test_ranks_of_this_node_are_known_here() -> None:

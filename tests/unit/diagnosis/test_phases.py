@@ -53,6 +53,22 @@ def test_a_job_that_advances_has_no_such_note() -> None:
     assert findings(facts(*ranks, phase=Phase("eval", 0, ago(43), 1800.0))) == []
 
 
+@pytest.mark.parametrize("limit", [-1e308, 1e308, 0.0])
+def test_a_limit_that_a_peer_made_up_does_no_harm(limit: float) -> None:
+    severities = {f.severity for f in findings(stalled(Phase("x", 0, ago(43), limit)))}
+    assert severities == ({"note"} if limit > 0 else {"error"})
+
+
+def test_a_phase_that_begins_in_the_future_counts_as_none() -> None:
+    """The clock was set back, or a peer lies."""
+    assert "error" in [f.severity for f in findings(stalled(Phase("eval", 0, ago(-61), 1800.0)))]
+    assert [f.severity for f in findings(stalled(Phase("eval", 0, ago(-59), 1800.0)))] == ["note"]
+
+
+def test_a_wait_that_is_older_than_the_phase_is_excused_as_well() -> None:
+    assert [f.severity for f in findings(stalled(Phase("eval", 0, ago(5), 30.0)))] == ["note"]
+
+
 def test_no_phase_lasts_longer_than_an_hour() -> None:
     """A peer may claim any limit."""
     assert [f.severity for f in findings(stalled(Phase("x", 0, ago(3599), 1e9), 3590.0))] == ["note"]

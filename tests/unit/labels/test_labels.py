@@ -11,7 +11,8 @@ from fakes import TOTALS, Sink
 from probing.api.errors import CorruptTarget, NotFound, Overloaded, PrivilegeError, ProbingError, UsageError
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
-from probing.daemon.labels.source import MAX_CHANGES_S, MAX_LABELS, Label, Labels
+from probing.daemon.labels import source
+from probing.daemon.labels.source import CHANGES_S, MAX_CHANGES, MAX_LABELS, Label, Labels
 from probing.daemon.source import Identity
 
 SECOND = 10**9
@@ -129,13 +130,37 @@ def test_what_cannot_be_set_is_refused(scene: Scene, request_: dict[str, Any], k
 
 
 def test_changes_are_limited_by_user(scene: Scene) -> None:
-    for value in range(MAX_CHANGES_S):
-        scene.label(labels={"n": str(value)}, job="j", rank=0)
-    with pytest.raises(Overloaded):
-        scene.label(labels={"n": "more"}, job="j", rank=0)
-    assert scene.label(labels={"n": "0"}, job="k") == 1
+    for value in range(MAX_CHANGES):
+        scene.label(labels={"n": str(value)}, by_pid=RANKS[0].pid, by_uid=OWNER)
+    for who in RANKS[:2]:
+        with pytest.raises(Overloaded):
+            scene.label(labels={"n": "more"}, by_pid=who.pid, by_uid=OWNER)
+    assert scene.label(labels={"n": "0"}, by_pid=OTHER.pid, by_uid=STRANGER) == 1
+    # An administrator is not held up.
+    assert scene.label(labels={"n": "admin"}, job="j") == 3
     scene.clock.advance(SECOND)
-    assert scene.label(labels={"n": "more"}, job="j", rank=0) == 1
+    for value in range(CHANGES_S):
+        assert scene.label(labels={"n": str(value)}, by_pid=RANKS[1].pid, by_uid=OWNER) == 1
+    with pytest.raises(Overloaded):
+        scene.label(labels={"n": "more"}, by_pid=RANKS[1].pid, by_uid=OWNER)
+
+
+def test_a_request_sets_all_of_its_labels_or_none(scene: Scene) -> None:
+    scene.label(labels={f"k{number}": "v" for number in range(MAX_LABELS)}, job="j", rank=2)
+    scene.stored()
+    with pytest.raises(UsageError, match="64 labels at most"):
+        scene.label(labels={"phase": "eval"}, job="j")
+    assert scene.phases() == [None] * 3
+    assert scene.stored() == []
+
+
+def test_labels_that_are_switched_off_count_no_more(scene: Scene) -> None:
+    scene.label(labels={"phase": "eval"}, job="j")
+    scene.labels._enabled = lambda who: who.rank == 1
+    assert scene.phases() == [None, "eval", None]
+    for request in ({"by_pid": RANKS[0].pid, "by_uid": OWNER}, {"job": "j", "rank": 0}):
+        with pytest.raises(NotFound):
+            scene.label(labels={"phase": "train"}, **request)
 
 
 def test_the_process_context_is_read_when_it_changes(scene: Scene) -> None:
@@ -159,6 +184,12 @@ def test_the_process_context_is_read_when_it_changes(scene: Scene) -> None:
         ("j", 0, "phase", "train", "opentelemetry", None),
         ("j", 0, "service.name", None, "opentelemetry", None),
     ]
+    # What was said later by another way stays, unless the attribute itself changes.
+    scene.label(labels={"phase": "checkpoint"}, job="j", rank=0)
+    scene.readers.answers[first] = (0x7000, 31, {"phase": "train", "step": "7"})
+    scene.clock.advance(SECOND)
+    scene.labels.turn()
+    assert scene.phases()[0] == "checkpoint"
     scene.readers.answers[first] = (0, 0, {})
     scene.clock.advance(SECOND)
     scene.labels.turn()
@@ -170,7 +201,7 @@ def test_the_process_context_is_read_when_it_changes(scene: Scene) -> None:
     assert [loss.reason for loss in scene.sink.losses] == ["the process context ends within a field"]
 
 
-def test_labels_are_restored_for_processes_that_live(scene: Scene) -> None:
+def test_labels_are_restored_for_processes_that_live(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.label(labels={"phase": "eval", "team": "vision"}, job="j", by_pid=1, by_uid=OWNER)
     scene.clock.advance(SECOND)
     scene.label(labels={"team": ""}, job="j", rank=0)
@@ -178,7 +209,10 @@ def test_labels_are_restored_for_processes_that_live(scene: Scene) -> None:
     later = Scene()
     (columns, restore), *_ = later.labels.restored_tables.values()
     later.labels._processes.clear()
+    # Those of RANKS[2] have ended meanwhile.
+    monkeypatch.setattr(source, "is_alive", lambda pid, _: pid != RANKS[2].pid)
     restore(rows.select(list(columns)))
+    assert later.labels._restored.keys() == {RANKS[0].key, RANKS[1].key}
     later.labels.process_identified(RANKS[0])
     since = scene.clock.pair().real_ns - SECOND
     assert later.labels._processes[RANKS[0].key].labels == {"phase": Label("eval", since, "datagram", OWNER)}

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from probing.api.errors import PrivilegeError
+from probing.api.errors import NotFound, PrivilegeError
+from probing.daemon.service import label_socket
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.label_socket import MAX_DATAGRAM, NAME, LabelSocket
 
@@ -28,6 +29,8 @@ class Collector:
     def __call__(self, request: dict[str, Any]) -> None:
         self.open.wait(30)
         self.requests.append(request)
+        if request["job"] == "later" and len(self.requests) == 1:
+            raise NotFound("the sender is no process of a job")
         if request["job"] == "other":
             raise PrivilegeError("uid 7 may not label ranks of job other, which is of uid 5")
 
@@ -128,6 +131,25 @@ def test_a_flood_is_cut_and_ends_with_what_came_first(tmp_path: Path) -> None:
     asyncio.run(scene())
     # One was on its way, and 32 waited.
     assert [request["labels"]["n"] for request in collector.requests] == [str(number) for number in range(33)]
+
+
+def test_a_datagram_whose_rank_is_not_known_yet_is_passed_on_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(label_socket, "_AGAIN_S", 0.05)
+    collector, audit = Collector(), Audit()
+
+    async def scene() -> None:
+        labels = LabelSocket(tmp_path, collector, audit)
+        labels.start()
+        send(tmp_path / NAME, b'{"labels": {"phase": "compile"}, "job": "later"}')
+        await until(lambda: len(collector.requests) == 2)
+        await until(lambda: labels.sources()[0].detail == "1 datagrams accepted")
+        await labels.stop()
+
+    asyncio.run(scene())
+    assert collector.requests[0] == collector.requests[1]
+    assert audit.counts.total() == 0
 
 
 def test_a_socket_that_another_daemon_uses_is_left(tmp_path: Path) -> None:
