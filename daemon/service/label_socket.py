@@ -96,7 +96,9 @@ class LabelSocket:
             self._path.unlink(missing_ok=True)
 
     def sources(self) -> list[SourceState]:
-        """Returns the state of the socket for Status."""
+        """Returns the state of the socket for Status; empty before the first datagram."""
+        if not (self._problem or self._accepted or self._refused):
+            return []
         refused = "".join(f", {count} refused: {why}" for why, count in self._refused.most_common(3))
         detail = f"{self._accepted} datagrams accepted{refused}"
         return [SourceState("label_socket", "degraded" if self._problem else "running", self._problem, detail=detail)]
