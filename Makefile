@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool browser test test-with-probes test-unit test-times test-all torch-wheels frameworks hta jax-wheels nccl-wheels demo screens bench probing-venv soak mutations attacks selects night crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test web gpu-kit vm-test-arm64 image image-test kubernetes verifier-record inject clean
+.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool browser test test-with-probes test-unit test-times test-all torch-wheels frameworks hta jax-wheels nccl-wheels demo screens bench probing-venv opentelemetry soak mutations attacks selects night crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test web gpu-kit vm-test-arm64 image image-test kubernetes verifier-record inject clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -171,6 +171,9 @@ bench: install ## the figures of docs/benchmarks.md
 inject: install pythons ## code run a thousand times in a process of each CPython, with a debug allocator; the steps beside a control
 	PYTHONMALLOC=debug PROBINGD_TEST_LONG=1 $(HOST) $(PYTHON) -m pytest --timeout 1800 tests/integration/inject
 	$(HOST) $(PYTHON) bench/inject.py $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python)
+
+opentelemetry: install ## the SDK of OpenTelemetry, for `make bench BENCH=job_rows` to compare with
+	$(PYTHON) -m pip install -q --disable-pip-version-check --target .build/opentelemetry opentelemetry-sdk
 
 # Probing has the import name of our sdk, so it gets a virtual environment of its own, which sees our torch.
 probing-venv: install ## Probing 0.2.4, for `make bench BENCH=cost_to_job` to compare with
