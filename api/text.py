@@ -133,8 +133,9 @@ def count(number: float | None) -> str:
 
 
 def plural(number: int, what: str) -> str:
-    """Returns a number with its noun: ``1 sample``, ``1,234 samples``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    """Returns a number with its noun: ``1 sample``, ``1,234 samples``, ``2 processes``."""
+    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
+    return f"{number:,} {what}{ending}"
 
 
 def percent(value: float | None, digits: int = 0) -> str:

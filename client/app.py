@@ -65,7 +65,7 @@ COMMANDS = {
     "config": Entry("config", "Settings of the daemon: show them, or change one."),
     "annotate": Entry("annotate", "Set labels of ranks, such as the phase that they are in."),
     "eval": Entry("evaluate", "Run Python in processes of a job, where it is allowed."),
-    "repl": Entry("unsupported", "A Python prompt in a job.", hidden=True, function="prompt"),
+    "repl": Entry("repl", "The same line by line, as at Python's own prompt."),
     "launch": Entry("unsupported", "Start a job.", hidden=True, function="launch"),
     "inject": Entry("unsupported", "Load a library into a job.", hidden=True, function="launch"),
     "query": Entry("query", "Rows of one SELECT, of one node or all; without SQL a shell."),

@@ -111,19 +111,27 @@ class Cluster(Queries):
         )
 
     def evaluate(
-        self, code: str, pids: Sequence[int] = (), job: str = "", *, rank: int | None = None, seconds: float = 5.0
+        self,
+        code: str,
+        pids: Sequence[int] = (),
+        job: str = "",
+        *,
+        rank: int | None = None,
+        seconds: float = 5.0,
+        session: str = "",
+        ends: bool = False,
     ) -> Evaluations:
         """Runs ``code`` in the processes whose nodes allow it; ``seconds``: limit for the start and run of the code.
 
+        Code of a ``session`` sees the names that earlier code of the session has assigned, until code that ``ends`` it.
         Raises NotFound for a process that no node has.
         """
 
         def ask(name: str) -> list[pb.EvalReply]:
-            return self.some(
-                lambda node, left: node.evaluate(
-                    pb.EvalRequest(pids=pids, job=name, rank=rank, code=code, limit_ms=limit_ms), left
-                )
+            request = pb.EvalRequest(
+                pids=pids, job=name, rank=rank, code=code, limit_ms=limit_ms, session=session, ends=ends
             )
+            return self.some(lambda node, left: node.evaluate(request, left))
 
         limit_ms = max(1, round(seconds * 1000))
         replies = self._of_job(job, ask)

@@ -2,8 +2,9 @@
 
 The daemon sends this text itself; no process imports it. It works on CPython 3.8 to 3.15, imports nothing but built-in
 modules that the interpreter has loaded, starts no thread, opens no socket, keeps no file open, and leaves no name.
-``probing_request`` is set by the daemon: (address, size, code, seconds, latest start on time.monotonic() or 0, pid, and
-whether system calls are filtered).
+``probing_request`` is set by the daemon: (address, size, code, seconds, latest start on time.monotonic() or 0, pid,
+whether system calls are filtered, session or "", and whether the session ends). The names of a session, which code has
+assigned, stay in a dict of the module ``sys`` until the session ends.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-    probing_request: tuple[int, int, str, float, float, int, bool]
+    probing_request: tuple[int, int, str, float, float, int, bool, str, bool]
 
 BEGUN, DONE = b"\1\0\0\0", b"\2\0\0\0"
 # Where the answer begins; before it are the state and the length, 4 bytes each.
 HEAD = 64
 MAX_OUTPUT, MAX_TEXT, MAX_FRAMES, MAX_ITEMS = 256 << 10, 64 << 10, 64, 1000
 FILE = "<eval>"
+SESSIONS, MAX_SESSIONS = "__probing_sessions__", 4
 
 
 def output_to(stream: Any, parts: list[str], left: list[int]) -> Any:
@@ -199,8 +201,36 @@ def packed(fields: Iterable[tuple[str, str]], limit: int) -> bytes:
     return data
 
 
+def names_of(session: str) -> dict[str, Any]:
+    """Returns the names that the code sees: those of ``__main__``, and those that the session has assigned."""
+    main = sys.modules["__main__"].__dict__
+    if not session:
+        return dict(main)
+    sessions: dict[str, tuple[dict[str, Any], set[str]]] = sys.__dict__.setdefault(SESSIONS, {})
+    names, assigned = sessions.pop(session, ({}, set()))
+    sessions[session] = names, assigned
+    for old in list(sessions)[:-MAX_SESSIONS]:
+        end(old)
+    names.update((name, value) for name, value in main.items() if name not in assigned)
+    return names
+
+
+def keep(session: str, names: dict[str, Any]) -> None:
+    """Notes which names the code of a session has assigned."""
+    main, missing = sys.modules["__main__"].__dict__, object()
+    changed = (name for name, value in names.items() if main.get(name, missing) is not value)
+    sys.__dict__[SESSIONS][session][1].update(changed)
+
+
+def end(session: str) -> None:
+    """Drops the names of a session; the last session leaves nothing."""
+    del sys.__dict__[SESSIONS][session]
+    if not sys.__dict__[SESSIONS]:
+        del sys.__dict__[SESSIONS]
+
+
 def answer() -> None:
-    address, size, code, seconds, latest, pid, filtered = probing_request  # noqa: F821 - set by the daemon
+    address, size, code, seconds, latest, pid, filtered, session, ends = probing_request  # noqa: F821 - the daemon's
     write: Callable[[int, bytes], None] = by_file
     if "ctypes" in sys.modules:
         write = by_ctypes
@@ -210,13 +240,17 @@ def answer() -> None:
     if (not filtered and posix.getpid() != pid) or (latest and time.monotonic() > latest):
         return
     write(address, BEGUN)
-    names = dict(sys.modules["__main__"].__dict__)
+    names = names_of(session)
     # If the program has changed its command line, only ``sys.flags`` tells that it runs in isolated mode.
     refusal = (("error", "PermissionError"), ("message", "it was started in isolated mode (python -I)"))
     data = packed(refusal if sys.flags.isolated else evaluate(code, names, seconds), size - HEAD)
     write(address + HEAD, data)
     write(address + 4, len(data).to_bytes(4, "little"))
+    if session:
+        end(session) if ends else keep(session, names)
     write(address, DONE)
+    if session:
+        return
     # Functions of the code hold its names, and the names hold the functions: without the garbage collector both would
     # stay. A function that something else holds was left behind on purpose, and needs its names.
     control: list[Any] = [lambda: None]

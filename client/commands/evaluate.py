@@ -20,7 +20,7 @@ from probing.client.session import job_named, opened, report_failures
 from probing.client.settings import Settings, process_id
 from probing.client.times import seconds
 
-__all__ = ("EXAMPLES", "Options", "run")
+__all__ = ("EXAMPLES", "Options", "block", "run", "traceback")
 
 EXAMPLES = ("probingctl eval --job 4711 --rank 0 'trainer.state.step'", "probingctl eval 4242 --file look.py")
 _MAX_CODE = 64 << 10
@@ -95,21 +95,21 @@ def _lines(results: Sequence[Evaluated]) -> Iterator[str]:
         if len(results) > 1:
             rank = "" if result["rank"] is None else f"rank {result['rank']}, "
             yield escape(f"{rank}pid {result['pid']} on {result['node']}:") + "\n"
-        yield from _block(result["output"])
+        yield from block(result["output"])
         if result["dropped"]:
             yield f"({result['dropped']:,} more characters of output were dropped)\n"
         if result["value"] is not None:
-            yield from _block(result["value"])
+            yield from block(result["value"])
         if result["raised"] is not None:
-            yield from _traceback(result["raised"]["frames"])
+            yield from traceback(result["raised"]["frames"])
 
 
-def _traceback(frames: Iterable[Sequence[str | int]]) -> Iterator[str]:
+def traceback(frames: Iterable[Sequence[str | int]]) -> Iterator[str]:
     for file, line, function in frames:
         yield escape(f'  File "{file}", line {line}, in {function}') + "\n"
 
 
-def _block(text: str) -> Iterator[str]:
+def block(text: str) -> Iterator[str]:
     for line in text.splitlines():
         yield escape(line) + "\n"
 

@@ -135,9 +135,7 @@ def _text(report: dict[str, Any]) -> str:
     counts = [
         f"{count(report[key])} {key.replace('_', ' ')}" for key in ("operations", "steps", "samples", "counter_values")
     ]
-    whole = f"{plural(report['processes'], 'process')} on {plural(report['nodes'], 'node')}".replace(
-        "processs", "processes"
-    )
+    whole = f"{plural(report['processes'], 'process')} on {plural(report['nodes'], 'node')}"
     lines = [
         f"{name}: {size(sum(file['bytes'] for file in files))}",
         f"job {report['job']} from {when(report['from'])} until {when(report['to'])}: {whole}",

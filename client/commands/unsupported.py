@@ -1,4 +1,4 @@
-"""``repl``, ``launch`` and ``inject`` of Probing, which would run code in the job: each only names its replacement."""
+"""``launch`` and ``inject`` of Probing, which load a library into the job: each only names its replacement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from probing.api.errors import UsageError
 from probing.client.settings import Settings
 
-__all__ = ("CONTEXT", "Options", "launch", "nearest", "prompt")
+__all__ = ("CONTEXT", "Options", "launch", "nearest")
 
 CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}
 _MAX_NAMES = 5
@@ -22,11 +22,6 @@ _MAX_CODE = 1 << 16
 @dataclass(frozen=True, slots=True)
 class Options:
     words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None
-
-
-def prompt(_settings: Settings, _options: Options) -> None:
-    hint = "`probingctl eval CODE` runs code once; `vars NAME` and `stacks --locals` read values from outside"
-    raise UsageError("repl needs a helper in the process, which does not exist yet", hint=hint)
 
 
 def launch(_settings: Settings, _options: Options) -> None:

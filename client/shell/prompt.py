@@ -26,7 +26,7 @@ from probing.client.settings import Settings
 from probing.client.shell.words import candidates, is_whole
 from probing.client.wire.credentials import Tls
 
-__all__ = ("Prompt", "history_path", "trim_history")
+__all__ = ("Prompt", "PythonPrompt", "history_path", "trim_history")
 
 _COLUMNS = "SELECT table_schema, table_name, column_name, type FROM probing.column_docs"
 _NAME = re.compile(r"[A-Za-z_]\w{0,62}")
@@ -42,13 +42,13 @@ class Prompt:
         """Makes the prompt. ``everywhere`` returns whether all nodes are asked, which the prompt shows."""
         self._everywhere = everywhere
         self._session: PromptSession[str] = PromptSession(
-            history=_history(),
+            history=_history("history"),
             completer=_Completer(settings),
             complete_while_typing=False,
             complete_in_thread=True,
             enable_history_search=False,
             multiline=True,
-            key_bindings=_keys(),
+            key_bindings=_keys(is_whole),
             prompt_continuation=lambda width, _number, _wrapped: "...> ".rjust(width),
         )
 
@@ -60,7 +60,38 @@ class Prompt:
         return self._session.prompt("all> " if self._everywhere() else "sql> ", default=default)
 
 
-def _keys() -> KeyBindings:
+class PythonPrompt:
+    """Reads one Python input at a time. ``names`` completes the text before the cursor: texts, and how many characters
+    each replaces; ``is_whole`` returns whether an input can be run.
+    """
+
+    def __init__(self, names: Callable[[str], list[tuple[str, int]]], is_whole: Callable[[str], bool]) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            history=_history("python_history"),
+            completer=_Names(names),
+            complete_while_typing=False,
+            complete_in_thread=True,
+            enable_history_search=False,
+            multiline=True,
+            key_bindings=_keys(is_whole),
+            prompt_continuation=lambda width, _number, _wrapped: "... ".rjust(width),
+        )
+
+    def ask(self) -> str:
+        """Returns the user's input. Raises KeyboardInterrupt (Ctrl-C), EOFError (Ctrl-D)."""
+        return self._session.prompt(">>> ")
+
+
+class _Names(Completer):
+    def __init__(self, names: Callable[[str], list[tuple[str, int]]]) -> None:
+        self._names = names
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:  # noqa: ARG002
+        for name, replaced in self._names(document.text_before_cursor):
+            yield Completion(name, start_position=-replaced)
+
+
+def _keys(is_whole: Callable[[str], bool]) -> KeyBindings:
     keys = KeyBindings()
 
     @Condition
@@ -100,15 +131,15 @@ class _Completer(Completer):
             self._tables = tables
 
 
-def history_path() -> Path:
-    """Returns the path of the history: under XDG_STATE_HOME, by default ``~/.local/state``."""
+def history_path(name: str = "history") -> Path:
+    """Returns the path of the history ``name``: under XDG_STATE_HOME, by default ``~/.local/state``."""
     given = Path(os.environ.get("XDG_STATE_HOME", ""))
     root = given if given.is_absolute() else Path.home() / ".local" / "state"
-    return root / "probingctl" / "history"
+    return root / "probingctl" / name
 
 
-def _history() -> History:
-    path = history_path()
+def _history(name: str) -> History:
+    path = history_path(name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         trim_history(path)

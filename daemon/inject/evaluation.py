@@ -7,6 +7,7 @@ in between, the target goes on unchanged; at worst the memory stays mapped, unus
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,9 +33,10 @@ from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.processes.target import MAX_MAPS, Target
 
-__all__ = ("MAX_CODE", "MAX_SECONDS", "Evaluation", "evaluate")
+__all__ = ("MAX_CODE", "MAX_SECONDS", "SESSION", "Evaluation", "evaluate")
 
 MAX_CODE, MAX_SECONDS = 64 << 10, 60.0
+SESSION = re.compile(r"[0-9a-f]{0,32}")
 # The area of the answer: state, length, and fields from HEAD on, as sdk/evaluate.py writes them; then the text.
 _ANSWER_BYTES, _HEAD = 1 << 20, 64
 _BEGUN, _DONE = 1, 2
@@ -61,7 +63,8 @@ _SWITCH_AT = _TEXT.index("1")
 
 class Evaluation(NamedTuple):
     """A request to run code in a process. ``uid``: the real user that the process must have. ``functions``: see
-    ``Functions``. ``seconds``: the time in which the code has to begin and to end.
+    ``Functions``. ``seconds``: the time in which the code has to begin and to end. ``session``: its code sees
+    the names that earlier code of the session has assigned; ``ends``: this is the last code of the session.
     """
 
     pid: int
@@ -70,19 +73,24 @@ class Evaluation(NamedTuple):
     functions: dict[str, int]
     code: str
     seconds: float
+    session: str = ""
+    ends: bool = False
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Evaluation:
         """Returns the request of a message. Raises UsageError."""
         try:
             pid, start_ns, uid = int(data["pid"]), int(data["start_ns"]), int(data["uid"])
-            asked = cls(pid, start_ns, uid, dict(data["functions"]), str(data["code"]), float(data["seconds"]))
+            functions, code, seconds = dict(data["functions"]), str(data["code"]), float(data["seconds"])
+            asked = cls(pid, start_ns, uid, functions, code, seconds, str(data["session"]), bool(data["ends"]))
         except (KeyError, TypeError, ValueError) as e:
             raise UsageError("the request to run code has a missing or malformed field") from e
         if len(asked.code) > MAX_CODE:
             raise UsageError(f"the code has {len(asked.code):,} characters", hint=f"at most {MAX_CODE:,} can be run")
         if not 0 < asked.seconds <= MAX_SECONDS or asked.pid <= 0 or asked.start_ns <= 0:
             raise UsageError("the request to run code has a number out of range")
+        if not SESSION.fullmatch(asked.session):
+            raise UsageError("the name of a session has up to 32 digits and letters a to f")
         return asked
 
 
@@ -108,7 +116,8 @@ def evaluate(asked: Evaluation) -> dict[str, Any]:
         def text(address: int) -> bytes:
             latest = deadline if _same_clock(asked.pid) else 0
             left = round(max(deadline - time.monotonic(), 0.0), 3)
-            request = (address, _ANSWER_BYTES, asked.code, left, latest, facts.pid, facts.filtered)
+            own = (asked.code, left, latest, facts.pid, facts.filtered, asked.session, asked.ends)
+            request = (address, _ANSWER_BYTES, *own)
             return _TEXT.format(source=ascii(_source()), request=ascii(request)).encode() + b"\0"
 
         size = (_ANSWER_BYTES + len(text(_NOWHERE)) + 4095) & -4096

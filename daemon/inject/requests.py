@@ -27,7 +27,7 @@ from probing.api.typed import typed_json
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.config import InjectConfig
-from probing.daemon.inject.evaluation import MAX_CODE, MAX_SECONDS, Evaluation
+from probing.daemon.inject.evaluation import MAX_CODE, MAX_SECONDS, SESSION, Evaluation
 from probing.daemon.inject.lookup import find_functions
 from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Header, connect
 from probing.daemon.processes.liveness import OwnProcesses, real_user
@@ -54,6 +54,8 @@ class _Asked(NamedTuple):
     code: str
     seconds: float
     caller: str
+    session: str = ""
+    ends: bool = False
     most_bytes: int = MAX_ANSWERS
 
 
@@ -97,6 +99,9 @@ class Evaluations:
             raise UsageError(f"the code has {len(asked.code):,} characters", hint=f"1 to {MAX_CODE:,} can be run")
         if not 0 < asked.seconds <= MAX_SECONDS:
             raise UsageError(f"code may run for {MAX_SECONDS:g} s at most")
+        asked = asked._replace(session=str(request.get("session") or ""), ends=bool(request.get("ends")))
+        if not SESSION.fullmatch(asked.session):
+            raise UsageError("the name of a session has up to 32 digits and letters a to f")
         pids = [int(pid) for pid in request.get("pids", ())]
         processes = self._processes(pids, str(request.get("job") or ""), request.get("rank"))
         each = asked._replace(most_bytes=MAX_ANSWERS // len(processes))
@@ -150,7 +155,9 @@ class Evaluations:
             raise ProcessGone(f"process {who.pid} exited")
         self._require_allowed(who, uid)
         functions = find_functions(self._readers, self._parsers, who.pid, who.start_ns, deadline)
-        evaluation = Evaluation(who.pid, who.start_ns, uid, functions.to_dict(), asked.code, asked.seconds)
+        evaluation = Evaluation(
+            who.pid, who.start_ns, uid, functions.to_dict(), asked.code, asked.seconds, asked.session, asked.ends
+        )
         try:
             with connect(self._path) as channel:
                 answer = channel.request({"op": "eval", **evaluation._asdict()}, timeout=asked.seconds + _START_S)

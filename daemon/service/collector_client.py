@@ -90,15 +90,13 @@ class CollectorClient:
         """Returns the fields ``values`` and ``failures`` that docs/architecture.md describes."""
         return _read(VariablesRead, self._of_processes("vars", pids, job, timeout, {"names": list(names)}), "values")
 
-    def evaluate(
-        self, pids: Sequence[int], job: str, rank: int | None, code: str, seconds: float, caller: str, timeout: float
-    ) -> Header:
-        """Runs ``code`` in processes; returns ``results`` and ``failures`` of ``inject.requests.Evaluations``.
+    def evaluate(self, request: Mapping[str, Any], timeout: float) -> Header:
+        """Runs code in processes; returns ``results`` and ``failures`` of ``inject.requests.Evaluations``.
 
-        ``seconds``: for the code; ``timeout``: for the answer. ``caller``: for the audit rows.
+        ``request``: ``pids``, ``job``, ``rank``, ``code``, ``seconds`` for the code, ``session``, ``ends``, and
+        ``caller`` for the audit rows.
         """
-        request: Header = {"op": "eval", "pids": list(pids), "job": job, "code": code, "seconds": seconds}
-        return _read(Header, self._request({**request, "rank": rank, "caller": caller}, timeout), "results")
+        return _read(Header, self._request({"op": "eval", **request}, timeout), "results")
 
     def label(self, request: Mapping[str, Any], timeout: float) -> int:
         """Sets labels; returns the number of ranks. ``request``: fields of ``labels.source.LabelRequest``."""

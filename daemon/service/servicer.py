@@ -203,11 +203,19 @@ class NodeService(NodeServicer):
             raise UsageError(f"more than {MAX_PIDS} processes", hint="ask for a job instead")
         timeout = seconds_for(context, request.timeout_ms, self.limits.eval_max_s, self.limits.eval_max_s)
         wanted = request.limit_ms / 1000 if request.limit_ms else self.limits.eval_s
-        rank = request.rank if request.HasField("rank") else None
-        arguments = (request.pids, request.job, rank, request.code, min(wanted, timeout), str(caller), timeout)
+        fields = {
+            "pids": list(request.pids),
+            "job": request.job,
+            "rank": request.rank if request.HasField("rank") else None,
+            "code": request.code,
+            "seconds": min(wanted, timeout),
+            "session": request.session,
+            "ends": request.ends,
+            "caller": str(caller),
+        }
 
         def ask() -> pb.EvalReply:
-            return eval_reply(self._node.name, self._collector.evaluate(*arguments))
+            return eval_reply(self._node.name, self._collector.evaluate(fields, timeout))
 
         reply = await self._admission.run(CallKind.EVAL, caller, ask)
         if reply.results:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
-from e2e_support import EXAMPLE, Daemon, end_process, start_ranks
+from e2e_support import BIN, EXAMPLE, Daemon, end_process, start_ranks
 from ports import free_port
 from waiting import until
 
@@ -38,6 +39,13 @@ def test_code_in_the_ranks_of_a_job(make_daemon: Callable[..., Daemon], tmp_path
             (row["rank"], row["pid"], f"{row['rank']} 2 gloo\n") for row in rows
         ]
         assert daemon.ctl("eval", "--job", job, "--rank", "1", "--limit", "20s", "__name__").stdout == "'__main__'\n"
+        typed = (
+            "import torch.distributed as dist\nrank = dist.get_rank()\nrank * 2 + 5\n'world', dist.get_world_size()\n"
+        )
+        repl = (BIN / "probingctl", "-t", daemon.target, "repl", "--job", job, "--limit", "20s")
+        done = subprocess.run(repl, input=typed, capture_output=True, text=True, timeout=300, check=True)
+        assert done.stdout == "rank 0:\n5\nrank 1:\n7\nranks 0-1:\n('world', 2)\n", done.stderr
+        assert daemon.json("eval", "--job", job, "--limit", "20s", "'rank' in globals()")[0]["value"] == "False"
         failed = daemon.ctl("eval", str(rows[0]["pid"]), "--limit", "20s", "1 // 0", check=1)
         assert "the code raised ZeroDivisionError" in failed.stderr
 

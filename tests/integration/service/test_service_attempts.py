@@ -154,7 +154,11 @@ ATTEMPTS: dict[str, tuple[Callable[[Scene], None], tuple[grpc.StatusCode, ...], 
     "basic": (lambda s: status(s, ("authorization", f"Basic {READER}")), (UNKNOWN,), "a call asked by"),
     "expired certificate": (expired, (GONE,), "its certificate is refused: certificate has expired"),
     "wrong authority": (wrong_authority, (GONE,), "its certificate is refused: .*issuer"),
-    "a client that trusts another": (another_servers_authority, (GONE,), "refused: (it closed the connection|TLS: .*unknown ca)"),
+    "a client that trusts another": (
+        another_servers_authority,
+        (GONE,),
+        "refused: (it closed the connection|TLS: .*unknown ca)",
+    ),
     "plain text": (plain_text, (GONE,), "refused: it does not speak TLS"),
     "read asks to change": (call(READER, "Config", CHANGE), (NO_SCOPE,), r"'sampling.hz'='99'.*reader\): refused"),
     "read asks to reset": (

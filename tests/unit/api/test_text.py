@@ -169,6 +169,7 @@ def test_numbers_and_shares() -> None:
     assert [share_text(n) for n in (None, 0.974, 0)] == ["-", "97%", "0%"]
     assert share_text(0.9, 2) == "90.00%"
     assert [count(n) for n in (None, 1234567, 0.5, 2.0)] == ["-", "1,234,567", "0.50", "2"]
+    assert [plural(n, "process") for n in (1, 2)] == ["1 process", "2 processes"]
     assert [plural(n, "sample") for n in (0, 1, 1234)] == ["0 samples", "1 sample", "1,234 samples"]
 
 

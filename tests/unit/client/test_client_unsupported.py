@@ -31,7 +31,7 @@ def test_other_code_gets_a_hint_to_ps(code: str) -> None:
     assert "probingctl ps" in nearest(code)
 
 
-@pytest.mark.parametrize("words", [["repl"], ["launch", "-r", "python"], ["inject", "-D", "k=v"]])
+@pytest.mark.parametrize("words", [["launch", "-r", "python"], ["inject", "-D", "k=v"]])
 def test_the_commands_are_known(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     err = capsys.readouterr().err

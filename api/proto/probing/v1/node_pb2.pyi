@@ -252,20 +252,24 @@ class AnnotateReply(_message.Message):
     def __init__(self, node: _Optional[str] = ..., ranks: _Optional[int] = ...) -> None: ...
 
 class EvalRequest(_message.Message):
-    __slots__ = ("pids", "job", "rank", "code", "timeout_ms", "limit_ms")
+    __slots__ = ("pids", "job", "rank", "code", "timeout_ms", "limit_ms", "session", "ends")
     PIDS_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
     pids: _containers.RepeatedScalarFieldContainer[int]
     job: str
     rank: int
     code: str
     timeout_ms: int
     limit_ms: int
-    def __init__(self, pids: _Optional[_Iterable[int]] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., code: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., limit_ms: _Optional[int] = ...) -> None: ...
+    session: str
+    ends: bool
+    def __init__(self, pids: _Optional[_Iterable[int]] = ..., job: _Optional[str] = ..., rank: _Optional[int] = ..., code: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., limit_ms: _Optional[int] = ..., session: _Optional[str] = ..., ends: _Optional[bool] = ...) -> None: ...
 
 class EvalReply(_message.Message):
     __slots__ = ("node", "results", "failures")
