@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from page_tools import WEB, node
@@ -46,6 +48,12 @@ class Tab:
 
     def go(self, path: str) -> None:
         self.page.goto(f"{self.origin}{path}")
+
+    def picture(self, name: str) -> None:
+        """Writes the window to ``name``.png in the folder that PROBINGD_PICTURES names (``make pictures``)."""
+        if folder := os.environ.get("PROBINGD_PICTURES"):
+            self.page.evaluate("scrollTo(0, 0)")
+            self.page.screenshot(path=Path(folder) / f"{name}.png", animations="disabled")
 
     def violations(self) -> list[str]:
         """Returns what axe-core finds wrong by levels A and AA."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from probing.api.errors import UsageError
+from probing.client.expressions import with_rows_of_expressions
 from probing.client.job_hints import Emptiness, hint_at_jobs
 from probing.client.render.output import write_stream, write_table
 from probing.client.render.progress import Progress
@@ -66,6 +67,7 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _write(settings: Settings, cluster: Cluster, sql: str, params: dict[str, object]) -> None:
+    sql = with_rows_of_expressions(cluster, sql)
     with Progress() as progress:
         cluster.watch = progress.update if progress.wanted else None
         cluster.done = progress.done

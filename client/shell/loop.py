@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import ProbingError, UsageError
 from probing.api.text import age, escape, plural
+from probing.client.expressions import with_rows_of_expressions
 from probing.client.job_hints import Emptiness, hint_at_jobs
 from probing.client.render.output import write_stream
 from probing.client.render.progress import Progress
@@ -95,6 +96,7 @@ class Shell:
         settings = self._format()
         begin = time.monotonic()
         with opened(settings) as cluster, Progress() as progress:
+            sql = with_rows_of_expressions(cluster, sql)
             cluster.watch = progress.update if progress.wanted else None
             with cluster.stream(sql, params) as rows:
                 answer = Emptiness()

@@ -13,8 +13,7 @@ from probing.federation.sql.reading import statements
 __all__ = ("evaluates_code", "expression", "first_line", "needs_helper", "parse", "table_name", "tables_in", "to_sql")
 
 _EXPRESSION = re.compile(r"\bpython\s*\.\s*`([^`]{1,200})`", re.IGNORECASE)
-_LATER = "needs the in-process helper, which does not exist yet"
-_READ = "`probingctl vars` reads variables from outside"
+_READ = "use `probingctl query` or `probingctl eval`; `probingctl vars` reads variables from outside"
 
 
 def parse(sql: str) -> exp.Query:
@@ -49,13 +48,15 @@ def needs_helper(name: str, meant: str = "") -> QueryRejected | None:
         return None
     if not re.fullmatch(r"\w+", table):
         return _evaluation(table)
-    hint = f"{meant} A table that a job fills itself (ExternalTable) {_LATER}".strip()
+    hint = f"{meant} A table that a job fills itself exists once the job has written a row (ExternalTable)".strip()
     return QueryRejected(f"there is no table {name[:80]}", hint=hint)
 
 
 def _evaluation(code: str) -> QueryRejected:
     shown = " ".join(code.split())[:80]
-    return QueryRejected(f"python.`{shown}` evaluates code inside a process: that {_LATER}", hint=_READ)
+    return QueryRejected(
+        f"python.`{shown}` evaluates code in processes, which a node does not do in a query", hint=_READ
+    )
 
 
 def expression(sql: str) -> exp.Expr:

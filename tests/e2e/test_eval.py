@@ -46,6 +46,10 @@ def test_code_in_the_ranks_of_a_job(make_daemon: Callable[..., Daemon], tmp_path
         done = subprocess.run(repl, input=typed, capture_output=True, text=True, timeout=300, check=True)
         assert done.stdout == "rank 0:\n5\nrank 1:\n7\nranks 0-1:\n('world', 2)\n", done.stderr
         assert daemon.json("eval", "--job", job, "--limit", "20s", "'rank' in globals()")[0]["value"] == "False"
+        expression = (
+            f"SELECT rank, size FROM python.`[{{'size': __import__('torch').ones(23).numel()}}]` WHERE job = '{job}'"
+        )
+        assert daemon.json("query", f"{expression} ORDER BY rank") == [{"rank": rank, "size": 23} for rank in range(2)]
         failed = daemon.ctl("eval", str(rows[0]["pid"]), "--limit", "20s", "1 // 0", check=1)
         assert "the code raised ZeroDivisionError" in failed.stderr
 

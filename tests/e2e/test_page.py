@@ -12,6 +12,7 @@ import pytest
 from browser import Tab, chromium, opened
 from diagnosis_jobs import Ranks, folder_of_job
 from e2e_support import BIN, Daemon, end_process, start_process
+from long import long
 from playwright.sync_api import Browser, expect
 from waiting import until
 
@@ -84,6 +85,7 @@ def test_the_culprit_of_a_hang_and_its_line(
         expect(tab.page.locator(".wait-box.culprit")).to_contain_text("rank 1")
         expect(tab.page.locator(".next .copy").first).to_be_visible()
         shown(tab)
+        tab.picture("hung-job")
         assert tab.violations() == []
         # Second click: the rank, its stack of now.
         culprit.locator("a").click()
@@ -95,9 +97,41 @@ def test_the_culprit_of_a_hang_and_its_line(
         timeline = tab.page.get_by_label(re.compile("Timeline of operations"))
         timeline.press(".")
         expect(tab.page.locator(".chosen")).to_contain_text("all_reduce")
+        tab.picture("timeline")
         tab.go(f"{path}/flame?stacks=1")
         shown(tab)
         expect(tab.page.locator(".flame-shown")).to_contain_text("0-3")
+
+
+@pytest.fixture
+def slow() -> Iterator[Ranks]:
+    """Rank 1 of two sleeps in each step, once ``go`` is called."""
+    with folder_of_job() as folder:
+        job = Ranks("n1", folder, "slow.py", "sleeps", 2)
+        try:
+            job.start()
+            yield job
+        finally:
+            job.kill()
+            job.wait()
+
+
+@long
+@pytest.mark.timeout(600)
+def test_a_rank_that_slows_the_others(make_daemon: Callable[..., Daemon], slow: Ranks, browser: Browser) -> None:
+    # A daemon of its own: the slow rank must be the only trouble that it knows.
+    daemon = make_daemon("n1").start()
+    steps = f"SELECT count(*) AS n FROM train.steps WHERE job = '{slow.job}'"
+    until(lambda: daemon.rows(steps)[0]["n"] > 23, seconds=120, what=slow.output)
+    with page_of(daemon, browser) as tab:
+        job = tab.page.locator(".jobs tbody tr", has_text=str(slow.port))
+        expect(job).to_contain_text("2 of 2")
+        slow.go()
+        expect(job.locator(".sentence")).to_contain_text("ank 1", timeout=5 * NAMED_MS)
+        job.locator("th a").click()
+        expect(tab.page.locator(".who .culprit")).to_contain_text("rank 1")
+        shown(tab)
+        tab.picture("slow-rank")
 
 
 @pytest.mark.timeout(240)

@@ -365,12 +365,15 @@ def test_a_view_sees_none_of_the_names_of_a_query() -> None:
     [
         (
             "SELECT * FROM python.`time.time()`",
-            "python.`time.time()` evaluates code inside a process: that needs the"
-            " in-process helper, which does not exist yet",
+            "python.`time.time()` evaluates code in processes, which a node does not do in a query",
             "`probingctl vars` reads variables from outside",
         ),
         ('SELECT * FROM python."time.time()"', "python.`time.time()` evaluates code", "`probingctl vars`"),
-        ("SELECT * FROM python.test", "there is no table python.test", "(ExternalTable) needs the in-process helper"),
+        (
+            "SELECT * FROM python.test",
+            "there is no table python.test",
+            "once the job has written a row (ExternalTable)",
+        ),
         ("SELECT * FROM other.comm.ops", "there is no table other.comm.ops", "did you mean comm.ops?"),
         ("SELECT * FROM global.comm.opps", "there is no table global.comm.opps", "did you mean comm.ops"),
         ("SET probing.torch.profiling = on", "SET is not allowed, only SELECT", "`probingctl config KEY=VALUE`"),
