@@ -42,7 +42,7 @@ def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
         jobs = sorted({str(job) for answer in answers for job in answer.column(0).to_pylist() if job})
         if text in jobs:
             return text
-        # A job whose name has no owner precedes another user's job of the same name.
+        # A job that is shown without its owner is chosen before another user's job of the same name.
         jobs = [job for job in jobs if not names_owner(job)] or jobs
         if len(jobs) == 1:
             return jobs[0]

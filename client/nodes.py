@@ -86,7 +86,7 @@ def choose(
             # A token bound to its node is useless elsewhere; the token itself is shown only to proven nodes.
             if address != target and not (peer.bound or peer.proof == _CERTIFICATE or peer.named):
                 failed[address] = asked.pop(address)
-                errors[address] = PeerError(_UNPROVEN, hint=f"upgrade its daemon, or name it: --nodes {address}")
+                errors[address] = PeerError(_UNPROVEN, hint=f"upgrade its daemon, or name the node: --nodes {address}")
     first = sorted(asked, key=lambda address: address != target)
     return _Chosen(tuple(first), tuple(Failed(a, peer.node, errors[a]) for a, peer in failed.items()))
 
@@ -190,8 +190,10 @@ class Nodes:
         return other
 
     def node(self, address: str) -> Node:
-        """Returns the calls to the node at ``address``. Raises UsageError for an invalid address, and for a token that
-        would be sent unencrypted."""
+        """Returns an object whose methods call the node at ``address``.
+
+        Raises UsageError for an invalid address, and for a token that would be sent unencrypted.
+        """
         return Node(checked(address, self._wire.channels.clear_token), self._wire)
 
     def addresses(self) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class Sink(Protocol):
         which the memory files that the rows come from were read, by name; the log stores it with the batch."""
 
     def forget(self, read: Iterable[str]) -> None:
-        """Drops the positions of memories that no longer exist. ``read``: their names."""
+        """Drops the positions of memory files that no longer exist; ``read`` has the names of these files."""
 
     def lost(self, loss: Loss) -> None: ...
 

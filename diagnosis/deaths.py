@@ -151,7 +151,7 @@ def _first(death: Death, died: Sequence[Death], case: Case) -> First:
     alike = tuple(d for d in died if d is not death and _alike(d, death))
     if alike:
         return First(death, 0.8, alike=alike)
-    # Victims may end before their cause only if the cause ends by itself, since it closes its sockets before it exits.
+    # A process that ends by itself closes its sockets before it exits, so its victims may end before it does.
     before = [d for d in died if d.at_ns < death.at_ns]
     rivals = [d for d in died if d is not death and _rivals(case, d, death)]
     if rivals:

@@ -282,7 +282,7 @@ def _rate(rank: Rank, what: Callable[[Condition], int | None]) -> float:
 
 
 def _share(rank: Rank, what: Callable[[Condition], int | None]) -> float:
-    """Returns a value of the rank's condition, in ns, as a share of the time."""
+    """Returns a time in the condition of ``rank``, ns, as a share of the interval of the condition."""
     return min(1.0, _rate(rank, what) / 1e9)
 
 

@@ -199,7 +199,7 @@ PROGRESS = Table(
         Column("seq", I64, "Highest sequence number of an operation that has ended; NULL if unknown."),
         Column("op", NAME, "Operation that was called last among the operations that have ended."),
         Column("calls", I64, "Number of operations that were seen since the daemon started."),
-        Column("last_call", TIME, "When the last operation that has ended was called, UTC."),
+        Column("last_call", TIME, "Time of the call of the newest operation that has ended, UTC."),
         Column("last_done", TIME, "When an operation last ended, UTC; NULL if ends cannot be seen."),
         Column(
             "longest_gap_ns",

@@ -192,8 +192,8 @@ def _stacks(cluster: Cluster, pids: dict[str, list[int]]) -> tuple[dict[Process,
 
 
 def _unseen(cluster: Cluster, rows: Sequence[Row]) -> dict[Process, tuple[str, str, str | None]]:
-    """Returns for each process the time until which its operations were not seen, why, and when its last seen operation
-    began.
+    """Returns for each process the time before which its operations were not seen, the reason, and when the last of the
+    operations that were seen began.
     """
     pids = ", ".join(str(row["pid"]) for row in rows)
     tables = cluster.query_all({name: sql.format(pids=pids) for name, sql in _UNSEEN.items()})

@@ -60,9 +60,9 @@ class Options:
     workers: Annotated[
         str | None, typer.Option(metavar="A,B,C|FILE", help="Workers NODE-N: show or check the launcher's ranks.")
     ] = None
-    master: Annotated[str | None, typer.Option(metavar="NAME", help="The master: one of the workers, or its node.")] = (
-        None
-    )
+    master: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The master: a worker of --workers, or a node of one.")
+    ] = None
 
 
 def run(settings: Settings, options: Options) -> None:

@@ -34,7 +34,7 @@ _FIELDS = (
     Field("TYPE", "type"),
     Field("VALUE", "shown", flex=True),
 )
-# The begins of a node's reasons if a name is in no frame and names no module.
+# How the reasons of a node begin if the name of a variable is in no frame and names no module.
 _NOWHERE = ("there is no variable ", "no module ")
 _WATCH, _INTERVAL = "variables.watch", "variables.interval_s"
 
@@ -85,7 +85,7 @@ def run(settings: Settings, options: Options) -> None:
             _read(settings, cluster, watch)
             return
         changed = _started(cluster, watch) if options.watch else _ended(cluster, watch)
-        # A setting may be returned by several changes; it is shown once.
+        # Several changes may set the same setting; it is shown once.
         found = {(row["node"], row["key"], row["job"], row["pid"]): row for row in changed}
         write_settings(settings, list(found.values()))
     if options.watch and settings.format == "table":

@@ -49,7 +49,9 @@ def run(settings: Settings, options: Options) -> None:
     if options.listen is None and (options.cert or options.key):
         raise UsageError("--cert and --key belong to --listen", hint="without --listen only 127.0.0.1 is served")
     if options.listen is not None and options.port is not None:
-        raise UsageError("--listen and --port exclude each other", hint="--listen has a port of its own")
+        raise UsageError(
+            "--listen and --port exclude each other", hint="leave out --port: --listen HOST:PORT names the port"
+        )
     if bool(options.cert) != bool(options.key):
         raise UsageError("a certificate and its key are needed together", hint="give both --cert and --key")
     allow_numpy()

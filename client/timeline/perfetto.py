@@ -147,7 +147,7 @@ class _Writer:
         for index in range(len(self._names.processes)):
             self._process(index)
 
-    # Templates: the packets of a row.
+    # Templates of the packets that a row becomes.
 
     def _operation(self, kind: int, *flags: bool) -> Template:
         return self._template(("operation", kind, *flags), lambda: self._packets_of_operation(kind, *flags))

@@ -26,7 +26,7 @@ def in_trace(*parts: list[Part]) -> list[Part]:
 
 
 class Trace:
-    """Writes packets to ``sink``. Tracks and texts get their numbers from it."""
+    """Writes packets to ``sink``, and numbers the tracks and texts of the trace."""
 
     def __init__(self, sink: IO[bytes], begin: int) -> None:
         """``begin``: the begin of the trace, UTC ns. Times of the trace are UTC ns, too."""

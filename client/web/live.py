@@ -117,7 +117,7 @@ class Live:
             if key not in self._bodies:
                 name, data = ("jobs", jobs_event(view, error)) if job is None else ("job", job_event(view, error, job))
                 body = b"event: " + name.encode() + b"\ndata: " + encoded(data) + b"\n\n"
-                # Events of older views have been sent, or are skipped by slow readers.
+                # Only the newest events are kept: older events have been sent, and slow browsers skip them.
                 newest = [(known, own) for known, own in self._bodies.items() if known[1] >= number]
                 self._bodies = {**dict(newest[-_MOST_KEPT:]), key: body}
             return self._bodies[key]

@@ -51,7 +51,9 @@ def query(question: Question) -> dict[str, Any]:
     cluster, sql = cluster_of(question)
     with cluster.stream(sql) as stream:
         if len(stream.schema) > _MOST_COLUMNS:
-            raise UsageError(f"the answer has {len(stream.schema):,} columns", hint=f"name {_MOST_COLUMNS:,} at most")
+            raise UsageError(
+                f"the answer has {len(stream.schema):,} columns", hint=f"select {_MOST_COLUMNS:,} columns at most"
+            )
         batches: list[pa.RecordBatch] = []
         rows = size = 0
         for batch in stream:

@@ -26,7 +26,7 @@ MAX_OF_HOST = 64
 _ONE_MACHINE = ("127.", "localhost", "[::1]", "unix")
 # The most failed nodes that are kept although they never answered this node; the lowest keys in the ring stay.
 MAX_UNMET = 1024
-# The most other nodes with this node's name that are remembered: this node does not raise its incarnation above theirs.
+# How many other nodes of this node's name are remembered; this node does not raise its incarnation above theirs.
 MAX_RIVALS = 64
 
 

@@ -88,7 +88,7 @@ def _take(channel: Channel, request: Message, tasks: dict[int, _Task]) -> None:
         task = tasks.setdefault(number, _Task())
         task.files += [os.fdopen(request.take_fd(), "rb") for _ in range(len(request.fds))]
         if sum(len(other.files) for other in tasks.values()) > MAX_FILES:
-            raise InternalError(f"more than {MAX_FILES} files")
+            raise InternalError(f"the request has more than {MAX_FILES} files")
     elif op == "begin":
         task = tasks.setdefault(number, _Task())
         task.steps = {**TASKS, **DECODING}[header["what"]](task.files, header["fields"])

@@ -59,7 +59,7 @@ class Moments:
         self.stops_us: list[float] = []
 
     def for_system_call(self, act: Callable[[Stop], None], deadline: float) -> None:
-        """Calls ``act`` with any running thread, stopped where it can make a system call that does not concern it.
+        """Calls ``act`` with any running thread, stopped at a place where it can make a system call for us unharmed.
 
         Raises TargetTimeout at ``deadline`` on time.monotonic().
         """

@@ -61,7 +61,7 @@ def span_batch(node: str, who: Identity, rows: Rows, pair: ClockPair) -> pa.Reco
 
 
 def metric_batch(node: str, who: Identity, rows: Rows, pair: ClockPair) -> pa.RecordBatch:
-    """Returns metrics and begins of steps as a batch of ``python.training_metrics``."""
+    """Returns the metrics, and the times at which steps begin, as a batch of ``python.training_metrics``."""
     values = rows[":value"]
     loss = np.where(rows[":name"] == b"loss", values, np.nan)
     return batch(

@@ -28,7 +28,7 @@ __all__ = ("JobRows",)
 
 INTERVAL_S = 1.0
 READ_TIMEOUT_S = 1.0
-# The pause between two searches for new memory of a process, s: at first, and at most, since most jobs never have any.
+# The pause between two searches for memory files of a process, s: the first, and the longest: most jobs have no file.
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0
 # The most rows that a turn reads: of a table, and of all jobs together, of which each user has an equal share.
 MAX_ROWS, MAX_TURN_ROWS = 8_192, 65_536

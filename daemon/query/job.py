@@ -200,7 +200,7 @@ class Database:
         job = self._job
         # These are the folders of tables, not of days, so that tomorrow's segments can be read by the same DuckDB.
         folders = {path.rsplit("/", 2)[0] for paths in job.segments.values() for path in paths}
-        # The interval of progress can only be set before the lock.
+        # DuckDB's interval of progress can only be set before its configuration is locked.
         connection = self._instance.unlocked() if job.progress else self._instance.connect(folders)
         try:
             views = Views(connection, job.known)

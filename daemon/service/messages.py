@@ -52,7 +52,7 @@ def stacks_reply(node: str, processes: Iterable[ProcessStacks], failures: Sequen
     return reply
 
 
-# A process that hangs has the same bytes each time, and making messages costs more than the rest of this module.
+# Messages are cached: a process that hangs has the same stacks each time, and making messages is most of the work.
 @lru_cache(maxsize=256)
 def _threads(process: ProcessStacks) -> tuple[pb.Thread, ...]:
     job, run, rank, pid, start_ns, trains, packed = process

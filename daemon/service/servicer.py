@@ -200,7 +200,7 @@ class NodeService(NodeServicer):
         if not request.code.strip():
             raise UsageError("there is no code to run")
         if len(request.pids) > MAX_PIDS:
-            raise UsageError(f"more than {MAX_PIDS} processes", hint="ask for a job instead")
+            raise UsageError(f"the request names more than {MAX_PIDS} processes", hint="ask for a job instead")
         timeout = seconds_for(context, request.timeout_ms, self.limits.eval_max_s, self.limits.eval_max_s)
         wanted = request.limit_ms / 1000 if request.limit_ms else self.limits.eval_s
         fields = {

@@ -83,7 +83,7 @@ class Spool(Generic[T]):
 
     @property
     def rests(self) -> bool:
-        """Whether the query has waited for its reader for REST_S."""
+        """Whether the query has waited for REST_S until its caller reads on."""
         since = self._waits_since
         return since is not None and time.monotonic() - since >= REST_S
 

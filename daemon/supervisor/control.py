@@ -159,7 +159,7 @@ def restart(config: Config) -> None:
 def cleanup(config: Config, *, everything: bool = False) -> int:
     """Removes the pins of ``config.instance``, or of all instances, which ends their programs and links.
 
-    Returns the number of removed layouts. Raises UsageError while a daemon uses them.
+    Returns the number of versions whose pins were removed. Raises UsageError while a daemon uses the pins.
     """
     owner = owner_of(config)
     if owner is not None:

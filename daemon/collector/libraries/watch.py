@@ -34,16 +34,16 @@ __all__ = (
 )
 
 READ_TIMEOUT_S = 2.0
-# A look at a process gives up after this time, s, since other processes wait: if the maps of the process are locked,
-# and if a file does not open.
+# The time after which a look at a process gives up, s, if the maps of the process are locked, and if a file does not
+# open: other processes wait for their look.
 MAPS_PATIENCE_S, OPEN_PATIENCE_S = 0.5, 1.0
 SCAN_INTERVAL_S = 10.0
 # The pause between the first scan and the libraries that are not awaited, s: the first client is answered meanwhile.
 LATE_S = 1.0
 # A scan that takes longer is restarted, and its result is discarded, s.
 SCAN_LIMIT_S = 120.0
-# Probes of an earlier daemon on unmapped files stay until a complete scan, or this many incomplete scans: a scan leaves
-# out resting users.
+# Probes of an earlier daemon stay on files that no process seems to map until a complete scan, or this many incomplete
+# scans: a scan leaves out processes of users whose turn comes later.
 MAX_ADOPTED_SCANS = 6
 # The interval at which processes that map a probed file are examined, s: a process can unmap the file unseen.
 SWEEP_INTERVAL_S = 60.0

@@ -31,7 +31,7 @@ LOOKS = 3
 MAX_NOTED = 256
 # The least time between two looks, s: a leader needs some seconds, even if a job counts as stalled sooner.
 _LEAST_LOOK_S = 5.0
-# Consecutive looks at a stalled job confirm a hang within this time, s.
+# Two looks at a stalled job confirm a hang only if the second follows within this time, s.
 _CHECK_S = 20.0
 _Key = tuple[str, str]
 _Row = Mapping[str, Any]

@@ -106,8 +106,8 @@ _Stack = tuple[int, int, int]
 
 
 class MemoryRows:
-    """Reports the sums of allocations that have changed since the last report. For one thread; ``changed`` may wait for
-    a reader.
+    """Reports the sums of allocations that have changed since the last report. Belongs to one thread; ``changed``
+    may wait until a reader answers.
     """
 
     def __init__(self, maps: Maps, node: str, processes: Processes, frames: Frames) -> None:

@@ -90,7 +90,8 @@ class Failure:
 
 
 class NvmlSession:
-    """Polls the NVML process, for one thread. ``absent`` returns why a start would be useless, or an empty text."""
+    """Polls the NVML process. Belongs to one thread. ``absent`` returns why a start would be useless, or an empty
+    text."""
 
     def __init__(
         self,

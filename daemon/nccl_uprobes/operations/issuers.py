@@ -78,7 +78,7 @@ class Issuers:
             while len(self._counts) >= MAX_PROCESSES:
                 self.forget(next(iter(self._counts)))
         if issued.keys() - threads.keys():
-            # A worker may train in a new thread each time.
+            # A process may start a new thread for each run of its training function.
             threads = {tid: count for tid, count in threads.items() if self._runs(key.pid, tid)}
         for tid, count in issued.items():
             if tid in threads or len(threads) < MAX_THREADS:

@@ -59,7 +59,7 @@ def stack_id_of(frames: Frames, complete: bool) -> int:
 
 
 class SampleRows:
-    """Makes rows of ``python.samples`` and ``python.stacks`` for one node. For one thread.
+    """Makes rows of ``python.samples`` and ``python.stacks`` of one node. Belongs to one thread.
 
     ``find`` returns the state of a process, ``processes`` its identity.
     """

@@ -185,7 +185,7 @@ def _scalar(objects: Objects, tensor: Tensor, storage: int, head: int, offset: i
         data, _, _, device = struct.unpack("<QQQb", objects.heap.read(storage + head, 25))
         size = 2 if code == "bf" else struct.calcsize(code)
         if device:
-            raise CorruptTarget("its memory is not on the tensor's device")
+            raise CorruptTarget("the memory of the tensor is not on the device that the tensor names")
         number = _number(code, objects.heap.read(data + offset * size, size))
     except CorruptTarget as e:
         return Tensor(tensor.shape, tensor.dtype, tensor.device, None, e.message)

@@ -28,14 +28,14 @@ from probing.daemon.python_stack.walk.walker import Limits, RawThread, Walker, h
 __all__ = ("LIMITS", "Capture", "Known", "Prepared", "capture", "checked_layout", "forget", "parse_request", "prepared")
 
 ATTEMPTS = 6
-# The most attempts to read the chain of frames of a running thread, each from both of its ends.
+# The most attempts to read the chain of frames of a running thread; each attempt reads the chain from both ends.
 PASSES = 4
 _MAX_KNOWN = 16_384
 # A message has no room for more stacks of one process; further threads are only counted.
 LIMITS = Limits(threads=16_384, stacks=512)
 # The most bytes of all attempts: ``Memory`` limits a whole dump.
 _MOST_BYTES = 48 << 20
-# How many innermost frames of a moving thread are read with the memory around them.
+# How many innermost frames of a thread that runs meanwhile are read with the memory around them.
 _RESTLESS_FRAMES = 64
 
 _Key = tuple[int, int]

@@ -201,7 +201,8 @@ class _Import:
             self._done.already += 1
 
     def _spans(self, unit: Unit, fd: int) -> dict[str, Span]:
-        """Returns the span of rows by table. Decodes the whole file first: no row of a damaged file is imported."""
+        """Returns the span of times of the rows of each table. Decodes the whole file first: no row of a damaged
+        file is imported."""
         if unit.log:
             log = self._decoder.log(fd, unit.void_from)
             for problem in log.problems:

@@ -310,7 +310,7 @@ class Compactor:
     def _check_sources(self, reason: str) -> None:
         sources = self._merge.sources if self._merge else ()
         self.stop()
-        # Damaged sources are set aside; the others become neighbours.
+        # Damaged input segments are set aside; the others then follow each other, and can be merged.
         bad = [s for s in sources if self._quarantine.check(s.path, reason)]
         known = {s.path for s in self._state.segments}
         if not bad and known.issuperset(s.path for s in sources):

@@ -50,7 +50,7 @@ def _scan_log(directory: Directory, numbers: Sequence[int], recovered: Recovered
                 directory.aside.move(path)
             continue
         while part.voided > 1:
-            # After a failure at most one record is written twice, so one of the two parts is from another log.
+            # A failure writes at most one record twice. Parts that share more are of two logs: one is a stranger.
             stranger = scanned.pop(0) if part.header.node == directory.node else part
             _send_away(directory, stranger, recovered)
             if stranger is part:
