@@ -246,7 +246,9 @@ class JobFindings:
         if one.group == _HANG and one.nodes & look.silent:
             return []  # the node that could refute the hang did not answer
         if one.group == _HANG and any(finding.verdict.id == PHASE.id for finding in look.findings):
-            return []  # a label excuses the hang, which may still be there when the limit of the phase has passed
+            # A label excuses the hang. If it is still there once the limit of the phase has passed, hooks get it again.
+            self._known.discard(name)
+            return self._close([name], look.now_ns)
         # Only a look with stacks refutes a hang; a look at a job that stands still cannot refute that it was slow.
         refuted = look.deep if one.group == _HANG else one.group == _DEATH or not look.stalled
         one.misses += refuted and not look.unread

@@ -149,17 +149,17 @@ def test_a_job_in_a_phase_is_no_stall_until_the_limit_of_the_phase() -> None:
     assert not stalled(replace(quiet, usual_gap_ns=6 * second, phases=(("eval", at - 31 * second),)))
 
 
-def test_a_label_does_not_close_the_hang_that_was_there_before() -> None:
+def test_a_label_closes_the_hang_that_it_excuses_until_its_limit() -> None:
     hang, note = finding("not_joined", 1), finding("phase", severity=NOTE)
     job = Job(
-        begins=10, stops=30, resumes=95, finds=lambda now, _: [] if now > 95 else [note if 50 < now < 80 else hang]
+        begins=10, stops=30, resumes=295, finds=lambda now, _: [] if now > 295 else [note if 50 < now < 180 else hang]
     )
-    scene = Scene(job).run(100)
-    assert [(name, state) for name, state, _ in scene.states() if name == "not_joined"] == [
-        ("not_joined", "open"),
-        ("not_joined", "closed"),
-    ]
-    assert [row["verdict"] for row in scene.hooked].count("not_joined") == 1
+    scene = Scene(job).run(300)
+    states = [(state, at) for name, state, at in scene.states() if name == "not_joined"]
+    assert [state for state, _ in states] == ["open", "closed", "open", "closed"]
+    assert states[1][1] < 180 < states[2][1]
+    # Those who were paged about it are paged again.
+    assert [row["verdict"] for row in scene.hooked].count("not_joined") == 2
 
 
 def test_a_look_comes_when_a_wait_is_long_enough() -> None:
