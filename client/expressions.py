@@ -65,6 +65,9 @@ def _probing_rows(value):
     if getattr(value, '__dict__', None) and not callable(value) and not hasattr(value, 'item'):
         return [{{name: field for name, field in vars(value).items() if not name.startswith('_')}}]
     return [{{'value': value}}]
+for _probing_name in {modules}:
+    if _probing_name not in globals() and _probing_name in __import__('sys').modules:
+        globals()[_probing_name] = __import__('sys').modules[_probing_name]
 for _probing_row in _probing_rows({code}):
     print({{str(name)[:64]: _probing_plain(field) for name, field in _probing_row.items()}})
 """
@@ -112,10 +115,14 @@ def _job_of(cluster: Cluster, sql: str) -> str:
 def _evaluated(cluster: Cluster, job: str, code: str) -> list[dict[str, Any]]:
     """Returns the rows of ``code`` in all ranks, with node, job, run, rank and pid in front."""
     try:
-        compile(code, "<expression>", "eval", dont_inherit=True)
+        tree = ast.parse(code, mode="eval")
+        compile(tree, "<expression>", "eval", dont_inherit=True)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as e:
         raise UsageError(f"python.`{escape(code, 80)}` is no expression of Python", hint=str(e)) from None
-    found = cluster.evaluate(_ROWS.format(code=f"({code}\n)"), (), job, seconds=_LIMIT_S)
+    # A module that the process has loaded needs no import: python.`time.time()`.
+    modules = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
+    text = _ROWS.format(code=f"({code}\n)", modules=modules)
+    found = cluster.evaluate(text, (), job, seconds=_LIMIT_S)
     report_failures(found.failures, all_failed=not found.results)
     rows: list[dict[str, Any]] = []
     for result in found.results:
@@ -137,7 +144,7 @@ def _row(line: str) -> dict[str, Any]:
     """Returns the row in a line of what the code printed; the process may have printed anything."""
     try:
         row = ast.literal_eval(line)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         row = None
     if not isinstance(row, dict) or not all(isinstance(name, str) for name in row):
         raise TargetError("the process printed something else than rows", hint="leave out what prints")

@@ -33,6 +33,9 @@ ELSEWHERE: dict[str, tuple[Elsewhere, ...]] = {
             ("async_error", "color", "parent"),
         ),
     ),
+    "comm.progress": (
+        Elsewhere("tests/unit/nccl_uprobes/test_progress.py", "a job with the label phase", ("phase", "phase_since")),
+    ),
     "comm.ras": (Elsewhere("tests/unit/nccl_uprobes/test_ras_report.py", "NCCL with RAS on GPUs"),),
     "cpu.utilization": (Elsewhere("tests/unit/host/test_cpu_source.py", _GROUPS, ("cpu_quota",)),),
     "cuda.launches": (Elsewhere("tests/kernel/test_cuda_calls.py", "libcuda"),),

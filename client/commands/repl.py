@@ -138,7 +138,7 @@ class Repl:
         if time.monotonic() - asked_at < _REMEMBERED_S:
             return names
         code = f"dir({owner})" if owner else "[*globals(), *__import__('builtins').__dict__]"
-        with suppress(ProbingError, ValueError, SyntaxError, MemoryError, RecursionError):
+        with suppress(ProbingError, ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             (result,) = self.cluster.evaluate(code, [self._first], seconds=self.limit, session=self.session).results
             value = ast.literal_eval(result["value"] or "[]")
             # The process may answer anything.

@@ -50,6 +50,8 @@ def test_code_in_the_ranks_of_a_job(make_daemon: Callable[..., Daemon], tmp_path
             f"SELECT rank, size FROM python.`[{{'size': __import__('torch').ones(23).numel()}}]` WHERE job = '{job}'"
         )
         assert daemon.json("query", f"{expression} ORDER BY rank") == [{"rank": rank, "size": 23} for rank in range(2)]
+        clock = f"SELECT count(*) AS n FROM python.`time.time()` WHERE job = '{job}' AND value > 1e9"
+        assert daemon.json("query", clock) == [{"n": 2}]
         failed = daemon.ctl("eval", str(rows[0]["pid"]), "--limit", "20s", "1 // 0", check=1)
         assert "the code raised ZeroDivisionError" in failed.stderr
 

@@ -219,12 +219,12 @@ def test_10_config_and_token_and_appended_traces(founding: Founding) -> None:
     assert [row["rank"] for row in rows if row["rank"] is not None] == [0, 1, 0, 1]
 
 
-def test_11_expressions_and_own_tables_need_the_helper(founding: Founding) -> None:
+def test_11_expressions_and_own_tables_say_what_they_need(founding: Founding) -> None:
     for sql in ("SELECT * FROM python.`time.time()`", "SELECT * FROM python.test"):
         done = founding.daemon.ctl("query", sql, check=1)
         assert done.stderr.startswith("error: ")
         assert "\nhint: " in done.stderr
-    assert "helper" in founding.daemon.ctl("query", "SELECT * FROM python.`time.time()`", check=1).stderr
+    assert "not enabled" in founding.daemon.ctl("query", "SELECT * FROM python.`time.time()`", check=1).stderr
 
 
 def test_the_state_directory_is_whole_while_the_daemon_runs(founding: Founding) -> None:

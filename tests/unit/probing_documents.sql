@@ -104,13 +104,13 @@ SELECT table_schema, table_name, description, synonyms, notes, global_name FROM 
 SELECT table_schema, table_name, column_name, description FROM probe.probing.column_docs;
 
 -- what only code inside a job can answer, and what is no query
--- refused: needs the in-process helper
+-- refused: which a node does not do in a query
 SELECT * FROM python.`time.time()`;
--- refused: needs the in-process helper
+-- refused: which a node does not do in a query
 SELECT * FROM python.`torch.cuda.memory_stats()`;
--- refused: (ExternalTable) needs the in-process helper
+-- refused: once the job has written a row (ExternalTable)
 SELECT * FROM python.test;
--- refused: (ExternalTable) needs the in-process helper
+-- refused: once the job has written a row (ExternalTable)
 SELECT name, capture_id FROM python.profile_hotspot;
 -- refused: `probingctl config KEY=VALUE`
 SET probing.torch.profiling = 'on';

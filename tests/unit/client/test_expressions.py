@@ -102,6 +102,12 @@ def test_each_rank_has_its_rows_and_can_be_grouped() -> None:
     assert ranks.asked == ["j"]
 
 
+def test_modules_that_the_process_has_loaded_need_no_import() -> None:
+    assert rows(Ranks(), "SELECT count(*) FROM python.`time.time()` WHERE value > 1e9") == [(2,)]
+    with pytest.raises(TargetError, match="NameError"):
+        rows(Ranks(), "SELECT * FROM python.`no_such_module.x`")
+
+
 def test_several_expressions_are_joined() -> None:
     sql = "SELECT a.rank, a.value, b.value FROM python.`rank * 3` a JOIN python.`rank + 1` b USING (rank) ORDER BY 1"
     assert rows(Ranks(), sql) == [(0, 0, 1), (1, 3, 2)]
@@ -147,6 +153,7 @@ def test_what_is_no_expression_never_reaches_a_process(code: str) -> None:
         ("1 / 0", "rank 0: .* raised ZeroDivisionError"),
         ("print('loud') or 1", "printed something else"),
         ("print('[') or 1", "printed something else"),
+        ("print('{[]: 1}') or 1", "printed something else"),
         ("['x' * 900] * 400", "take 7"),
     ],
 )

@@ -118,7 +118,7 @@ def test_names_come_from_the_first_process_and_are_remembered() -> None:
     assert len(cluster.asked) == 2
 
 
-@pytest.mark.parametrize("value", ["[1, 2", "__import__('os').abort()", "7", "'text'", "[" * 5000, None])
+@pytest.mark.parametrize("value", ["[1, 2", "{[]: 1}", "__import__('os').abort()", "7", "'text'", "[" * 5000, None])
 def test_an_answer_that_is_no_list_of_names_completes_nothing(value: str | None) -> None:
     made, *_ = repl([answer(0, value=value)])
     assert made.names("model.la") == []

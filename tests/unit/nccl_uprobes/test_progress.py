@@ -11,6 +11,7 @@ from operation_support import operations_of
 from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair, FakeClock
+from probing.daemon.labels.source import Label
 from probing.daemon.nccl_uprobes.progress import JobProgress
 from probing.daemon.source import Identity, Loss
 
@@ -186,3 +187,17 @@ def test_a_process_is_known_by_its_newest_identity() -> None:
     scene = Scene([0])
     scene.progress.process_identified(Identity(100, 7, "j", "r2", "trainer", 3))
     assert [(row["run"], row["rank"]) for row in scene.rows()] == [("r2", 3)]
+
+
+def test_a_rank_with_the_label_phase_shows_it_in_each_row() -> None:
+    scene = Scene()
+    phases = {(101, 7): Label("eval", UTC + 5, "datagram")}
+    scene.progress = JobProgress("n1", scene.clock, phases.get)
+    for rank in (0, 1):
+        scene.progress.process_identified(identity(rank))
+    scene.drain(op(1, 3), op(1, 7, comm="second"), op(0, 3))
+    assert [(row["rank"], row["comm"], row["phase"], row["phase_since"]) for row in scene.rows()] == [
+        (0, "first", None, None),
+        (1, "first", "eval", 5),
+        (1, "second", "eval", 5),
+    ]
