@@ -172,6 +172,8 @@ class LabelSocket:
 
     def _passed(self, task: asyncio.Task[None]) -> None:
         self._task = None
+        # A datagram may have come after the task had looked for the last time.
+        self._pass_on_soon()
         with contextlib.suppress(asyncio.CancelledError):
             task.result()
 
