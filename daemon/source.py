@@ -75,6 +75,18 @@ class Identity(NamedTuple):
     def key(self) -> ProcessKey:
         return ProcessKey(self.pid, self.start_ns)
 
+    def row(self, node: str, ts_ns: int) -> dict[str, Any]:
+        """Returns the columns of a row about the process at ``ts_ns``, UTC: node, time, job, run, process and rank."""
+        return {
+            "node": node,
+            "ts": ts_ns,
+            "job": self.job,
+            "run": self.run,
+            "pid": self.pid,
+            "start_ns": self.start_ns,
+            "rank": self.rank,
+        }
+
 
 class Processes(Protocol):
     """The identities of processes. Safe to call from any thread."""

@@ -195,9 +195,7 @@ class Evaluations:
 
     def _record(self, who: Identity, asked: _Asked, state: str, result: str) -> None:
         row = {
-            **_named(who),
-            "node": self._node,
-            "ts": self._clock.pair().real_ns,
+            **who.row(self._node, self._clock.pair().real_ns),
             "caller": asked.caller[:_CUT],
             "action": "eval",
             "state": state,

@@ -118,9 +118,13 @@ class Labels(Source):
 
     @classmethod
     def make(cls, context: Context) -> Labels:
-        enabled: Callable[[Identity], bool] = lambda who: bool(context.settings.value("labels.enabled", who))  # noqa: E731
         return cls(
-            context.readers, context.sink, context.clock, context.node, lambda: context.processes.live(), enabled
+            context.readers,
+            context.sink,
+            context.clock,
+            context.node,
+            context.processes.live,
+            lambda who: bool(context.settings.value("labels.enabled", who)),
         )
 
     def start(self) -> None:
@@ -287,7 +291,8 @@ class Labels(Source):
                         process.labels[key] = Label(value, now, source, uid)
                     else:
                         del process.labels[key]
-                    rows.append(_row(self._node, process.who, now, key, value, source, uid))
+                    changed_to = {"key": key, "value": value or None, "source": source, "uid": uid}
+                    rows.append({**process.who.row(self._node, now), **changed_to})
             if rows:
                 self._sink.put(TABLE, batch_of(TABLE, rows))
 
@@ -334,19 +339,3 @@ def _differing(labels: Mapping[str, Label], values: Mapping[str, str]) -> dict[s
 
 def _asked(process: _Process) -> dict[str, Any]:
     return {"address": process.address, "published_ns": process.published_ns}
-
-
-def _row(node: str, who: Identity, ts_ns: int, key: str, value: str, source: str, uid: int | None) -> Row:
-    return {
-        "node": node,
-        "ts": ts_ns,
-        "job": who.job,
-        "run": who.run,
-        "pid": who.pid,
-        "start_ns": who.start_ns,
-        "rank": who.rank,
-        "key": key,
-        "value": value or None,
-        "source": source,
-        "uid": uid,
-    }

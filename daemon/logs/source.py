@@ -199,14 +199,8 @@ class LogSource(Source):
                 continue
             rows.append(
                 {
-                    "node": self._node,
-                    "ts": mono_ns + pair.mono_to_utc_ns,
-                    "job": who.job,
-                    "run": who.run,
-                    "pid": who.pid,
-                    "start_ns": who.start_ns,
+                    **who.row(self._node, mono_ns + pair.mono_to_utc_ns),
                     "tid": writer.tid,
-                    "rank": who.rank,
                     "stream": STREAMS.get(writer.fd),
                     "kind": kind,
                     "line": shown(text, self._line_bytes),

@@ -42,14 +42,14 @@ def state_name(letter: str) -> str:
 
 def event_row(node: str, ts_ns: int, event: str, process: Process, **values: Any) -> Row:
     """Returns a row of process.events. ``ts_ns``: UTC."""
-    return {**_identity(node, ts_ns, process), "event": event, "role": process.identity.role, **values}
+    return {**process.identity.row(node, ts_ns), "event": event, "role": process.identity.role, **values}
 
 
 def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> Row:
     """Returns a row of process.processes; ``state`` is None when it could not be read."""
     who = process.identity
     return {
-        **_identity(node, ts_ns, process),
+        **process.identity.row(node, ts_ns),
         "local_rank": who.local_rank,
         "world_size": who.world_size,
         "node_rank": who.node_rank,
@@ -71,7 +71,7 @@ def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> R
 
 def env_rows(node: str, ts_ns: int, process: Process) -> list[Row]:
     """Returns rows of process.envs, one for each variable."""
-    identity = _identity(node, ts_ns, process)
+    identity = process.identity.row(node, ts_ns)
     return [{**identity, "name": name, "value": value} for name, value in sorted(_shown(process.facts.environ))]
 
 
@@ -135,19 +135,6 @@ def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tup
     if rank is not None and size is not None:
         ranks = Ranks(rank, size, local_rank, node_rank, source=evidence if evidence in SOURCES else "")
     return detail, Process(facts, identity, source, ranks, container, pod, str(detail.get("command", "")), python)
-
-
-def _identity(node: str, ts_ns: int, process: Process) -> Row:
-    who = process.identity
-    return {
-        "node": node,
-        "ts": ts_ns,
-        "job": who.job,
-        "run": who.run,
-        "pid": who.pid,
-        "start_ns": who.start_ns,
-        "rank": who.rank,
-    }
 
 
 # Columns of process.events that ``stored_processes`` needs.
