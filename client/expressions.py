@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import TargetError, UsageError
 from probing.api.text import escape, size, sql_name, sql_text
+from probing.client.messages import Evaluated, raised_text
 from probing.client.render.rows import rows_of
 from probing.client.session import report_failures
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
-    from probing.client.messages import Evaluated
 
 __all__ = ("MAX_BYTES", "expressions_in", "with_rows_of_expressions")
 
@@ -133,8 +133,8 @@ def _evaluated(cluster: Cluster, job: str, code: str) -> list[dict[str, Any]]:
 
 def _read(result: Evaluated, code: str) -> Iterator[dict[str, Any]]:
     if (raised := result["raised"]) is not None:
-        text = ": ".join(filter(None, (raised["type"], raised["message"])))
-        raise TargetError(f"rank {result['rank']}: python.`{escape(code, 80)}` raised {escape(text, 500)}")
+        text = escape(raised_text(raised), 500)
+        raise TargetError(f"rank {result['rank']}: python.`{escape(code, 80)}` raised {text}")
     if result["dropped"]:
         raise TargetError(f"the rows of rank {result['rank']} take too much", hint="select in the expression")
     yield from map(_row, result["output"].splitlines())

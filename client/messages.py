@@ -21,6 +21,7 @@ __all__ = (
     "Variable",
     "evaluated_of",
     "failure_of",
+    "raised_text",
     "setting_of",
     "thread_of",
     "value_of",
@@ -143,6 +144,11 @@ class Raised(TypedDict):
     type: str
     message: str
     frames: list[list[str | int]]
+
+
+def raised_text(raised: Raised) -> str:
+    """Returns an exception as ``TYPE: MESSAGE``; the text is the target's, so it is not escaped."""
+    return ": ".join(filter(None, (raised["type"], raised["message"])))
 
 
 class Evaluated(TypedDict):

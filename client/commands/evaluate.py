@@ -13,14 +13,14 @@ import typer
 from probing.api.errors import PrivilegeError, TargetError, UsageError
 from probing.api.text import escape
 from probing.client.commands.unsupported import nearest
-from probing.client.messages import Evaluated
+from probing.client.messages import Evaluated, raised_text
 from probing.client.options import Job, Rank
 from probing.client.render.output import write_objects
 from probing.client.session import job_named, opened, report_failures
 from probing.client.settings import Settings, process_id
 from probing.client.times import seconds
 
-__all__ = ("EXAMPLES", "Options", "block", "run", "traceback")
+__all__ = ("EXAMPLES", "Options", "answer_lines", "run")
 
 EXAMPLES = ("probingctl eval --job 4711 --rank 0 'trainer.state.step'", "probingctl eval 4242 --file look.py")
 _MAX_CODE = 64 << 10
@@ -66,7 +66,7 @@ def run(settings: Settings, options: Options) -> None:
         )
         write_objects(settings, results, "".join(_lines(results)), [_flat(result) for result in results])
     if raised := [result["raised"] for result in results if result["raised"] is not None]:
-        text = ": ".join(filter(None, (raised[0]["type"], raised[0]["message"])))
+        text = raised_text(raised[0])
         where = f"in {len(raised)} of {len(results)} processes " if len(results) > 1 else ""
         raise TargetError(f"{where}the code raised {escape(text, 1000)}", hint="the lines above say where")
 
@@ -95,21 +95,26 @@ def _lines(results: Sequence[Evaluated]) -> Iterator[str]:
         if len(results) > 1:
             rank = "" if result["rank"] is None else f"rank {result['rank']}, "
             yield escape(f"{rank}pid {result['pid']} on {result['node']}:") + "\n"
-        yield from block(result["output"])
-        if result["dropped"]:
-            yield f"({result['dropped']:,} more characters of output were dropped)\n"
-        if result["value"] is not None:
-            yield from block(result["value"])
-        if result["raised"] is not None:
-            yield from traceback(result["raised"]["frames"])
+        yield from answer_lines(result)
 
 
-def traceback(frames: Iterable[Sequence[str | int]]) -> Iterator[str]:
+def answer_lines(result: Evaluated) -> Iterator[str]:
+    """Yields the output of the code, then its value, or the frames of its exception."""
+    yield from _block(result["output"])
+    if result["dropped"]:
+        yield f"({result['dropped']:,} more characters of output were dropped)\n"
+    if result["value"] is not None:
+        yield from _block(result["value"])
+    if result["raised"] is not None:
+        yield from _traceback(result["raised"]["frames"])
+
+
+def _traceback(frames: Iterable[Sequence[str | int]]) -> Iterator[str]:
     for file, line, function in frames:
         yield escape(f'  File "{file}", line {line}, in {function}') + "\n"
 
 
-def block(text: str) -> Iterator[str]:
+def _block(text: str) -> Iterator[str]:
     for line in text.splitlines():
         yield escape(line) + "\n"
 

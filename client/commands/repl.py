@@ -17,7 +17,8 @@ import typer
 
 from probing.api.errors import ProbingError, UsageError
 from probing.api.text import escape, plural, ranks_of
-from probing.client.commands.evaluate import block, traceback
+from probing.client.commands.evaluate import answer_lines
+from probing.client.messages import Evaluated, raised_text
 from probing.client.options import Job, Rank
 from probing.client.session import job_named, opened, report_failures
 from probing.client.settings import Settings, process_id
@@ -25,7 +26,6 @@ from probing.client.times import seconds
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
-    from probing.client.messages import Evaluated
 
 __all__ = ("EXAMPLES", "Options", "Repl", "inputs", "is_whole", "run")
 
@@ -202,11 +202,6 @@ def _named(group: Sequence[Evaluated]) -> str:
 
 
 def _answer(result: Evaluated) -> Iterator[str]:
-    yield from block(result["output"])
-    if result["dropped"]:
-        yield f"({result['dropped']:,} more characters of output were dropped)\n"
-    if result["value"] is not None:
-        yield from block(result["value"])
+    yield from answer_lines(result)
     if (raised := result["raised"]) is not None:
-        yield from traceback(raised["frames"])
-        yield escape(": ".join(filter(None, (raised["type"], raised["message"]))), 1000) + "\n"
+        yield escape(raised_text(raised), 1000) + "\n"

@@ -41,16 +41,7 @@ class Prompt:
     def __init__(self, settings: Settings, everywhere: Callable[[], bool]) -> None:
         """Makes the prompt. ``everywhere`` returns whether all nodes are asked, which the prompt shows."""
         self._everywhere = everywhere
-        self._session: PromptSession[str] = PromptSession(
-            history=_history("history"),
-            completer=_Completer(settings),
-            complete_while_typing=False,
-            complete_in_thread=True,
-            enable_history_search=False,
-            multiline=True,
-            key_bindings=_keys(is_whole),
-            prompt_continuation=lambda width, _number, _wrapped: "...> ".rjust(width),
-        )
+        self._session = _session("history", _Completer(settings), is_whole, "...> ")
 
     def ask(self, unfinished: str = "") -> str:
         """Returns the user's input, which begins with ``unfinished``. Raises KeyboardInterrupt (Ctrl-C), EOFError
@@ -66,16 +57,7 @@ class PythonPrompt:
     """
 
     def __init__(self, names: Callable[[str], list[tuple[str, int]]], is_whole: Callable[[str], bool]) -> None:
-        self._session: PromptSession[str] = PromptSession(
-            history=_history("python_history"),
-            completer=_Names(names),
-            complete_while_typing=False,
-            complete_in_thread=True,
-            enable_history_search=False,
-            multiline=True,
-            key_bindings=_keys(is_whole),
-            prompt_continuation=lambda width, _number, _wrapped: "... ".rjust(width),
-        )
+        self._session = _session("python_history", _Names(names), is_whole, "... ")
 
     def ask(self) -> str:
         """Returns the user's input. Raises KeyboardInterrupt (Ctrl-C), EOFError (Ctrl-D)."""
@@ -89,6 +71,21 @@ class _Names(Completer):
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:  # noqa: ARG002
         for name, replaced in self._names(document.text_before_cursor):
             yield Completion(name, start_position=-replaced)
+
+
+def _session(
+    history: str, completer: Completer, is_whole: Callable[[str], bool], continuation: str
+) -> PromptSession[str]:
+    return PromptSession(
+        history=_history(history),
+        completer=completer,
+        complete_while_typing=False,
+        complete_in_thread=True,
+        enable_history_search=False,
+        multiline=True,
+        key_bindings=_keys(is_whole),
+        prompt_continuation=lambda width, _number, _wrapped: continuation.rjust(width),
+    )
 
 
 def _keys(is_whole: Callable[[str], bool]) -> KeyBindings:

@@ -43,17 +43,24 @@ def page_of(daemon: Daemon, browser: Browser) -> Iterator[Tab]:
         end_process(server)
 
 
-@pytest.fixture
-def hanging() -> Iterator[Ranks]:
-    """Rank 1 of four waits for a lock that a thread of its own holds, once ``go`` is called."""
+@contextmanager
+def running(script: str, case: str, size: int) -> Iterator[Ranks]:
+    """Runs a job of ``size`` ranks with a fault, which begins when ``go`` is called."""
     with folder_of_job() as folder:
-        job = Ranks("n1", folder, "hangs.py", "lock", 4)
+        job = Ranks("n1", folder, script, case, size)
         try:
             job.start()
             yield job
         finally:
             job.kill()
             job.wait()
+
+
+@pytest.fixture
+def hanging() -> Iterator[Ranks]:
+    """Rank 1 of four waits for a lock that a thread of its own holds, once ``go`` is called."""
+    with running("hangs.py", "lock", 4) as job:
+        yield job
 
 
 def shown(tab: Tab) -> None:
@@ -106,14 +113,8 @@ def test_the_culprit_of_a_hang_and_its_line(
 @pytest.fixture
 def slow() -> Iterator[Ranks]:
     """Rank 1 of two sleeps in each step, once ``go`` is called."""
-    with folder_of_job() as folder:
-        job = Ranks("n1", folder, "slow.py", "sleeps", 2)
-        try:
-            job.start()
-            yield job
-        finally:
-            job.kill()
-            job.wait()
+    with running("slow.py", "sleeps", 2) as job:
+        yield job
 
 
 @long
