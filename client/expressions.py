@@ -152,7 +152,7 @@ def _row(line: str) -> dict[str, Any]:
 
 
 def _rows_sql(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns a SELECT of ``rows`` in parentheses: the columns of _WHO, then those of the rows."""
+    """Returns a SELECT of ``rows`` in parentheses: the columns of _WHO, then the other columns."""
     names = list(dict.fromkeys([*_WHO, *(name for row in rows for name in row)]))[:_MAX_COLUMNS]
     types = [_type_of([row.get(name) for row in rows]) for name in names]
     aliases = ", ".join(f"c{number}" for number in range(len(names)))

@@ -160,7 +160,7 @@ def inputs(lines: Iterator[str]) -> Iterator[str]:
 
 
 def is_whole(text: str) -> bool:
-    """Returns whether ``text`` can be run: a whole statement, or one that no further line could mend."""
+    """Returns whether ``text`` can be run: a whole statement, or a statement that no further line can mend."""
     try:
         return codeop.compile_command(text.rstrip("\n") + "\n" * text.endswith("\n\n"), symbol="single") is not None
     except (SyntaxError, ValueError, OverflowError):
