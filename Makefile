@@ -10,7 +10,7 @@ TORCH := torch==2.13.0
 CONSTRAINTS := packaging/constraints.txt
 # Runs a command as root, with a checkout that the daemon's users can read.
 HOST := packaging/dev/as-daemon-host.sh
-PACKAGES := client diagnosis federation daemon
+PACKAGES := client diagnosis federation groups launcher daemon
 TREE := .build/tree/probing
 
 help: ## the list of targets

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("api", "client", "daemon", "diagnosis", "federation")
+FOLDERS = ("api", "client", "daemon", "diagnosis", "federation", "groups", "launcher")
 PARTS = {"docstring": 60, "comment": 42, "message": 28, "help": 20}
 _LEAST_WORDS = 4
 _ERRORS = ("Error", "Rejected", "Timeout", "Gone", "Refused", "Found", "Target", "warning", "info")

@@ -1,0 +1,234 @@
+"""The record of a group: the signed specification, the owner's last order, and the generation that runs.
+
+Each change of the record is a function of the record before it, so that a change can be tried again on a newer record.
+A generation is one start of all ranks. Ranks of a generation start only when no process of an older generation can be
+left: ``ending`` lasts until each worker in ``occupied`` has said so, or is fenced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from probing.api.errors import FormatError, PrivilegeError, UsageError
+from probing.api.text import escape
+from probing.api.typed import typed_json
+from probing.diagnosis.ranks import Worker
+from probing.groups.keys import OwnerKey, is_signed
+from probing.groups.spec import MAX_SPEC, NAME, Spec, node_of, table
+
+__all__ = ("MAX_VOTERS", "Action", "Attempt", "Group", "Order", "Phase", "created", "order_of")
+
+Phase = Literal["stopped", "ending", "running", "finished", "failed", "deleted"]
+Action = Literal["start", "stop", "restart", "delete"]
+MAX_VOTERS = 7
+_MAX_GROUP = MAX_SPEC + (64 << 10)
+_HOUR_NS = 3_600_000_000_000
+# The third restart after a hang within an hour would hardly help.
+_HANG_RESTARTS = 2
+_MAX_ATTEMPTS, _MAX_REASON, _MAX_GENERATION = 128, 300, 1 << 53
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order of the owner. ``generation``: the generation that it begins. ``without``: nodes that are left out."""
+
+    group: str
+    action: Action
+    generation: int
+    version: int
+    without: tuple[str, ...] = ()
+    signature: str = ""
+
+    def text(self) -> bytes:
+        parts = (self.group, self.action, self.generation, self.version, self.without)
+        return json.dumps(parts, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A restart without an order of the owner. ``cause``: failure, hang or always. ``at_ns``: Unix time."""
+
+    generation: int
+    at_ns: int
+    cause: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The record of a group. ``spec``, ``signature``: the text and its signature, by ``key`` (hex).
+
+    ``occupied``: workers that may have processes of an older generation. ``excluded``: nodes that are left out.
+    ``address`` and ``port``: where the master of this generation listens. ``attempts``: restarts without an order, the
+    newest last. ``since_ns``: Unix time at which the phase began. ``reason``: why, for people.
+    """
+
+    spec_text: str
+    signature: str
+    key: str
+    phase: Phase = "stopped"
+    generation: int = 0
+    occupied: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    address: str = ""
+    port: int = 0
+    order: Order | None = None
+    attempts: tuple[Attempt, ...] = ()
+    since_ns: int = 0
+    reason: str = ""
+
+    @property
+    def spec(self) -> Spec:
+        """The specification. Raises UsageError."""
+        return Spec.from_json(self.spec_text.encode())
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Group:
+        """Returns the record in ``data``, whose signatures are verified. Raises FormatError."""
+        if len(data) > _MAX_GROUP:
+            raise FormatError(f"the record of a group has {len(data):,} bytes", hint=f"at most {_MAX_GROUP:,}")
+        try:
+            group = typed_json(cls, data)
+            spec = group.spec
+        except (UsageError, ValueError) as e:
+            raise FormatError(f"the record of a group is malformed: {escape(str(e), 200)}") from None
+        if not group.is_signed(spec):
+            raise FormatError(f"the record of group {spec.name} is not signed by its owner", hint="see docs/groups.md")
+        if not 0 <= group.generation < _MAX_GENERATION or len(group.attempts) > _MAX_ATTEMPTS:
+            raise FormatError(f"the record of group {spec.name} has a number out of range")
+        return group
+
+    def is_signed(self, spec: Spec) -> bool:
+        """Returns whether the owner signed the specification, and the last order for it."""
+        if not is_signed("group", self.spec_text.encode(), self.key, self.signature):
+            return False
+        order = self.order
+        if order is None:
+            return self.phase in ("stopped", "deleted") or self.generation == 0
+        ours = order.group == spec.name and order.generation <= self.generation
+        return ours and is_signed("order", order.text(), self.key, order.signature)
+
+    @property
+    def voters(self) -> tuple[str, ...]:
+        """Nodes that agree on the record: the master's, and the first others by name, at most 7."""
+        spec = self.spec
+        nodes = sorted(set(map(node_of, spec.workers)))
+        first = spec.master if spec.master in nodes else node_of(spec.master)
+        return (first, *[node for node in nodes if node != first][: MAX_VOTERS - 1])
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes that need the record: of its workers, and of workers that may have older processes."""
+        return frozenset(map(node_of, (*self.spec.workers, *self.occupied)))
+
+    def ranks(self) -> list[Worker]:
+        """Returns the workers of this generation in the order of their ranks."""
+        return table(self.spec, self.excluded, address=self.address, port=self.port)
+
+    @property
+    def restarts(self) -> int:
+        """The number of restarts since the owner's last order."""
+        begun = self.order.generation if self.order else 0
+        return sum(attempt.generation > begun for attempt in self.attempts)
+
+    def renewed(self, other: Group) -> Group:
+        """Returns the record with the newer specification of ``other``. Raises UsageError or PrivilegeError."""
+        old, new = self.spec, other.spec
+        if other.key != self.key or new.uid != old.uid:
+            raise PrivilegeError(f"group {old.name} belongs to {old.owner}", hint="give the group another name")
+        if new.version != old.version + 1:
+            raise UsageError(f"group {old.name} was changed meanwhile", hint="run the command again")
+        if self.phase in ("ending", "running"):
+            raise UsageError(
+                f"group {old.name} is {self.phase}: its specification stays until it is stopped",
+                hint=f"probingctl group stop {old.name}",
+            )
+        phase = "stopped" if self.phase == "deleted" else self.phase
+        return replace(self, spec_text=other.spec_text, signature=other.signature, phase=phase, excluded=())
+
+    def ordered(self, order: Order, now_ns: int, *, address: str = "", port: int = 0) -> Group:
+        """Returns the record after an order of the owner. Raises UsageError or PrivilegeError."""
+        spec = self.spec
+        if order.group != spec.name or not is_signed("order", order.text(), self.key, order.signature):
+            raise PrivilegeError(f"the order for group {spec.name} is not signed by its owner {spec.owner}")
+        if order.generation != self.generation + 1 or order.version != spec.version:
+            raise UsageError(f"group {spec.name} was changed meanwhile", hint="run the command again")
+        if self.phase == "deleted":
+            raise UsageError(f"group {spec.name} is deleted", hint=f"probingctl group create {spec.name}")
+        if order.action == "start" and self.phase in ("ending", "running"):
+            raise UsageError(f"group {spec.name} is {self.phase}", hint=f"probingctl group status {spec.name}")
+        if order.action in ("start", "restart"):
+            begun = self._begun(now_ns, f"{order.action} by {spec.owner}", order.without)
+            return replace(begun, order=order, address=address, port=port)
+        phase: Phase = "deleted" if order.action == "delete" else "stopped"
+        return replace(self._ended(phase, now_ns, f"{order.action} by {spec.owner}"), order=order)
+
+    def stopped(self, now_ns: int, who: str) -> Group:
+        """Returns the record after ``who``, who is not the owner, stopped the group."""
+        return self._ended("stopped", now_ns, f"stop by {who}")
+
+    def restarted(self, cause: str, reason: str, now_ns: int, without: Collection[str] = ()) -> Group | None:
+        """Returns the record after a restart by the group's policy; None if the limit of an hour is reached."""
+        spec = self.spec
+        if self.phase != "running" or not self.may_restart(cause, now_ns):
+            return None
+        excluded = tuple(sorted({*self.excluded, *without}))
+        attempt = Attempt(self.generation + 1, now_ns, cause, reason[:_MAX_REASON])
+        table(spec, excluded)
+        begun = self._begun(now_ns, reason, excluded)
+        return replace(begun, attempts=(*self.attempts, attempt)[-_MAX_ATTEMPTS:])
+
+    def may_restart(self, cause: str, now_ns: int) -> bool:
+        """Returns whether the group's policy allows a restart now; ``cause``: as in ``Attempt``."""
+        recent = [attempt for attempt in self.attempts if attempt.at_ns > now_ns - _HOUR_NS]
+        hangs = sum(attempt.cause == "hang" for attempt in recent)
+        return len(recent) < self.spec.max_restarts and (cause != "hang" or hangs < _HANG_RESTARTS)
+
+    def running(self, now_ns: int, *, address: str = "", port: int = 0) -> Group:
+        """Returns the record after no process of an older generation is left."""
+        place = {"address": address or self.address, "port": port or self.port}
+        return replace(self, phase="running", occupied=(), since_ns=now_ns, **place)  # type: ignore[arg-type]
+
+    def over(self, phase: Literal["finished", "failed"], reason: str, now_ns: int) -> Group:
+        """Returns the record after all ranks have ended, or a failure after which the group is not started again.
+
+        A failure begins a generation without ranks, which ends the ranks that are left.
+        """
+        if phase == "failed":
+            return self._ended("failed", now_ns, reason)
+        return replace(self, phase="finished", since_ns=now_ns, reason=reason[:_MAX_REASON])
+
+    def _begun(self, now_ns: int, reason: str, excluded: Collection[str]) -> Group:
+        begun = self._ended("ending", now_ns, reason)
+        table(self.spec, excluded)
+        return replace(begun, excluded=tuple(sorted(excluded)))
+
+    def _ended(self, phase: Phase, now_ns: int, reason: str) -> Group:
+        may_run = {worker.worker for worker in self.ranks()} if self.phase in ("running", "finished") else set()
+        occupied = tuple(sorted({*self.occupied, *may_run}))
+        generation = self.generation + 1
+        reason = reason[:_MAX_REASON]
+        return replace(self, phase=phase, generation=generation, occupied=occupied, since_ns=now_ns, reason=reason)
+
+
+def created(spec: Spec, key: OwnerKey) -> Group:
+    """Returns the record of a new group, or, for ``Group.renewed``, of a group with a new specification."""
+    text = spec.to_json()
+    return Group(text.decode(), key.sign("group", text), key.public)
+
+
+def order_of(group: Group, action: Action, key: OwnerKey, without: Collection[str] = ()) -> Order:
+    """Returns the owner's order for the present record of ``group``. Raises UsageError for an unknown node."""
+    spec = group.spec
+    nodes = set(map(node_of, spec.workers))
+    for node in without:
+        if node not in nodes or not NAME.fullmatch(node):
+            raise UsageError(f"group {spec.name} has no node {escape(node, 80)}", hint="`probingctl group status`")
+    order = Order(spec.name, action, group.generation + 1, spec.version, tuple(sorted(without)))
+    return replace(order, signature=key.sign("order", order.text()))

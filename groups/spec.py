@@ -1,0 +1,267 @@
+"""The specification of a group: its workers, command and policies, as its owner signs it; and its rank table."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
+
+from probing.api.errors import UsageError
+from probing.api.text import escape, listed, plural
+from probing.api.typed import typed_json
+from probing.diagnosis.ranks import DEFAULT_PORT, Worker, launched
+
+__all__ = ("GIVEN", "MAX_SPEC", "NAME", "OnHang", "Restart", "Spec", "checked", "environment", "node_of", "table")
+
+Restart = Literal["never", "on_failure", "always"]
+OnHang = Literal["report", "restart", "restart_without_node"]
+MAX_SPEC = 256 << 10
+MAX_WORKERS = 16_384
+_MAX_WORDS, _MAX_WORD, _MAX_VARIABLES, _MAX_TEXT = 1024, 64 << 10, 256, 128 << 10
+_MAX_RESTARTS, _MAX_S = 100, 3600.0
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+GIVEN = frozenset(
+    (
+        "BACKEND",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NODE_RANK",
+        "PROBING_GROUP",
+        "RANK",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_RUN_ID",
+        "WORLD_SIZE",
+    )
+)
+"""The variables that a launcher sets, so that a specification cannot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a group runs.
+
+    ``version``: 1 more with each change. ``owner`` and ``uid``: the user who signed it, on the node ``signed_on``.
+    ``workers``: names ``NODE-N``. ``master``: a worker, or the node of a worker. ``world_size`` None: the number of
+    workers. ``max_restarts``: restarts without an order of the owner in an hour. ``min_nodes`` above 0: the group is
+    started again without a node that failed, while so many nodes are left. ``grace_s``: time between SIGTERM and
+    SIGKILL. ``fence_s``: a launcher without word from a majority of the group's nodes ends its ranks after this time,
+    if the group may be started without its node. ``save``: a command that runs on each node before such a restart, or
+    the single word SIGUSR1, for at most ``save_s``. ``log_bytes``: the size at which the log of a rank is rotated.
+    """
+
+    name: str
+    version: int
+    owner: str
+    uid: int
+    signed_on: str
+    workers: tuple[str, ...]
+    master: str
+    command: tuple[str, ...]
+    world_size: int | None = None
+    master_port: int = DEFAULT_PORT
+    backend: str = "nccl"
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str = ""
+    restart: Restart = "never"
+    max_restarts: int = 3
+    on_hang: OnHang = "report"
+    min_nodes: int = 0
+    grace_s: float = 10.0
+    fence_s: float = 60.0
+    save: tuple[str, ...] = ()
+    save_s: float = 60.0
+    log_bytes: int = 64 << 20
+
+    @property
+    def fenced(self) -> bool:
+        """Whether the group may be started without a node that does not answer."""
+        return self.on_hang == "restart_without_node" or self.min_nodes > 0
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Spec:
+        """Returns the specification in ``data``. Raises UsageError if it is malformed or breaks a rule."""
+        if len(data) > MAX_SPEC:
+            raise UsageError(f"the specification of a group has {len(data):,} bytes", hint=f"at most {MAX_SPEC:,}")
+        try:
+            spec = typed_json(cls, data)
+        except ValueError as e:
+            raise UsageError(f"the specification of a group is malformed: {escape(str(e), 200)}") from None
+        checked(spec)
+        return spec
+
+
+def checked(spec: Spec) -> Spec:
+    """Returns ``spec``. Raises UsageError, whose sentence names the rule, if a launcher could not start it."""
+    for problem, hint in (
+        *_names(spec),
+        *_command(spec),
+        *_environment(spec.env),
+        *_numbers(spec),
+    ):
+        raise UsageError(f"group {escape(spec.name, 64)}: {problem}", hint=hint)
+    table(spec)
+    return spec
+
+
+def table(spec: Spec, excluded: Collection[str] = (), *, address: str = "", port: int = 0) -> list[Worker]:
+    """Returns the workers that run, in the order of their ranks.
+
+    The master's node comes first, the other nodes in alphabetical order, the workers of a node by number. ``excluded``:
+    nodes that are left out; if the master's is among them, the first other node takes its place. ``address`` and
+    ``port`` of the master; empty and 0: the master's node and the port of the specification. Raises UsageError.
+    """
+    left = [worker for worker in spec.workers if node_of(worker) not in excluded]
+    if not left:
+        raise UsageError(f"group {spec.name}: no node is left", hint="exclude fewer nodes")
+    master = spec.master
+    if master not in left and master not in set(map(node_of, left)):
+        if not excluded:
+            raise UsageError(
+                f"group {spec.name}: the master {escape(master, 80)} is not among the workers {listed(left[:8])}",
+                hint="name a worker, or the node of a worker, by --master",
+            )
+        master = min(map(node_of, left))
+    try:
+        ranks = launched(left, master, port or spec.master_port)
+    except ValueError as e:
+        raise UsageError(f"group {spec.name}: {escape(str(e), 200)}", hint="workers are named NODE-N") from None
+    size = len(ranks) if spec.world_size is None else min(spec.world_size, len(ranks))
+    chosen = ranks[:size]
+    return [
+        replace(rank, world_size=size, backend=spec.backend, master_addr=address or rank.master_addr) for rank in chosen
+    ]
+
+
+def environment(spec: Spec, ranks: Sequence[Worker], worker: Worker, generation: int, restarts: int) -> dict[str, str]:
+    """Returns the variables that the launcher sets for ``worker``, one of ``ranks``, in addition to its own.
+
+    These are the variables of torchrun (torch/distributed/elastic/agent/server/local_elastic_agent.py), NODE_RANK and
+    BACKEND. The daemon takes the job from TORCHELASTIC_RUN_ID. ``restarts``: restarts since the owner's last order.
+    """
+    local_size = sum(rank.node == worker.node for rank in ranks)
+    nodes = len({rank.node for rank in ranks})
+    return {
+        **spec.env,
+        "BACKEND": spec.backend,
+        "GROUP_RANK": str(worker.node_rank),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "LOCAL_RANK": str(worker.local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "MASTER_ADDR": worker.master_addr,
+        "MASTER_PORT": str(worker.master_port),
+        "NODE_RANK": str(worker.node_rank),
+        "PROBING_GROUP": f"{spec.name}/{generation}",
+        "RANK": str(worker.rank),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(worker.rank),
+        "ROLE_WORLD_SIZE": str(worker.world_size),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "TORCHELASTIC_RUN_ID": spec.name,
+        "WORLD_SIZE": str(worker.world_size),
+    }
+
+
+def node_of(worker: str) -> str:
+    """Returns the node of a worker ``NODE-N``."""
+    return worker.rpartition("-")[0]
+
+
+_Problem = tuple[str, str]
+
+
+def _names(spec: Spec) -> list[_Problem]:
+    problems: list[_Problem] = []
+    if not NAME.fullmatch(spec.name):
+        problems.append(("this is no name", "a name has letters, digits, ., _ and -, at most 63"))
+    if not 0 < len(spec.workers) <= MAX_WORKERS:
+        problems.append((f"it has {plural(len(spec.workers), 'worker')}", f"give 1 to {MAX_WORKERS:,} workers"))
+    for worker in spec.workers:
+        node, _, number = worker.rpartition("-")
+        if not (NAME.fullmatch(node) and re.fullmatch(r"0|[1-9][0-9]{0,8}", number)):
+            problems.append((f"{escape(worker, 80)} is no worker", "workers are named NODE-N, as in gn6-0"))
+            break
+    folded: dict[str, str] = {}
+    for worker in spec.workers:
+        if (other := folded.setdefault(worker.casefold(), worker)) != worker:
+            problems.append((f"workers {other} and {worker} differ only in case", "use one spelling of each node"))
+        elif spec.workers.count(worker) > 1 and len(spec.workers) < 1024:
+            problems.append((f"worker {worker} occurs twice", "name each worker once"))
+    if len(folded) != len(spec.workers) and not problems:
+        problems.append(("a worker occurs twice", "name each worker once"))
+    return problems
+
+
+def _command(spec: Spec) -> list[_Problem]:
+    problems: list[_Problem] = []
+    for what, words in (("command", spec.command), ("command before a restart", spec.save)):
+        if len(words) > _MAX_WORDS or sum(map(len, words)) > _MAX_TEXT or any(len(word) > _MAX_WORD for word in words):
+            problems.append((f"its {what} is too long", f"at most {_MAX_WORDS:,} words and {_MAX_TEXT:,} characters"))
+        if any("\0" in word for word in words):
+            problems.append((f"its {what} has a zero byte", "no program can be given one"))
+    if not spec.command or not spec.command[0]:
+        problems.append(("it has no command", "give it behind --, as in: -- python train.py"))
+    if spec.cwd and (not spec.cwd.startswith("/") or "\0" in spec.cwd or len(spec.cwd) > 4096):
+        problems.append(("its directory is no absolute path", "give --cwd /PATH"))
+    return problems
+
+
+def _environment(env: Mapping[str, str]) -> list[_Problem]:
+    problems: list[_Problem] = []
+    if len(env) > _MAX_VARIABLES or sum(len(name) + len(value) for name, value in env.items()) > _MAX_TEXT:
+        problems.append(
+            ("its environment is too large", f"at most {_MAX_VARIABLES} variables and {_MAX_TEXT:,} characters")
+        )
+    for name, value in env.items():
+        if not _VARIABLE.fullmatch(name):
+            problems.append((f"{escape(name, 80)!r} is no name of a variable", "letters, digits and _, no digit first"))
+        elif name in GIVEN:
+            problems.append((f"{name} is set by the launcher", "leave it out of --env"))
+        elif "\0" in value:
+            problems.append((f"the value of {name} has a zero byte", "no program can be given one"))
+        if problems:
+            break
+    return problems
+
+
+def _numbers(spec: Spec) -> list[_Problem]:
+    problems: list[_Problem] = []
+    nodes = len(set(map(node_of, spec.workers)))
+    if spec.world_size is not None and not 1 <= spec.world_size <= len(spec.workers):
+        problems.append(
+            (
+                f"a world size of {spec.world_size} with {plural(len(spec.workers), 'worker')}",
+                "add workers, or give a smaller --world-size",
+            )
+        )
+    if not 1 <= spec.master_port <= 65_535:
+        problems.append((f"{spec.master_port} is no port", "give a --master-port from 1 to 65535"))
+    if not NAME.fullmatch(spec.backend):
+        problems.append(("its backend has no valid name", "give --backend nccl or gloo"))
+    if not 0 <= spec.max_restarts <= _MAX_RESTARTS:
+        problems.append((f"{spec.max_restarts} restarts an hour", f"give 0 to {_MAX_RESTARTS}"))
+    if not 0 <= spec.min_nodes <= nodes:
+        problems.append((f"at least {spec.min_nodes} of {plural(nodes, 'node')}", "give fewer by --nnodes MIN:MAX"))
+    for name, value in (("grace", spec.grace_s), ("fence", spec.fence_s), ("save", spec.save_s)):
+        if not (math.isfinite(value) and 0 < value <= _MAX_S):
+            problems.append((f"its {name} time is {value} s", f"give up to {_MAX_S:g} s"))
+    if spec.log_bytes < 4096:
+        problems.append((f"its logs are rotated at {spec.log_bytes} bytes", "give at least 4096"))
+    if spec.version < 1 or spec.uid < 0 or not NAME.fullmatch(spec.signed_on) or not 0 < len(spec.owner) <= 64:
+        problems.append(("its owner, version or node is malformed", "make it by `probingctl group create`"))
+    return problems
