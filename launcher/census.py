@@ -1,0 +1,115 @@
+"""Finds all processes of each generation of each group on this machine.
+
+A process belongs to a generation if its environment says so (PROBING_GROUP), if it is in the session of a rank or
+descends from one, or if it was found so before. A process that left all of these by clearing its environment becomes a
+child of the launcher, because the launcher is a subreaper; it belongs to the group that runs here, if only one does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from probing.launcher.processes import Stat, mark_of, stats
+
+__all__ = ("Census", "Leader", "Member", "Owner", "become_subreaper")
+
+# include/uapi/linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Owner(NamedTuple):
+    """A generation of a group."""
+
+    group: str
+    generation: int
+
+
+class Leader(NamedTuple):
+    """The first process of a rank: the leader of its session."""
+
+    owner: Owner
+    pid: int
+    start_ns: int
+
+
+class Member(NamedTuple):
+    """A living process of a generation. ``rank``: RANK in its environment."""
+
+    stat: Stat
+    rank: int | None
+
+
+def become_subreaper() -> bool:
+    """Makes orphans of this process's descendants its children; returns whether the kernel lets it."""
+    return int(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
+
+
+class Census:
+    """Which processes belong to which generation; remembers what it found before."""
+
+    def __init__(self) -> None:
+        self._owners: dict[tuple[int, int], Owner] = {}
+        self._sessions: dict[int, Owner] = {}
+
+    def look(self, leaders: Iterable[Leader]) -> dict[Owner, list[Member]]:
+        """Returns the living processes of each generation. ``leaders``: of ranks that run, or have run."""
+        found = stats()
+        me = os.getpid()
+        alive = {pid: stat for pid, stat in found.items() if stat.alive and pid != me}
+        owners = {pid: owner for pid, stat in alive.items() if (owner := self._owners.get((pid, stat.start_ns)))}
+        ranks = self._marked(alive, owners)
+        sessions = self._add_leaders(alive, owners, leaders)
+        for pid in alive:
+            _inherit(pid, alive, owners, sessions)
+        self._add_orphans(alive, owners, me)
+        self._owners = {(pid, alive[pid].start_ns): owner for pid, owner in owners.items()}
+        members: dict[Owner, list[Member]] = {}
+        for pid, owner in owners.items():
+            members.setdefault(owner, []).append(Member(alive[pid], ranks.get(pid)))
+        return members
+
+    def _marked(self, alive: Mapping[int, Stat], owners: dict[int, Owner]) -> dict[int, int | None]:
+        ranks = {}
+        for pid in alive:
+            if (mark := mark_of(pid)) is not None:
+                owners[pid] = Owner(mark.group, mark.generation)
+                ranks[pid] = mark.rank
+        return ranks
+
+    def _add_leaders(
+        self, alive: Mapping[int, Stat], owners: dict[int, Owner], leaders: Iterable[Leader]
+    ) -> dict[int, Owner]:
+        sessions = {}
+        self._sessions = {}
+        for leader in leaders:
+            self._sessions[leader.pid] = leader.owner
+            if (stat := alive.get(leader.pid)) and stat.start_ns == leader.start_ns:
+                owners[leader.pid] = sessions[leader.pid] = leader.owner
+        return sessions
+
+    def _add_orphans(self, alive: Mapping[int, Stat], owners: dict[int, Owner], me: int) -> None:
+        groups = set(owners.values()) or set(self._sessions.values())
+        only = max(groups) if len({owner.group for owner in groups}) == 1 else None
+        for pid, stat in alive.items():
+            if stat.parent == me and pid not in owners:
+                owner = self._sessions.get(stat.session) or only
+                if owner is not None:
+                    owners[pid] = owner
+                    for other in alive:
+                        _inherit(other, alive, owners, {})
+
+
+def _inherit(pid: int, alive: Mapping[int, Stat], owners: dict[int, Owner], sessions: Mapping[int, Owner]) -> None:
+    """Gives ``pid``, and its ancestors without an owner, the owner of the nearest ancestor or session that has one."""
+    line = []
+    owner = None
+    while pid in alive and owner is None and pid not in line:
+        line.append(pid)
+        owner = owners.get(pid) or sessions.get(alive[pid].session)
+        pid = alive[pid].parent
+    if owner is not None:
+        for member in line:
+            owners.setdefault(member, owner)

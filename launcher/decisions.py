@@ -1,0 +1,140 @@
+"""What a launcher does about a record: whether it takes the record, and whether it may start the record's generation.
+
+Pure: the facts are arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from probing.api.text import escape, listed, plural
+from probing.groups.group import Group, Phase
+from probing.groups.spec import Spec
+from probing.launcher.allowed import Rules, command_problem
+from probing.launcher.state import History
+
+__all__ = ("Facts", "Verdict", "ended_below", "recent_restarts", "record_problem", "start_verdict")
+
+_HOUR_NS = 3_600_000_000_000
+_ORDER: dict[Phase, int] = {"ending": 0, "running": 1, "finished": 2}
+_LAST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the launcher knows at one moment. ``boot_ns``: ns since boot. ``ranks``: ranks of the generation that run
+    here. ``older``: pids of processes of older generations. ``problem``: why it may start nothing, or empty.
+    """
+
+    node: str
+    boot_id: str
+    boot_ns: int
+    ranks: int
+    older: tuple[int, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a generation may be started, and why not."""
+
+    state: Literal["start", "idle", "waiting", "refused"]
+    reason: str = ""
+
+
+def record_problem(group: Group, spec: Spec, history: History | None, rules: Rules) -> str:
+    """Returns why a record is refused; empty if it is taken. ``history``: of the group of this name, None: none."""
+    name = spec.name
+    if group.key not in rules.keys:
+        return f"group {name} is signed by a key that {rules.user} does not trust"
+    if spec.uid != rules.uid:
+        owner = f"{escape(spec.owner, 64)} (uid {spec.uid})"
+        return f"group {name} belongs to {owner}, and this launcher runs as {rules.user} (uid {rules.uid})"
+    if not group.is_signed(spec):
+        return f"the record of group {name} is not signed by its owner"
+    if history is None:
+        return ""
+    if group.key != history.key:
+        return f"group {name} had another key before: give the group another name"
+    order = group.order.generation if group.order else 0
+    for what, number, seen in (
+        ("generation", group.generation, history.generation),
+        ("version", spec.version, history.version),
+        ("order", order, history.order),
+    ):
+        if number < seen:
+            return f"an older record of group {name}: {what} {number}, and {what} {seen} was seen"
+    same = (group.generation, spec.version) == (history.generation, history.version)
+    if same and _ORDER.get(group.phase, _LAST) < _ORDER.get(history.phase, _LAST):
+        return (
+            f"an older record of group {name}: generation {group.generation} is {group.phase} in it, "
+            f"and {history.phase} was seen"
+        )
+    return ""
+
+
+def start_verdict(group: Group, spec: Spec, history: History, rules: Rules, facts: Facts) -> Verdict:
+    """Returns whether the generation of ``group``, whose record was taken, may be started here now."""
+    if group.phase == "ending":
+        return Verdict("waiting", "processes of the older generation end first, on all nodes")
+    if group.phase != "running":
+        return Verdict("idle", group.reason)
+    if not facts.ranks:
+        return Verdict("idle", f"generation {group.generation} has no rank for this worker")
+    if problem := _order_problem(group, spec, history) or command_problem(spec, facts.node, rules.allow):
+        return Verdict("refused", problem)
+    if problem := _restart_problem(group, spec, history, facts) or facts.problem:
+        return Verdict("refused", problem)
+    if facts.older:
+        return Verdict("waiting", f"of an older generation there is still {_pids(facts.older)}")
+    if spec.fenced and not _lease_holds(history, facts):
+        return Verdict("waiting", "there is no word from a majority of the group's nodes yet")
+    return Verdict("start")
+
+
+def ended_below(group: Group) -> int:
+    """Returns the generation below which all processes are ended."""
+    return group.generation + (group.phase not in ("ending", "running", "finished"))
+
+
+def recent_restarts(history: History, boot_id: str, boot_ns: int) -> int:
+    """Returns the number of starts without an order within the last hour.
+
+    How long ago an earlier boot was is unknown, because the clock may have been set: it counts as this one's begin.
+    """
+    stamps = [boot_ns - (at_ns if boot == boot_id else 0) for boot, at_ns in history.restarts]
+    return sum(age_ns < _HOUR_NS for age_ns in stamps)
+
+
+def _order_problem(group: Group, spec: Spec, history: History) -> str:
+    order = group.order
+    if order is None:
+        return "its owner has not ordered a start"
+    if order.action not in ("start", "restart"):
+        return f"its owner's last order is {order.action}"
+    if order.version != spec.version:
+        return f"its owner's last order is for version {order.version} of the specification, not {spec.version}"
+    if not history.order <= order.generation <= group.generation:
+        return f"its owner's last order is for generation {order.generation}, and an order for {history.order} was seen"
+    return ""
+
+
+def _restart_problem(group: Group, spec: Spec, history: History, facts: Facts) -> str:
+    if group.order is None or group.generation == group.order.generation:
+        return ""
+    number = recent_restarts(history, facts.boot_id, facts.boot_ns)
+    if number < spec.max_restarts:
+        return ""
+    return f"{plural(number, 'restart')} within an hour, and the specification allows {spec.max_restarts}"
+
+
+def _lease_holds(history: History, facts: Facts) -> bool:
+    lease = history.lease
+    if lease is None or lease[0] != facts.boot_id or lease[2] != history.generation:
+        return False
+    return lease[1] > facts.boot_ns
+
+
+def _pids(pids: tuple[int, ...]) -> str:
+    return f"{'process' if len(pids) == 1 else 'processes'} {listed(map(str, pids))}"

@@ -1,0 +1,154 @@
+"""One group on one launcher: its record, what was started, and what is to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from probing.api.errors import ProbingError
+from probing.api.text import escape, utc_second
+from probing.diagnosis.ranks import Worker
+from probing.groups.group import Group
+from probing.groups.spec import Spec, environment
+from probing.launcher.census import Leader, Owner
+from probing.launcher.decisions import ended_below
+from probing.launcher.ending import Ending
+from probing.launcher.logs import log_path
+from probing.launcher.spawn import Plan, plan_bytes
+from probing.launcher.state import History, Run
+
+__all__ = ("Held",)
+
+_MAX_ADDRESS, _MAX_PORT = 255, 65_535
+_ADDRESS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-_%")
+
+
+class Held:
+    """A group whose records this launcher took.
+
+    ``ranks``: the workers of this launcher that have a rank in the record's generation. ``problem``: why the record
+    cannot be started; ``obstacle``: why it could not be, the last time. ``looked``: the newest generation since whose
+    record the processes were listed; ``cleared``: the newest generation before which no process is left. ``fenced``:
+    the lease whose end ended the ranks.
+    """
+
+    def __init__(self, history: History, workers: Collection[str], directory: Path) -> None:
+        self.history = history
+        self._workers, self._directory = workers, directory
+        self.group: Group | None = None
+        self.spec: Spec | None = None
+        self.table: list[Worker] = []
+        self.ranks: list[Worker] = []
+        self.problem = self.obstacle = ""
+        self.ending: Ending | None = None
+        self.looked = self.cleared = -1
+        self.fenced: tuple[str, int, int] | None = None
+        self._written_ns = 0
+
+    def take(self, group: Group, spec: Spec) -> None:
+        """Makes ``group`` the record of the group. It must have been accepted."""
+        self.group, self.spec = group, spec
+        self.problem = self.obstacle = ""
+        self.table = []
+        if group.phase in ("running", "finished"):
+            try:
+                self.table = group.ranks()
+            except ProbingError as e:
+                self.problem = e.message
+        self.ranks = [worker for worker in self.table if worker.worker in self._workers]
+        self.problem = self.problem or self._place_problem(group) or self._text_problem()
+        history = self.history
+        history.version, history.generation, history.phase = spec.version, group.generation, group.phase
+        history.order = group.order.generation if group.order else 0
+        history.record = "" if group.phase == "deleted" else group.to_json().decode()
+
+    def renewed(self, lease: tuple[str, int, int], least_ns: int) -> bool:
+        """Takes a lease that ends later than the last one; returns whether it is to be written to the state file.
+
+        Not each is, because they come often: at most ``least_ns`` of a lease are forgotten in a crash.
+        """
+        last = self.history.lease
+        if last is not None and last[0] == lease[0] and last[2] == lease[2] and lease[1] <= last[1]:
+            return False
+        self.history.lease = lease
+        if last is not None and last[2] == lease[2] and lease[1] - self._written_ns < least_ns:
+            return False
+        self._written_ns = lease[1]
+        return True
+
+    def log_path(self, rank: int) -> Path:
+        """Returns the log file of a rank."""
+        return log_path(self._directory, self.history.name, rank)
+
+    @property
+    def below(self) -> int:
+        """The generation below which all processes are to be ended."""
+        return 0 if self.group is None else ended_below(self.group)
+
+    @property
+    def leaders(self) -> list[Leader]:
+        """The first process of each rank that was started, also of those that have ended."""
+        name = self.history.name
+        return [Leader(Owner(name, run.generation), run.pid, run.start_ns) for run in self.history.runs if run.pid]
+
+    def run_of(self, worker: str) -> Run | None:
+        """Returns the last run of a worker."""
+        return next((run for run in reversed(self.history.runs) if run.worker == worker), None)
+
+    def saves(self) -> bool:
+        """Whether the save step is to run before older generations are ended: a restart without an order of the owner
+        begins this generation.
+        """
+        group, spec = self.group, self.spec
+        if group is None or spec is None or not spec.save or not group.attempts or group.phase != "ending":
+            return False
+        return group.attempts[-1].generation == group.generation > self.history.saved
+
+    def plan(self, worker: Worker, unix_ns: int, own: dict[str, str]) -> Plan:
+        """Returns what to run as ``worker``. ``own``: the environment of the launcher."""
+        assert self.group is not None
+        assert self.spec is not None
+        generation = self.group.generation
+        given = environment(self.spec, self.table, worker, generation, self.group.restarts)
+        return self._plan(self.spec.command, worker.rank, generation, {**own, **given}, unix_ns)
+
+    def save_plan(self, pids: Collection[int], run: Run, unix_ns: int, own: dict[str, str]) -> Plan | None:
+        """Returns the save step's command, with the environment of ``run``, the lowest rank here; None if its
+        environment is unknown. ``pids``: of the ranks here.
+        """
+        assert self.spec is not None
+        try:
+            ran = Group.from_json(self.history.ran.encode())
+            table = ran.ranks()
+            worker = next(worker for worker in table if worker.rank == run.rank)
+        except (ProbingError, StopIteration):
+            return None
+        given = environment(ran.spec, table, worker, run.generation, ran.restarts)
+        env = {**own, **given, "PROBING_SAVE_PIDS": " ".join(map(str, sorted(pids)))}
+        return self._plan(self.spec.save, run.rank, run.generation, env, unix_ns, "save step, ")
+
+    def _plan(
+        self, words: tuple[str, ...], rank: int, generation: int, env: dict[str, str], unix_ns: int, what: str = ""
+    ) -> Plan:
+        assert self.spec is not None
+        name = self.history.name
+        mark = {"PROBING_GROUP": f"{name}/{generation}", "RANK": str(rank)}
+        header = f"=== {utc_second(unix_ns)} pid PID: {what}group {name}, generation {generation}, rank {rank} ==="
+        cwd = self.spec.cwd or str(Path.home())
+        return Plan(words, env, mark, cwd, header, self.log_path(rank))
+
+    def _text_problem(self) -> str:
+        if not self.ranks:
+            return ""
+        try:
+            plan_bytes(self.plan(self.ranks[0], 0, {}))
+        except ValueError as e:
+            return f"its command or environment cannot be given to a program: {e}"
+        return ""
+
+    def _place_problem(self, group: Group) -> str:
+        if len(group.address) > _MAX_ADDRESS or not _ADDRESS.issuperset(group.address):
+            return f"the master's address {escape(group.address, 80)} is no address"
+        if not 0 <= group.port <= _MAX_PORT:
+            return f"the master's port {group.port} is no port"
+        return ""

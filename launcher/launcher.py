@@ -1,0 +1,324 @@
+"""The launcher of one node: obeys the records of groups, and reports what became of the ranks.
+
+It does no communication: its owner passes records and leases on, and sends reports. All methods but ``wake`` are for
+one thread, and none but ``wait`` waits. While a launcher lives, its process starts no other children, because the
+launcher reaps them all.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from probing.api.errors import ProbingError
+from probing.groups.group import Group
+from probing.groups.spec import Spec
+from probing.launcher.allowed import Rules
+from probing.launcher.census import Census, Member, Owner, become_subreaper
+from probing.launcher.children import Child, Children
+from probing.launcher.decisions import Facts, Verdict, recent_restarts, record_problem, start_verdict
+from probing.launcher.ending import Ending
+from probing.launcher.held import Held
+from probing.launcher.logs import rotate
+from probing.launcher.processes import Clock, Stat
+from probing.launcher.reports import refusal_row, row
+from probing.launcher.saving import Saves
+from probing.launcher.starting import adopt_unrecorded, start
+from probing.launcher.state import MAX_GROUPS, History, StateFile, lock, state_directory
+
+__all__ = ("Launcher",)
+
+_SECOND_NS = 1_000_000_000
+_MAX_REFUSALS = 256
+# While processes are ended, /proc is read so often that this takes at most a tenth of a CPU.
+_LOOK_SHARE, _LEAST_LOOK_NS = 10, 50_000_000
+
+
+class Launcher:
+    """Starts, watches and ends the ranks of groups on one node.
+
+    ``node``: its name. ``workers``: names NODE-N that this launcher serves. ``state_dir``: its directory, for one
+    launcher at a time; ranks of an earlier launcher are found again. ``rules``: whom it obeys. ``problem``: why the
+    state file was replaced, or empty.
+    """
+
+    def __init__(
+        self, node: str, workers: Sequence[str], state_dir: Path, rules: Rules, clock: Clock | None = None
+    ) -> None:
+        """Raises ConfigError, and StateLocked if another launcher uses ``state_dir``."""
+        self.node, self.workers, self._rules = node, tuple(workers), rules
+        self._directory = state_directory(state_dir)
+        self._lock = lock(self._directory)
+        self._clock = clock or Clock()
+        self._file = StateFile(self._directory)
+        self._state, self.problem = self._file.read()
+        self._children, self._census = Children(self._clock), Census()
+        self._members: dict[Owner, list[Member]] = {}
+        self._saves = Saves()
+        self._refusals: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+        self._look, self._dirty = True, bool(self.problem)
+        self._next_look_ns = self._next_tick_ns = self._next_write_ns = 0
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._held = {history.name: self._resumed(history) for history in self._state.groups}
+        become_subreaper()
+
+    def apply(self, group: Group) -> str:
+        """Obeys a record; what it means is done by ``step``. Returns why it is refused, or an empty text.
+
+        A refusal is also a row of the next report, once.
+        """
+        try:
+            spec = group.spec
+        except ProbingError as e:
+            return e.message
+        held = self._held.get(spec.name)
+        problem = record_problem(group, spec, held.history if held else None, self._rules)
+        if not problem and held is None and len(self._held) >= MAX_GROUPS:
+            problem = f"this launcher has {MAX_GROUPS} groups: it takes no other"
+        if problem:
+            self._refuse(group, spec, problem)
+            return problem
+        if held is None:
+            history = History(spec.name, group.key)
+            if self._state.lost and group.phase in ("running", "finished"):
+                # An earlier launcher may have started it, and the ranks may have ended since.
+                history.started = group.generation
+            self._state.groups.append(history)
+            held = self._held[spec.name] = Held(history, self.workers, self._directory)
+        if group != held.group:
+            held.take(group, spec)
+            self._look = self._dirty = True
+        return ""
+
+    def renew(self, name: str, generation: int, until: float) -> None:
+        """Renews the lease of a generation: a majority of the group's nodes lets it run until ``until``, in seconds of
+        ``time.monotonic``. A launcher starts and runs the ranks of a fenced group under a lease only.
+        """
+        held = self._held.get(name)
+        if held is None or held.spec is None or generation != held.history.generation:
+            return
+        fence_ns = round(held.spec.fence_s * _SECOND_NS)
+        left_ns = min(round((until - self._clock.monotonic()) * _SECOND_NS), fence_ns)
+        until_ns = self._clock.boot_ns() + left_ns
+        lease = (self._clock.boot_id, until_ns, generation)
+        if held.renewed(lease, fence_ns // 10):
+            self._dirty = True
+
+    def step(self) -> None:
+        """Does all that is due now: starts, signals, records, rotates."""
+        if self._children.poll():
+            self._look = self._dirty = True
+        now_ns = self._clock.boot_ns()
+        for held in self._held.values():
+            self._fence(held, now_ns)
+        if self._look or (self._pending() and now_ns >= self._next_look_ns):
+            self._look_at_processes(now_ns)
+        for held in self._held.values():
+            self._end_older(held, now_ns)
+        self._write(now_ns)
+        for held in self._held.values():
+            self._start(held, now_ns)
+        if now_ns >= self._next_tick_ns:
+            self._next_tick_ns = now_ns + _SECOND_NS
+            self._tick()
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until ``step`` has something to do, ``wake`` was called, or ``timeout_s`` is over."""
+        poll = select.poll()
+        for fd in (self._waker, *self._children.fds(), *self._saves.fds()):
+            poll.register(fd, select.POLLIN)
+        poll.poll(min(timeout_s, self._due_s()) * 1000)
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._waker)
+
+    def wake(self) -> None:
+        """Ends ``wait``; for any thread and for handlers of signals."""
+        with suppress(BlockingIOError):
+            os.eventfd_write(self._waker, 1)
+
+    def report(self) -> list[dict[str, Any]]:
+        """Returns a row for each group and each of its workers here, and once a row for each record that was refused.
+
+        Times (``since_ns``) are Unix time; ``start_ns`` is ns since boot. ``seen``: the highest generation seen.
+        ``clear``: no process of a generation older than ``seen`` is left, and none will be started.
+        """
+        rows = [row for rows in self._refusals.values() for row in rows]
+        for key in self._refusals:
+            self._refusals[key] = []
+        now_ns = self._clock.boot_ns()
+        for held in self._held.values():
+            verdict = self._verdict(held, now_ns)
+            restarts = recent_restarts(held.history, self._clock.boot_id, now_ns)
+            for worker in self._workers_of(held):
+                run = held.run_of(worker)
+                rows.append(row(held, worker, self._children.of(run) if run else None, verdict, restarts))
+        return rows
+
+    def clear(self, name: str, generation: int) -> bool:
+        """Returns whether no process of a generation older than ``generation`` is left, and none will be started."""
+        held = self._held.get(name)
+        return held is not None and held.cleared >= generation
+
+    def reexec(self) -> NoReturn:
+        """Runs the program of this process anew, with the same command line and pid: its ranks stay its children.
+
+        Raises OSError if that cannot be done.
+        """
+        self._dirty = True
+        self._write(1 << 62)
+        with suppress(ValueError):
+            # Until the new program has its own handler.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+
+    def close(self) -> None:
+        """Gives the state directory up; ranks run on."""
+        self._write(1 << 62)
+        self._children.close()
+        for fd in (self._lock, self._waker):
+            os.close(fd)
+
+    def _resumed(self, history: History) -> Held:
+        held = Held(history, self.workers, self._directory)
+        for run in history.runs:
+            self._children.adopt(run)
+        if history.record:
+            with suppress(ProbingError):
+                group = Group.from_json(history.record.encode())
+                if not record_problem(group, group.spec, history, self._rules):
+                    held.take(group, group.spec)
+        return held
+
+    def _workers_of(self, held: Held) -> list[str]:
+        named = set(held.spec.workers) if held.spec else set()
+        named.update(run.worker for run in held.history.runs)
+        alive = {child.run.worker for child in self._ranks_of(held)}
+        return [worker for worker in (*self.workers, *sorted(alive.difference(self.workers))) if worker in named]
+
+    def _refuse(self, group: Group, spec: Spec, problem: str) -> None:
+        key = (spec.name, group.generation, problem)
+        if key in self._refusals:
+            return
+        while len(self._refusals) >= _MAX_REFUSALS:
+            del self._refusals[next(iter(self._refusals))]
+        workers = [worker for worker in self.workers if worker in spec.workers] or [""]
+        self._refusals[key] = [refusal_row(group, spec, worker, problem) for worker in workers]
+
+    def _pending(self) -> bool:
+        return any(held.ending or held.cleared < held.history.generation for held in self._held.values())
+
+    def _due_s(self) -> float:
+        now_ns = self._clock.boot_ns()
+        due = [self._next_tick_ns] if list(self._children) else []
+        if self._look:
+            due.append(now_ns)
+        if self._dirty:
+            due.append(self._next_write_ns)
+        if self._pending():
+            due.append(self._next_look_ns)
+        return min((max(0, due_ns - now_ns) / _SECOND_NS for due_ns in due), default=3600.0)
+
+    def _look_at_processes(self, now_ns: int) -> None:
+        leaders = [leader for held in self._held.values() for leader in held.leaders]
+        self._members = self._census.look(leaders)
+        if any(held.cleared < held.history.generation and not self._older(held) for held in self._held.values()):
+            # A process that forked and ended meanwhile may have hidden its child.
+            self._members = self._census.look(leaders)
+        self._look = False
+        took_ns = self._clock.boot_ns() - now_ns
+        self._next_look_ns = now_ns + max(_LEAST_LOOK_NS, took_ns * _LOOK_SHARE)
+        for held in self._held.values():
+            held.looked = held.history.generation
+            for member in self._members.get(Owner(held.history.name, held.looked), ()):
+                if member.rank is not None and adopt_unrecorded(
+                    held, member.stat, member.rank, self._children, self._clock
+                ):
+                    self._dirty = True
+
+    def _older(self, held: Held, below: int = 0) -> list[Stat]:
+        """Returns the processes of a group that are to be ended."""
+        below, name = max(below, held.below), held.history.name
+        owners = [owner for owner in self._members if owner.group == name and owner.generation < below]
+        return [member.stat for owner in owners for member in self._members[owner]]
+
+    def _ranks_of(self, held: Held) -> list[Child]:
+        return [child for child in self._children if child.run in held.history.runs]
+
+    def _fence(self, held: Held, now_ns: int) -> None:
+        """Begins to end what runs early enough that it is dead when the lease is over."""
+        spec, history, ranks = held.spec, held.history, self._ranks_of(held)
+        if spec is None or not spec.fenced:
+            return
+        fence_ns = round(spec.fence_s * _SECOND_NS)
+        if history.lease is None and ranks:
+            history.lease = (self._clock.boot_id, now_ns + fence_ns, history.started)
+            self._dirty = True
+        if history.lease is None or history.lease == held.fenced or history.lease[0] != self._clock.boot_id:
+            return
+        kill_ns = history.lease[1] - min(fence_ns // 20, _SECOND_NS)
+        grace_ns = min(round(spec.grace_s * _SECOND_NS), fence_ns // 2)
+        if now_ns < kill_ns - grace_ns:
+            return
+        held.fenced = history.lease
+        if held.ending is None or held.ending.below <= history.started:
+            for child in ranks:
+                child.run.fenced = True
+                child.run.reason = f"fenced: no word from a majority of the group's nodes for {spec.fence_s:g} s"
+            held.ending = Ending(history.started + 1, now_ns, grace_ns)
+            self._look = self._dirty = True
+        held.ending.limit(kill_ns)
+
+    def _end_older(self, held: Held, now_ns: int) -> None:
+        below = max(held.below, held.ending.below if held.ending else 0)
+        older, ranks = self._older(held, below), self._ranks_of(held)
+        if not older and all(child.run.generation >= below for child in ranks):
+            held.ending = None
+            self._saves.forget(held.history.name)
+            return
+        if held.ending is None:
+            held.ending = self._begun_ending(held, ranks, below, now_ns)
+        held.ending.below = below
+        if self._saves.is_over(held.history.name, ranks):
+            held.ending.saved(now_ns)
+        held.ending.signal(now_ns, older)
+
+    def _begun_ending(self, held: Held, ranks: list[Child], below: int, now_ns: int) -> Ending:
+        save_ns = self._saves.begin(held, ranks, self._clock.unix_ns()) if held.saves() else 0
+        for child in ranks:
+            child.run.reason = child.run.reason or f"ended for generation {held.history.generation}"
+        self._dirty = True
+        return Ending(below, now_ns, round((held.spec.grace_s if held.spec else 10.0) * _SECOND_NS), save_ns)
+
+    def _verdict(self, held: Held, now_ns: int) -> Verdict:
+        if held.group is None or held.spec is None:
+            return Verdict("idle", "this launcher has no valid record of the group")
+        older = tuple(sorted(stat.pid for stat in self._older(held)))
+        problem = held.problem or self._file.problem or held.obstacle
+        facts = Facts(self.node, self._clock.boot_id, now_ns, len(held.ranks), older, problem)
+        return start_verdict(held.group, held.spec, held.history, self._rules, facts)
+
+    def _start(self, held: Held, now_ns: int) -> None:
+        history = held.history
+        # What was seen has to be on the disk first: an older generation must not start after a crash.
+        if self._dirty or held.looked < history.generation or held.ending is not None:
+            return
+        held.cleared = history.generation
+        if history.started < history.generation and self._verdict(held, now_ns).state == "start":
+            start(held, self._state, self._file, self._children, self._clock)
+
+    def _write(self, now_ns: int) -> None:
+        if self._dirty and now_ns >= self._next_write_ns:
+            self._dirty = not self._file.write(self._state)
+            self._next_write_ns = now_ns + _SECOND_NS if self._dirty else 0
+
+    def _tick(self) -> None:
+        for child in self._children:
+            held = next((held for held in self._held.values() if child.run in held.history.runs), None)
+            if held is not None and held.spec is not None:
+                rotate(Path(child.run.log), held.spec.log_bytes)

@@ -1,0 +1,69 @@
+"""Log files of ranks: STATE/logs/GROUP/rankR.log and, after a rotation, the older lines in rankR.log.1.
+
+A rank writes to its file itself, so that it never notices whether the launcher runs. A file that has grown too large is
+copied to ``.1`` and truncated; lines that are written between the two are lost.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+__all__ = ("log_path", "open_log", "rotate")
+
+_MAX_KEPT = 64 << 20
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def log_path(directory: Path, group: str, rank: int) -> Path:
+    """Returns the log file of a rank, below the state directory."""
+    return directory / "logs" / group / f"rank{rank}.log"
+
+
+def open_log(path: Path) -> int:
+    """Returns the descriptor by which a rank appends to its log; directories are made. Raises OSError."""
+    for directory in (path.parent.parent, path.parent):
+        directory.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS, 0o600)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(None, "it is no regular file")
+    os.set_blocking(fd, True)
+    return fd
+
+
+def rotate(path: Path, limit: int) -> bool:
+    """Truncates a log of at least ``limit`` bytes after its end was copied to ``.1``: at most ``limit`` bytes, and 64
+    MiB. Returns whether it was truncated.
+
+    A disk that is full costs the older lines, not the rotation.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | _FLAGS)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size < limit:
+            return False
+        _keep(fd, path.with_name(f"{path.name}.1"), max(0, status.st_size - min(limit, _MAX_KEPT)))
+        os.ftruncate(fd, 0)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _keep(fd: int, older: Path, begin: int) -> None:
+    fresh = older.with_name(f"{older.name}.new")
+    try:
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600), "wb") as file:
+            # A rank may write faster than this copies.
+            left = _MAX_KEPT
+            while left > 0 and (copied := os.sendfile(file.fileno(), fd, begin, min(left, 1 << 20))):
+                begin += copied
+                left -= copied
+        fresh.replace(older)
+    except OSError:
+        fresh.unlink(missing_ok=True)

@@ -1,0 +1,95 @@
+"""Rows of a launcher's report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from probing.groups.group import Group
+from probing.groups.spec import Spec
+from probing.launcher.children import Child
+from probing.launcher.decisions import Verdict
+from probing.launcher.held import Held
+from probing.launcher.state import Run
+
+__all__ = ("refusal_row", "row")
+
+
+def row(held: Held, worker: str, child: Child | None, verdict: Verdict, restarts: int) -> dict[str, Any]:
+    """Returns what became of ``worker`` in a group. ``child``: the process of its last run, if it is alive.
+
+    ``restarts``: starts without an order within an hour.
+    """
+    history, run = held.history, held.run_of(worker)
+    common = {
+        "worker": worker,
+        "group": history.name,
+        "seen": history.generation,
+        "clear": held.cleared >= history.generation,
+        "restarts": restarts,
+    }
+    if run is not None and (child or run.generation == history.generation or verdict.state == "idle"):
+        return {**common, **_run(held, run, child)}
+    rank = next((ranked.rank for ranked in held.ranks if ranked.worker == worker), None)
+    state: str = "starting" if verdict.state == "start" else verdict.state
+    reason = verdict.reason
+    if held.history.phase == "running" and rank is None:
+        state, reason = "idle", f"generation {history.generation} has no rank for this worker"
+    elif rank is not None and history.started >= history.generation:
+        state = "ended"
+        reason = f"generation {history.generation} was begun before, without a record of this rank: it starts only once"
+    return {
+        **common,
+        **_EMPTY,
+        "generation": history.generation,
+        "rank": rank,
+        "state": state,
+        "since_ns": held.group.since_ns if held.group else 0,
+        "reason": reason,
+    }
+
+
+def refusal_row(group: Group, spec: Spec, worker: str, reason: str) -> dict[str, Any]:
+    """Returns the row of a record that was refused."""
+    return {
+        "worker": worker,
+        "group": spec.name,
+        "seen": 0,
+        "clear": False,
+        "restarts": 0,
+        **_EMPTY,
+        "generation": group.generation,
+        "state": "refused",
+        "since_ns": group.since_ns,
+        "reason": reason,
+    }
+
+
+def _run(held: Held, run: Run, child: Child | None) -> dict[str, Any]:
+    if child is None:
+        state = "fenced" if run.fenced else "ended"
+    elif held.ending is not None and run.generation < held.ending.below:
+        state = "ending"
+    else:
+        state = "starting" if child.report >= 0 else "running"
+    return {
+        "generation": run.generation,
+        "rank": run.rank,
+        "state": state,
+        "pid": run.pid or None,
+        "start_ns": run.start_ns or None,
+        "exit_code": run.exit_code,
+        "signal": run.signal,
+        "since_ns": run.ended_ns or run.began_ns,
+        "reason": run.reason,
+        "log": run.log,
+    }
+
+
+_EMPTY: dict[str, Any] = {
+    "rank": None,
+    "pid": None,
+    "start_ns": None,
+    "exit_code": None,
+    "signal": None,
+    "log": "",
+}

@@ -1,0 +1,125 @@
+"""Starts a process that waits until it is recorded before it becomes a rank."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from probing.launcher.logs import open_log
+from probing.launcher.processes import Handle, stat_of
+
+__all__ = ("Plan", "Started", "plan_bytes", "spawn")
+
+_SHIM = str(Path(__file__).with_name("shim.py"))
+_SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+# So that no descriptor is one of 0, 1 and 2, if the launcher was started without them.
+_LEAST_FD = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to run. ``header``: the first line of its log, with PID for the pid. ``mark``: variables by which the
+    process is found before it runs its command.
+    """
+
+    words: Sequence[str]
+    env: Mapping[str, str]
+    mark: Mapping[str, str]
+    cwd: str
+    header: str
+    log: Path
+
+
+@dataclass(slots=True)
+class Started:
+    """A process that waits. ``report``: a descriptor from which comes why it cannot run its command."""
+
+    handle: Handle
+    report: int
+    go: int
+
+    def run(self) -> None:
+        """Lets the process run its command."""
+        # If it has ended, its exit status tells.
+        with suppress(OSError):
+            os.write(self.go, b"g")
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Ends the process, unless ``run`` was called."""
+        if self.go >= 0:
+            os.close(self.go)
+        self.go = -1
+
+
+def plan_bytes(plan: Plan) -> bytes:
+    """Returns the texts of a plan, with a zero byte between them. Raises ValueError if no program can be given them."""
+    variables = [f"{name}={value}" for name, value in plan.env.items()]
+    texts = [plan.header, plan.cwd, str(len(plan.words)), *plan.words, *variables]
+    if any("\0" in text for text in texts):
+        raise ValueError("it has a zero byte")
+    try:
+        return b"\0".join(map(os.fsencode, texts))
+    except UnicodeEncodeError:
+        raise ValueError("it has text that is not Unicode") from None
+
+
+def spawn(plan: Plan) -> Started:
+    """Starts the process in a session of its own, with output to its log. Raises OSError or ValueError."""
+    text = plan_bytes(plan)
+    opened: list[int] = []
+    try:
+        log = _high(open_log(plan.log), opened)
+        payload = _high(os.memfd_create("plan", os.MFD_CLOEXEC), opened)
+        with open(payload, "wb", closefd=False) as file:
+            file.write(text)
+        os.lseek(payload, 0, os.SEEK_SET)
+        waits, go = (_high(fd, opened) for fd in os.pipe())
+        report, reports = (_high(fd, opened) for fd in os.pipe())
+        os.set_blocking(report, False)
+        pid = _spawn(plan, log, (waits, payload, reports))
+        for fd in (go, report):
+            opened.remove(fd)
+    finally:
+        for fd in opened:
+            os.close(fd)
+    # It is our child and not reaped, so its pid is its own.
+    stat = stat_of(pid)
+    handle = Handle.open(pid, stat.start_ns) if stat else None
+    if handle is None:
+        os.close(go)
+        os.close(report)
+        raise OSError(None, f"process {pid} cannot be found in /proc")
+    return Started(handle, report, go)
+
+
+def _spawn(plan: Plan, log: int, inherited: tuple[int, int, int]) -> int:
+    for fd in inherited:
+        os.set_inheritable(fd, True)
+    actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]
+    copies = [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
+    words = [sys.executable, "-I", "-S", "-B", _SHIM, *map(str, inherited)]
+    return os.posix_spawn(
+        sys.executable,
+        words,
+        {**os.environ, **plan.mark},
+        file_actions=[*actions, *copies],
+        setsid=True,
+        setsigmask=(),
+        setsigdef=_SIGNALS,
+    )
+
+
+def _high(fd: int, opened: list[int]) -> int:
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LEAST_FD)
+    finally:
+        os.close(fd)
+    opened.append(high)
+    return high
