@@ -32,7 +32,7 @@ def table(name: str | type | None = None, *, capacity_bytes: int | None = None) 
 
 
 def _with_table(cls: Any, name: str) -> Any:
-    if not dataclasses.is_dataclass(cls):
+    if not hasattr(cls, "__dataclass_fields__"):
         raise TypeError(f"{cls!r} is no dataclass: put @table above @dataclass")
     name = name or _WORD.sub("_", cls.__name__).lower()
     columns = [field.name for field in dataclasses.fields(cls)]
