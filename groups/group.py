@@ -43,8 +43,12 @@ class Order:
     signature: str = ""
 
     def text(self) -> bytes:
+        """Returns the text that is signed: all fields except the signature."""
         parts = (self.group, self.action, self.generation, self.version, self.without)
         return json.dumps(parts, separators=(",", ":")).encode()
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +180,7 @@ class Group:
     def restarted(self, cause: str, reason: str, now_ns: int, without: Collection[str] = ()) -> Group | None:
         """Returns the record after a restart by the group's policy; None if the limit of an hour is reached."""
         spec = self.spec
-        if self.phase != "running" or not self.may_restart(cause, now_ns):
+        if self.phase not in ("ending", "running") or not self.may_restart(cause, now_ns):
             return None
         excluded = tuple(sorted({*self.excluded, *without}))
         attempt = Attempt(self.generation + 1, now_ns, cause, reason[:_MAX_REASON])

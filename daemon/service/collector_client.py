@@ -102,6 +102,14 @@ class CollectorClient:
         """Sets labels; returns the number of ranks. ``request``: fields of ``labels.source.LabelRequest``."""
         return int(_read(Header, self._request({"op": "label", **request}, timeout), "ranks")["ranks"])
 
+    def keep_group(self, group: str, record: str, timeout: float) -> None:
+        """Writes the record of a group to disk."""
+        self._request({"op": "keep_group", "group": group, "record": record}, timeout)
+
+    def kept_groups(self, timeout: float) -> dict[str, str]:
+        """Returns the records of groups on disk, by name of the group."""
+        return _read(dict[str, dict[str, str]], self._request({"op": "kept_groups"}, timeout), "records")["records"]
+
     def record_findings(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
         """Stores rows of ``diagnosis.findings``; the collector sets ``node`` and ``ts``."""
         self._request({"op": "findings", "rows": list(rows)}, timeout)
