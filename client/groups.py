@@ -91,7 +91,7 @@ def sent(settings: Settings, groups: GroupsSeen, group: Group, request: pb.Group
 def _node_of(settings: Settings, groups: GroupsSeen, group: Group) -> Iterator[Cluster]:
     alone = replace(settings, nodes=(), all_nodes=False, where=())
     with opened(alone) as cluster:
-        target = cluster.status()[0][0] if not settings.nodes else ""
+        target = cluster.status()[0][1].node if not settings.nodes else ""
         if target in group.nodes or not (address := groups.addresses.get(group.voters[0])):
             yield cluster
             return

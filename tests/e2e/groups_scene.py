@@ -14,7 +14,7 @@ from typing import Any
 
 from client_in_process import probingctl
 from e2e_support import BIN, Daemon
-from waiting import until
+from waiting import DEADLINE_S, until
 
 __all__ = ("SAY", "Launchers", "User", "living", "ranks_of")
 
@@ -35,10 +35,13 @@ sys.exit(int(text))
 
 
 class User:
-    """A user of groups, with keys and launchers' state below ``home``."""
+    """A user of groups, with keys and launchers' state below ``home``.
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    ``before``: words before each command, to run it in a namespace; ``shown``: its options for TLS.
+    """
+
+    def __init__(self, home: Path, before: Sequence[str] = (), shown: Sequence[str] = ()) -> None:
+        self.home, self.before, self.shown = home, tuple(before), tuple(shown)
         self.home.mkdir(exist_ok=True)
         self.env = {"XDG_CONFIG_HOME": str(home / "config")}
         self.orders = home / "orders"
@@ -58,7 +61,11 @@ class User:
 
     def ctl(self, daemon: Daemon, *words: str, check: int = 0) -> subprocess.CompletedProcess[str]:
         with _environment(self.env):
-            done = probingctl("-t", daemon.target, *words)
+            if self.before:
+                command = [*self.before, str(BIN / "probingctl"), "-t", daemon.target, *self.shown, *words]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+            else:
+                done = probingctl("-t", daemon.target, *words)
         assert done.returncode == check, (
             f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{daemon.tail()}"
         )
@@ -84,10 +91,13 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 class Launchers:
-    """The launchers of a user, by node; each has a state directory of its own, as on machines of their own."""
+    """The launchers of a user, by node; each has a state directory of its own, as on machines of their own.
 
-    def __init__(self, user: User) -> None:
-        self.user = user
+    ``before``: words before the command of each node's launcher.
+    """
+
+    def __init__(self, user: User, before: Mapping[str, Sequence[str]] = {}) -> None:
+        self.user, self.before = user, before
         self.processes: dict[str, subprocess.Popen[Any]] = {}
         self.options: dict[str, tuple[Daemon, Sequence[str]]] = {}
 
@@ -95,7 +105,7 @@ class Launchers:
         self.options[daemon.name] = daemon, words
         env = {**os.environ, **self.user.env, "XDG_STATE_HOME": str(self.user.home / daemon.name)}
         log = (self.user.home / f"{daemon.name}.launcher.log").open("ab")
-        command = (*daemon.before, str(BIN / "probingctl"), "-t", daemon.target, "worker", *words)
+        command = (*self.before.get(daemon.name, ()), str(BIN / "probingctl"), "-t", daemon.target, "worker", *words)
         self.processes[daemon.name] = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
