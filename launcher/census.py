@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from probing.launcher.processes import Stat, mark_of, stats
@@ -53,6 +55,7 @@ class Census:
     def __init__(self) -> None:
         self._owners: dict[tuple[int, int], Owner] = {}
         self._sessions: dict[int, Owner] = {}
+        self._children_seen: set[int] = set()
 
     def look(self, leaders: Iterable[Leader]) -> dict[Owner, list[Member]]:
         """Returns the living processes of each generation. ``leaders``: of ranks that run, or have run."""
@@ -90,16 +93,21 @@ class Census:
                 owners[leader.pid] = sessions[leader.pid] = leader.owner
         return sessions
 
+    def has_new_orphans(self) -> bool:
+        """Returns whether this process has children that ``look`` did not see."""
+        return not self._children_seen.issuperset(_children())
+
     def _add_orphans(self, alive: Mapping[int, Stat], owners: dict[int, Owner], me: int) -> None:
-        groups = set(owners.values()) or set(self._sessions.values())
+        ours = {owner.group for owner in self._sessions.values()}
+        groups = {owner for owner in owners.values() if owner.group in ours} or set(self._sessions.values())
         only = max(groups) if len({owner.group for owner in groups}) == 1 else None
-        for pid, stat in alive.items():
-            if stat.parent == me and pid not in owners:
-                owner = self._sessions.get(stat.session) or only
-                if owner is not None:
-                    owners[pid] = owner
-                    for other in alive:
-                        _inherit(other, alive, owners, {})
+        self._children_seen = {pid for pid, stat in alive.items() if stat.parent == me}
+        for pid in self._children_seen.difference(owners):
+            owner = self._sessions.get(alive[pid].session) or only
+            if owner is not None:
+                owners[pid] = owner
+                for other in alive:
+                    _inherit(other, alive, owners, {})
 
 
 def _inherit(pid: int, alive: Mapping[int, Stat], owners: dict[int, Owner], sessions: Mapping[int, Owner]) -> None:
@@ -113,3 +121,12 @@ def _inherit(pid: int, alive: Mapping[int, Stat], owners: dict[int, Owner], sess
     if owner is not None:
         for member in line:
             owners.setdefault(member, owner)
+
+
+def _children() -> set[int]:
+    # A kernel without CONFIG_PROC_CHILDREN lacks the file: then orphans are seen with the next ``look``.
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            found.update(map(int, path.read_bytes().split()))
+    return found

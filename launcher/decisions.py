@@ -87,7 +87,7 @@ def start_verdict(group: Group, spec: Spec, history: History, rules: Rules, fact
     if problem := _restart_problem(group, spec, history, facts) or facts.problem:
         return Verdict("refused", problem)
     if facts.older:
-        return Verdict("waiting", f"of an older generation there is still {_pids(facts.older)}")
+        return Verdict("waiting", _older_text(facts.older))
     if spec.fenced and not _lease_holds(history, facts):
         return Verdict("waiting", "there is no word from a majority of the group's nodes yet")
     return Verdict("start")
@@ -136,5 +136,7 @@ def _lease_holds(history: History, facts: Facts) -> bool:
     return lease[1] > facts.boot_ns
 
 
-def _pids(pids: tuple[int, ...]) -> str:
-    return f"{'process' if len(pids) == 1 else 'processes'} {listed(map(str, pids))}"
+def _older_text(pids: tuple[int, ...]) -> str:
+    if len(pids) == 1:
+        return f"process {pids[0]} of an older generation still runs"
+    return f"processes {listed(map(str, pids))} of an older generation still run"

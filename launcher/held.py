@@ -19,6 +19,7 @@ from probing.launcher.state import History, Run
 
 __all__ = ("Held",)
 
+_SECOND_NS = 1_000_000_000
 _MAX_ADDRESS, _MAX_PORT = 255, 65_535
 _ADDRESS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-_%")
 
@@ -80,6 +81,17 @@ class Held:
         """Returns the log file of a rank."""
         return log_path(self._directory, self.history.name, rank)
 
+    def fence_times(self) -> tuple[int, int] | None:
+        """Returns when SIGTERM and SIGKILL are due, in ns since boot, so that all processes are dead when the lease is
+        over; None: never.
+        """
+        lease, spec = self.history.lease, self.spec
+        if spec is None or not spec.fenced or lease is None or lease == self.fenced:
+            return None
+        fence_ns = round(spec.fence_s * _SECOND_NS)
+        kill_ns = lease[1] - min(fence_ns // 20, _SECOND_NS)
+        return kill_ns - min(round(spec.grace_s * _SECOND_NS), fence_ns // 2), kill_ns
+
     @property
     def below(self) -> int:
         """The generation below which all processes are to be ended."""
@@ -102,7 +114,7 @@ class Held:
         group, spec = self.group, self.spec
         if group is None or spec is None or not spec.save or not group.attempts or group.phase != "ending":
             return False
-        return group.attempts[-1].generation == group.generation > self.history.saved
+        return group.attempts[-1].generation == group.generation
 
     def plan(self, worker: Worker, unix_ns: int, own: dict[str, str]) -> Plan:
         """Returns what to run as ``worker``. ``own``: the environment of the launcher."""
@@ -134,7 +146,7 @@ class Held:
         name = self.history.name
         mark = {"PROBING_GROUP": f"{name}/{generation}", "RANK": str(rank)}
         header = f"=== {utc_second(unix_ns)} pid PID: {what}group {name}, generation {generation}, rank {rank} ==="
-        cwd = self.spec.cwd or str(Path.home())
+        cwd = self.spec.cwd or _home()
         return Plan(words, env, mark, cwd, header, self.log_path(rank))
 
     def _text_problem(self) -> str:
@@ -152,3 +164,10 @@ class Held:
         if not 0 <= group.port <= _MAX_PORT:
             return f"the master's port {group.port} is no port"
         return ""
+
+
+def _home() -> str:
+    try:
+        return str(Path.home())
+    except RuntimeError:
+        return "/"

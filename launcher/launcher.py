@@ -44,8 +44,7 @@ class Launcher:
     """Starts, watches and ends the ranks of groups on one node.
 
     ``node``: its name. ``workers``: names NODE-N that this launcher serves. ``state_dir``: its directory, for one
-    launcher at a time; ranks of an earlier launcher are found again. ``rules``: whom it obeys. ``problem``: why the
-    state file was replaced, or empty.
+    launcher at a time; ranks of an earlier launcher are found again. ``rules``: whom it obeys.
     """
 
     def __init__(
@@ -57,16 +56,21 @@ class Launcher:
         self._lock = lock(self._directory)
         self._clock = clock or Clock()
         self._file = StateFile(self._directory)
-        self._state, self.problem = self._file.read()
+        self._state, self._damage = self._file.read()
         self._children, self._census = Children(self._clock), Census()
         self._members: dict[Owner, list[Member]] = {}
         self._saves = Saves()
         self._refusals: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
-        self._look, self._dirty = True, bool(self.problem)
+        self._look, self._dirty = True, bool(self._damage)
         self._next_look_ns = self._next_tick_ns = self._next_write_ns = 0
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._held = {history.name: self._resumed(history) for history in self._state.groups}
         become_subreaper()
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is started, as long as that is so; else what was wrong with the state file; or empty."""
+        return self._file.problem or self._damage
 
     def apply(self, group: Group) -> str:
         """Obeys a record; what it means is done by ``step``. Returns why it is refused, or an empty text.
@@ -222,6 +226,7 @@ class Launcher:
             due.append(self._next_write_ns)
         if self._pending():
             due.append(self._next_look_ns)
+        due += [times[0] for held in self._held.values() if (times := held.fence_times())]
         return min((max(0, due_ns - now_ns) / _SECOND_NS for due_ns in due), default=3600.0)
 
     def _look_at_processes(self, now_ns: int) -> None:
@@ -251,28 +256,24 @@ class Launcher:
         return [child for child in self._children if child.run in held.history.runs]
 
     def _fence(self, held: Held, now_ns: int) -> None:
-        """Begins to end what runs early enough that it is dead when the lease is over."""
+        """Ends what runs here in time, if the lease is nearly over."""
         spec, history, ranks = held.spec, held.history, self._ranks_of(held)
-        if spec is None or not spec.fenced:
-            return
-        fence_ns = round(spec.fence_s * _SECOND_NS)
-        if history.lease is None and ranks:
+        if spec and spec.fenced and ranks and (history.lease is None or history.lease[0] != self._clock.boot_id):
+            # The state file was lost: the fence begins anew.
+            fence_ns = round(spec.fence_s * _SECOND_NS)
             history.lease = (self._clock.boot_id, now_ns + fence_ns, history.started)
             self._dirty = True
-        if history.lease is None or history.lease == held.fenced or history.lease[0] != self._clock.boot_id:
-            return
-        kill_ns = history.lease[1] - min(fence_ns // 20, _SECOND_NS)
-        grace_ns = min(round(spec.grace_s * _SECOND_NS), fence_ns // 2)
-        if now_ns < kill_ns - grace_ns:
+        times = held.fence_times()
+        if spec is None or times is None or now_ns < times[0]:
             return
         held.fenced = history.lease
         if held.ending is None or held.ending.below <= history.started:
             for child in ranks:
                 child.run.fenced = True
                 child.run.reason = f"fenced: no word from a majority of the group's nodes for {spec.fence_s:g} s"
-            held.ending = Ending(history.started + 1, now_ns, grace_ns)
+            held.ending = Ending(history.started + 1, now_ns, times[1] - now_ns)
             self._look = self._dirty = True
-        held.ending.limit(kill_ns)
+        held.ending.limit(times[1])
 
     def _end_older(self, held: Held, now_ns: int) -> None:
         below = max(held.below, held.ending.below if held.ending else 0)
@@ -289,7 +290,7 @@ class Launcher:
         held.ending.signal(now_ns, older)
 
     def _begun_ending(self, held: Held, ranks: list[Child], below: int, now_ns: int) -> Ending:
-        save_ns = self._saves.begin(held, ranks, self._clock.unix_ns()) if held.saves() else 0
+        save_ns = self._saves.begin(held, ranks, self._clock)
         for child in ranks:
             child.run.reason = child.run.reason or f"ended for generation {held.history.generation}"
         self._dirty = True
@@ -318,6 +319,9 @@ class Launcher:
             self._next_write_ns = now_ns + _SECOND_NS if self._dirty else 0
 
     def _tick(self) -> None:
+        """Does what is due each second while ranks run."""
+        if self._census.has_new_orphans():
+            self._look = True
         for child in self._children:
             held = next((held for held in self._held.values() if child.run in held.history.runs), None)
             if held is not None and held.spec is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ("log_path", "open_log", "rotate")
@@ -66,4 +67,5 @@ def _keep(fd: int, older: Path, begin: int) -> None:
                 left -= copied
         fresh.replace(older)
     except OSError:
-        fresh.unlink(missing_ok=True)
+        with suppress(OSError):
+            fresh.unlink()

@@ -40,6 +40,7 @@ def row(held: Held, worker: str, child: Child | None, verdict: Verdict, restarts
     return {
         **common,
         **_EMPTY,
+        "log": run.log if run else "",
         "generation": history.generation,
         "rank": rank,
         "state": state,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from probing.launcher.allowed import SIGUSR1
 from probing.launcher.children import Child
 from probing.launcher.held import Held
-from probing.launcher.processes import Handle
+from probing.launcher.processes import Clock, Handle
 from probing.launcher.spawn import spawn
 
 __all__ = ("Saves",)
@@ -25,20 +25,27 @@ class Saves:
 
     def fds(self) -> list[int]:
         """Returns descriptors that are readable when a command has ended."""
-        return [handle.fileno() for handle in self._commands.values()]
+        return [handle.fileno() for handle in self._commands.values() if not handle.ended()]
 
-    def begin(self, held: Held, children: Sequence[Child], unix_ns: int) -> int:
-        """Begins the save step of a group; returns the time that it may take, in ns. ``children``: the ranks here."""
-        spec, ranks = held.spec, sorted(children, key=lambda child: child.run.rank)
-        held.history.saved = held.history.generation
-        if spec is None or not ranks:
+    def begin(self, held: Held, children: Sequence[Child], clock: Clock) -> int:
+        """Begins the save step of a group, if one is due; returns the time that it may take, in ns.
+
+        ``children``: the ranks here.
+        """
+        spec, history, now_ns = held.spec, held.history, clock.boot_ns()
+        ranks = sorted(children, key=lambda child: child.run.rank)
+        if spec is None or not ranks or not held.saves():
             return 0
+        if history.saving and history.saving[2] == history.generation:
+            # An earlier launcher began it.
+            return max(0, history.saving[1] - now_ns) if history.saving[0] == clock.boot_id else 0
+        time_ns = round(spec.save_s * _SECOND_NS)
+        history.saving = (clock.boot_id, now_ns + time_ns, history.generation)
         if spec.save == SIGUSR1:
             for child in ranks:
                 child.handle.send(signal.SIGUSR1)
-        elif not self._start(held, ranks, unix_ns):
-            return 0
-        return round(spec.save_s * _SECOND_NS)
+            return time_ns
+        return time_ns if self._start(held, ranks, clock.unix_ns()) else 0
 
     def is_over(self, name: str, children: Sequence[Child]) -> bool:
         """Returns whether the save step of group ``name`` has nothing left to do. ``children``: the ranks here."""

@@ -54,8 +54,8 @@ class History:
 
     ``record``: its last record, as JSON; ``ran``: the record by which ``started`` was, if it has a save step.
     ``order``: generation of the owner's newest order. ``started``: the last generation that was started here.
-    ``saved``: the last generation before which the save step ran. ``restarts``: boot and ns since boot of each start
-    without an order. ``lease``: boot, ns since boot at which the ranks must be dead, and generation.
+    ``restarts``: boot and ns since boot of each start without an order. ``lease``: boot, ns since boot at which the
+    ranks must be dead, and generation; ``saving``: the same of the end of the last save step.
     """
 
     name: str
@@ -67,9 +67,9 @@ class History:
     phase: Phase = "stopped"
     order: int = 0
     started: int = 0
-    saved: int = 0
     restarts: list[tuple[str, int]] = field(default_factory=list)
     lease: tuple[str, int, int] | None = None
+    saving: tuple[str, int, int] | None = None
     runs: list[Run] = field(default_factory=list)
 
 
@@ -171,7 +171,7 @@ def _checked(state: State) -> State:
     for history in state.groups:
         if len(history.runs) > _MAX_RUNS or len(history.restarts) > _MAX_STAMPS:
             raise ValueError(f"groups: {history.name} has too many runs")
-        numbers = [history.version, history.generation, history.order, history.started, history.saved]
+        numbers = [history.version, history.generation, history.order, history.started]
         for run in history.runs:
             numbers += (run.pid, run.rank, run.generation, run.start_ns)
         if not all(0 <= number < _MAX_NUMBER for number in numbers):
