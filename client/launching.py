@@ -35,14 +35,14 @@ class Lease:
 class Link:
     """The connection to the daemon at ``address``. ``orders`` holds what came in; ``wake`` is called for each.
 
-    ``problem``: why there is no connection; empty while there is one. ``refused``: the daemon will never serve these
-    workers. All methods are for the thread of the launcher.
+    ``problem``: why there is no connection; empty while there is one, None before the first answer. ``refused``: why
+    the daemon will never serve these workers. All methods are for the thread of the launcher.
     """
 
     def __init__(self, cluster: Cluster, address: str, workers: Sequence[str], wake: Callable[[], None]) -> None:
         self._cluster, self._address, self._workers, self._wake = cluster, address, tuple(workers), wake
         self.orders: deque[Group | Lease] = deque()
-        self.problem = "it has not answered yet"
+        self.problem: str | None = None
         self.refused: ProbingError | None = None
         self._rows = b"[]"
         self._changed = asyncio.Event()

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from probing.groups.spec import node_of
 from probing.launcher.processes import Stat, mark_of, stats
 
 __all__ = ("Census", "Leader", "Member", "Owner", "become_subreaper")
@@ -50,9 +51,13 @@ def become_subreaper() -> bool:
 
 
 class Census:
-    """Which processes belong to which generation; remembers what it found before."""
+    """Which processes belong to which generation; remembers what it found before.
 
-    def __init__(self) -> None:
+    ``node``: the ranks of other nodes, seen where containers have a common /proc, are left to their launchers.
+    """
+
+    def __init__(self, node: str) -> None:
+        self._node = node
         self._owners: dict[tuple[int, int], Owner] = {}
         self._sessions: dict[int, Owner] = {}
         self._children_seen: set[int] = set()
@@ -77,7 +82,7 @@ class Census:
     def _marked(self, alive: Mapping[int, Stat], owners: dict[int, Owner]) -> dict[int, int | None]:
         ranks = {}
         for pid in alive:
-            if (mark := mark_of(pid)) is not None:
+            if (mark := mark_of(pid)) is not None and node_of(mark.worker) == self._node:
                 owners[pid] = Owner(mark.group, mark.generation)
                 ranks[pid] = mark.rank
         return ranks

@@ -57,7 +57,7 @@ class Launcher:
         self._clock = clock or Clock()
         self._file = StateFile(self._directory)
         self._state, self._damage = self._file.read()
-        self._children, self._census = Children(self._clock), Census()
+        self._children, self._census = Children(self._clock), Census(node)
         self._members: dict[Owner, list[Member]] = {}
         self._saves = Saves()
         self._refusals: dict[tuple[str, int, str], list[dict[str, Any]]] = {}

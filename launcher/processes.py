@@ -14,7 +14,7 @@ __all__ = ("Clock", "Handle", "Mark", "Stat", "mark_of", "send", "stat_of", "sta
 # USER_HZ is 100 on every Linux that runs here (include/asm-generic/param.h).
 _TICK_NS = 10_000_000
 _MAX_STAT, _MAX_ENVIRON = 4096, 8 << 20
-_MARK, _RANK = b"PROBING_GROUP=", b"RANK="
+_MARK, _RANK, _WORKER = b"PROBING_GROUP=", b"RANK=", b"PROBING_WORKER="
 
 
 class Stat(NamedTuple):
@@ -34,11 +34,12 @@ class Stat(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What the environment of a process says: the group and generation that started it, and its RANK."""
+    """What the environment of a process says: the group and generation that started it, its RANK and its worker."""
 
     group: str
     generation: int
     rank: int | None
+    worker: str
 
 
 class Clock:
@@ -144,8 +145,9 @@ def mark_of(pid: int) -> Mark | None:
     group, _, generation = value.rpartition("/")
     if not (group and generation.isascii() and generation.isdigit() and len(generation) <= 16):
         return None
-    rank = next((v[len(_RANK) :] for v in variables if v.startswith(_RANK)), b"")
-    return Mark(group, int(generation), int(rank) if rank.isdigit() and len(rank) <= 9 else None)
+    rank, worker = (next((v[len(name) :] for v in variables if v.startswith(name)), b"") for name in (_RANK, _WORKER))
+    number = int(rank) if rank.isdigit() and len(rank) <= 9 else None
+    return Mark(group, int(generation), number, worker.decode("utf-8", "replace"))
 
 
 def _read(path: str, limit: int, owner: int | None = None) -> bytes:

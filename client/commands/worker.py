@@ -76,7 +76,8 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
-    said, fences = "", dict[str, float]()
+    said: str | None = None
+    fences: dict[str, float] = {}
     while not signals:
         launcher.wait(_REPORT_S)
         while link.orders:
@@ -90,7 +91,7 @@ def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
         link.report(json.dumps(launcher.report(), separators=(",", ":")).encode())
         if link.refused is not None:
             raise link.refused
-        if link.problem != said:
+        if link.problem is not None and link.problem != said:
             said = link.problem
             sys.stderr.write(f"the daemon does not answer: {escape(said)}\n" if said else "connected to the daemon\n")
     if signals[-1] == signal.SIGHUP:

@@ -77,6 +77,8 @@ class Site:
         assert process is not None
         self.signal(number, signal.SIGKILL)
         process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
     def signal(self, number: int, what: signal.Signals) -> None:
         """Sends a signal to all processes of a daemon."""

@@ -130,6 +130,7 @@ def test_a_group_of_four_nodes(site: Site, crew: Launchers) -> None:
     before = living("llama")
     crew.kill("n2")
     crew.again("n2")
+    launchers_of(site, "n2", crew.pid("n2"))
     ranks_of(user, first, "llama", "running", 8)
     assert living("llama") == before
 
@@ -137,20 +138,22 @@ def test_a_group_of_four_nodes(site: Site, crew: Launchers) -> None:
     site.kill(2)
     site.daemons[2].spawn()
     site.daemons[2].wait_ready()
+    launchers_of(site, "n3", crew.pid("n3"))
     ranks_of(user, first, "llama", "running", 8)
     assert living("llama") == before
 
     # The launcher begins anew in its own process, as for an upgrade.
     pid = crew.pid("n4")
     crew.processes["n4"].send_signal(signal.SIGHUP)
-    until(lambda: (crew.user.home / "n4.launcher.log").read_text().count("connected") == 2)
+    until(lambda: (user.home / "n4.launcher.log").read_text().count("connected") == 2)
+    launchers_of(site, "n4", pid)
     ranks_of(user, first, "llama", "running", 8)
     assert (living("llama"), crew.pid("n4"), crew.processes["n4"].poll()) == (before, pid, None)
 
     # A rank that fails: all start again, and none of them twice.
-    user.end(5, 7)
+    user.end(3, 7)
     until(lambda: generations("llama") == {str(rank): 2 for rank in range(8)}, what=living)
-    assert user.status(first, "llama")["why"] == "rank 5 (n2-1) exited with 7"
+    assert user.status(first, "llama")["why"] == "rank 3 (n1-1) exited with 7"
 
     # A cut node takes nobody's rank while it may still run; after the heal the order that waited is carried out.
     site.spaces[3].cut()
@@ -170,6 +173,13 @@ def test_a_group_of_four_nodes(site: Site, crew: Launchers) -> None:
     user.ctl(first, "group", "delete", "llama")
     until(lambda: not living("llama"), what=living)
     assert "(no groups)" in user.ctl(first, "group", "status").stdout
+
+
+def launchers_of(site: Site, node: str, pid: int) -> None:
+    """Waits until the launcher of a node is connected."""
+    daemon = site.daemons[NODES.index(node)]
+    sql = f"FROM cluster.workers WHERE launcher_pid = {pid} AND state = 'healthy' AND rank_state = 'running'"
+    until(lambda: len(daemon.query(sql)) == 2, what=lambda: daemon.query("FROM cluster.workers"))
 
 
 def _said(log: str) -> str:
