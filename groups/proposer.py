@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeVar
 
-from probing.api.errors import PeerError, UsageError
-from probing.api.text import plural
+from probing.api.errors import PeerError, ProbingError
+from probing.api.text import escape, plural
 from probing.groups.register import Accepted, Ballot, Committed, Promise, Proposal, Quorum, Refusal
 
 __all__ = ("Peers", "Proposer")
 
 _UNSURE = "the change may still be made: look at the record before you repeat it"
+_MAX_REASON = 200
 
 _T = TypeVar("_T")
 
 
 class Peers(Protocol):
-    """Calls to the acceptors of one register, on this node and on others. A call that fails raises PeerError."""
+    """Calls to the acceptors of one register, on this node and on others. A call that fails raises a ProbingError."""
 
     async def prepare(self, node: str, ballot: Ballot) -> Promise | Refusal: ...
     async def accept(self, node: str, proposal: Proposal) -> Accepted | Refusal: ...
@@ -125,6 +125,7 @@ async def _answers(
     # Returns the answers of voters that agree, once these voters meet the quorums that follow from their answers.
     agreed: dict[str, _T] = {}
     refused: list[Ballot] = []
+    failures: dict[str, ProbingError] = {}
     calls: dict[str, asyncio.Task[_T | Refusal]] = {}
     in_flight: list[str] = []
     clock = asyncio.get_running_loop().time
@@ -137,17 +138,20 @@ async def _answers(
                     in_flight.append(voter)
             hopeful = [*agreed, *(in_flight if clock() < end else ())]
             if lost := [quorum for quorum in unmet if not quorum.is_met(hopeful)]:
-                raise _Refused(max(refused)) if refused else _silence(lost[0], hopeful)
+                raise _Refused(max(refused)) if refused else _silence(lost[0], hopeful, failures)
             tasks = [calls[node] for node in in_flight]
             await asyncio.wait(tasks, timeout=end - clock(), return_when=asyncio.FIRST_COMPLETED)
             for node in [node for node in in_flight if calls[node].done()]:
                 in_flight.remove(node)
-                with suppress(PeerError):
+                try:
                     answer = calls[node].result()
-                    if isinstance(answer, Refusal):
-                        refused.append(answer.promised)
-                    else:
-                        agreed[node] = answer
+                except ProbingError as e:
+                    failures[node] = e
+                    continue
+                if isinstance(answer, Refusal):
+                    refused.append(answer.promised)
+                else:
+                    agreed[node] = answer
     finally:
         for task in calls.values():
             task.cancel()
@@ -157,20 +161,19 @@ async def _answers(
 
 async def _checked(call: Callable[[str], Awaitable[_T | Refusal]], voter: str) -> _T | Refusal:
     answer = await call(voter)
-    try:
-        if isinstance(answer, Refusal):
-            answer.promised.check()
-        elif isinstance(answer, Promise):
-            answer.check()
-    except UsageError as e:
-        raise PeerError(e.message) from None
+    if isinstance(answer, Refusal):
+        answer.promised.check()
+    elif isinstance(answer, Promise):
+        answer.check()
     return answer
 
 
-def _silence(quorum: Quorum, others: Collection[str]) -> PeerError:
-    silent = [voter for voter in quorum.voters if voter not in others]
+def _silence(quorum: Quorum, hopeful: Collection[str], failures: Mapping[str, ProbingError]) -> PeerError:
+    silent = [voter for voter in quorum.voters if voter not in hopeful]
     verb = "does" if len(silent) == 1 else "do"
-    return PeerError(f"{len(silent)} of {plural(len(quorum.voters), 'node')} {verb} not answer: {', '.join(silent)}")
+    text = f"{len(silent)} of {plural(len(quorum.voters), 'node')} {verb} not answer: {', '.join(silent)}"
+    reasons = [escape(failures[voter].message, _MAX_REASON) for voter in silent if voter in failures]
+    return PeerError(f"{text} ({reasons[0]})" if reasons else text)
 
 
 def _ballot(of: Proposal | Committed) -> Ballot:

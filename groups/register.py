@@ -9,14 +9,16 @@ quorum of its base have accepted it. From then on each value that is committed i
    other newest proposal is proposed again first, with the same value and base. So each proposal has the voters of the
    last value that was committed before it, as its own voters or as its base.
 2. A proposer goes on once it has promises of a quorum of the voters and of the base of N, the newest proposal that the
-   promises show; of the voters only, if N is known to be committed. Between N and the new ballot nothing is committed.
-   Assume the contrary, and let C be the first proposal after N that is. The last value committed before C is N or was
-   committed before N. By 1, C and N share the voters of this value. A quorum of them accepted C, and a quorum of them
-   promised the new ballot, so one node did both. It accepted C first, because it refuses C after the promise. So its
-   promise shows C, which is newer than N: a contradiction.
+   promises show; of the voters only, if N is known to be committed. N must be older than the new ballot. Then nothing
+   between them is committed. Assume the contrary, and let C be the first proposal after N that is. The last value
+   committed before C is N or was committed before N. By 1, C and N share the voters of this value. A quorum of them
+   accepted C, and a quorum of them promised the new ballot, so one node did both. It accepted C first, because it
+   refuses C after the promise. So its promise shows C, which is newer than N: a contradiction.
 3. Therefore it does not matter how old the value is that gives a proposer its first voters.
 4. A ballot has at most one proposal, even if a node forgets which ballots it has used. By 2, two attempts with the same
    ballot need promises of two quorums of the same voters, and an acceptor promises a ballot only once.
+5. A value that is known to be committed is read without a second request. If a newer one had been committed before, a
+   quorum of the same voters would have promised a higher ballot to its attempt, and would refuse this one.
 
 The caller must do the rest. It writes a state to disk before it sends the answer. It counts an answer only for the call
 that is answered. It never deletes a state or replaces it by an older one, even on a node that is no longer a voter: a
