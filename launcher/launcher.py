@@ -219,7 +219,8 @@ class Launcher:
 
     def _due_s(self) -> float:
         now_ns = self._clock.boot_ns()
-        due = [self._next_tick_ns] if list(self._children) else []
+        ticks = list(self._children) or any(held.obstacle for held in self._held.values())
+        due = [self._next_tick_ns] if ticks else []
         if self._look:
             due.append(now_ns)
         if self._dirty:
@@ -310,8 +311,10 @@ class Launcher:
         if self._dirty or held.looked < history.generation or held.ending is not None:
             return
         held.cleared = history.generation
+        held.obstacle = ""
         if history.started < history.generation and self._verdict(held, now_ns).state == "start":
             start(held, self._state, self._file, self._children, self._clock)
+            self._dirty = bool(self._file.problem)
 
     def _write(self, now_ns: int) -> None:
         if self._dirty and now_ns >= self._next_write_ns:
