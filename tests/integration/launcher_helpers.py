@@ -78,9 +78,16 @@ class LauncherProcess:
     """A launcher in a process of its own."""
 
     def __init__(
-        self, directory: Path, number: int = 5, allow: tuple[str, ...] = (), die_at: int = 0, env: Any = None
+        self,
+        directory: Path,
+        number: int = 5,
+        *,
+        node: str = NODE,
+        allow: tuple[str, ...] = (),
+        die_at: int = 0,
+        env: dict[str, str] | None = None,
     ) -> None:
-        words = [sys.executable, _CHILD, str(directory), NODE, " ".join(workers(number)), json.dumps(allow)]
+        words = [sys.executable, _CHILD, str(directory), node, " ".join(workers(number, node)), json.dumps(allow)]
         env = {**os.environ, **(env or {}), "DIE_AT": str(die_at)}
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         self.problem = ""

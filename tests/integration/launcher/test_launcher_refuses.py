@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -9,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launcher_helpers import NODE, LauncherProcess, Owner, living
+from launcher_helpers import NODE, LauncherProcess, Owner, living, workers
 
 from probing.groups.keys import OwnerKey
 
@@ -191,3 +192,62 @@ def test_a_log_that_cannot_be_written(directory: Path, name: str) -> None:
         (directory / "state" / "logs" / name).unlink()
         launcher.until_states("running")
         launcher.stop(owner)
+
+
+def test_processes_that_cannot_be_listed_have_not_ended(directory: Path, name: str) -> None:
+    owner = Owner(directory, name, *SLEEP, number=1)
+    with LauncherProcess(directory) as launcher:
+        launcher.start(owner)
+        pid = launcher.process.pid
+        fds = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (fds, before[1]))
+        launcher.apply(owner.order("stop"))
+        launcher.until(lambda rows: rows[0]["seen"] == 2)
+        assert not launcher.rows()[0]["clear"]
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        launcher.until(lambda rows: rows[0]["clear"])
+    assert living(name) == {}
+
+
+def test_groups_that_were_deleted_first_are_forgotten(directory: Path, name: str) -> None:
+    with LauncherProcess(directory) as launcher:
+        gone = Owner(directory, f"{name}-gone", *SLEEP, number=1)
+        launcher.start(gone)
+        launcher.apply(gone.order("delete"))
+        launcher.until(lambda rows: rows[0]["clear"])
+    path = directory / "state" / "launcher.json"
+    state = json.loads(path.read_text())
+    assert state["groups"][0]["record"] == ""
+    state["groups"] += [{"name": f"other-{n}", "key": "aa"} for n in range(1023)]
+    path.write_text(json.dumps(state))
+    owner = Owner(directory, name, *SLEEP, number=1)
+    late = Owner(directory, f"{name}-late", *SLEEP, number=1)
+    with LauncherProcess(directory) as launcher:
+        launcher.until(lambda _: launcher.ask("clear", name=f"{name}-gone", generation=2))
+        launcher.start(owner)
+        assert launcher.apply(late.order("start")) == "this launcher has 1,024 groups: delete some"
+        launcher.rows()
+        launcher.stop(owner)
+
+
+def test_nodes_on_one_machine_leave_each_other_alone(directory: Path, name: str) -> None:
+    owner = Owner(directory / "n2", name, *SLEEP, workers=(*workers(2), *workers(2, "n2")))
+    (directory / "n1").mkdir()
+    (directory / "n1" / "keys").symlink_to(directory / "n2" / "keys")
+    with (
+        LauncherProcess(directory / "n1", allow=("sleep *",)) as first,
+        LauncherProcess(directory / "n2", node="n2", allow=("sleep *",)) as second,
+    ):
+        for launcher in (first, second):
+            launcher.apply(owner.group)
+        owner.order("start")
+        owner.run()
+        for launcher in (first, second):
+            launcher.apply(owner.group)
+            launcher.until_states("running")
+        first.stop(owner)
+        assert sorted(rank for _, rank in living(name).values()) == [2, 3]
+        second.until_states("running")
+        second.apply(owner.group)
+        second.until(lambda rows: all(row["clear"] for row in rows))
