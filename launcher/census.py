@@ -1,8 +1,9 @@
 """Finds all processes of each generation of each group on this machine.
 
-A process belongs to a generation if its environment says so (PROBING_GROUP), if it is in the session of a rank or
-descends from one, or if it was found so before. A process that left all of these by clearing its environment becomes a
-child of the launcher, because the launcher is a subreaper; it belongs to the group that runs here, if only one does.
+A process belongs to a generation if its environment says so (PROBING_GROUP, PROBING_WORKER), if it is in the session of
+a rank or descends from one, or if it was found so before. A process that left all of these by clearing its environment
+becomes a child of the launcher, because the launcher is a subreaper; it belongs to the group that runs here, if only
+one does.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def become_subreaper() -> bool:
 
 
 class Census:
-    """Which processes belong to which generation; remembers what it found before.
+    """Which processes of ``node`` belong to which generation; remembers what it found before.
 
-    ``node``: the ranks of other nodes, seen where containers have a common /proc, are left to their launchers.
+    On one machine there may be several nodes, each with a launcher: the worker (PROBING_WORKER) tells them apart.
     """
 
     def __init__(self, node: str) -> None:
@@ -63,7 +64,10 @@ class Census:
         self._children_seen: set[int] = set()
 
     def look(self, leaders: Iterable[Leader]) -> dict[Owner, list[Member]]:
-        """Returns the living processes of each generation. ``leaders``: of ranks that run, or have run."""
+        """Returns the living processes of each generation. ``leaders``: of ranks that run, or have run.
+
+        Raises OSError if the processes cannot be read.
+        """
         found = stats()
         me = os.getpid()
         alive = {pid: stat for pid, stat in found.items() if stat.alive and pid != me}
@@ -82,7 +86,7 @@ class Census:
     def _marked(self, alive: Mapping[int, Stat], owners: dict[int, Owner]) -> dict[int, int | None]:
         ranks = {}
         for pid in alive:
-            if (mark := mark_of(pid)) is not None and node_of(mark.worker) == self._node:
+            if (mark := mark_of(pid)) is not None and node_of(mark.worker) in ("", self._node):
                 owners[pid] = Owner(mark.group, mark.generation)
                 ranks[pid] = mark.rank
         return ranks

@@ -17,6 +17,7 @@ from probing.launcher.state import Run
 __all__ = ("Child", "Children")
 
 _MAX_REASON = 300
+_NO_CHILD = "it ended while it was not a child of the launcher"
 _MAX_REAPED = 4096
 
 
@@ -88,7 +89,7 @@ class Children:
         handle = Handle.open(run.pid, run.start_ns) if run.pid and run.boot_id == self._clock.boot_id else None
         if handle is None:
             here = run.boot_id == self._clock.boot_id
-            self._end(run, "it ended while no launcher ran" if here else "the machine was started again")
+            self._end(run, _NO_CHILD if here else "the machine was started again")
         else:
             self._children[run.pid] = Child(run, handle)
 
@@ -127,7 +128,7 @@ class Children:
         del self._children[child.run.pid]
         child.handle.close()
         if status is None:
-            self._end(child.run, "it ended while it was not a child of the launcher")
+            self._end(child.run, _NO_CHILD)
             return
         if os.WIFSIGNALED(status):
             child.run.signal = os.WTERMSIG(status)

@@ -48,10 +48,9 @@ class Ending:
         for stat in processes if stage != "save" else ():
             if stage == "kill":
                 send(stat, signal.SIGKILL)
-            elif (stat.pid, stat.start_ns) not in self._told:
+            # A process that is stopped would not notice SIGTERM.
+            elif (stat.pid, stat.start_ns) not in self._told and send(stat, signal.SIGTERM, signal.SIGCONT):
                 self._told.add((stat.pid, stat.start_ns))
-                # A process that is stopped would not notice SIGTERM.
-                send(stat, signal.SIGTERM, signal.SIGCONT)
 
     @property
     def _kill_ns(self) -> int:

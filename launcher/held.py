@@ -61,7 +61,9 @@ class Held:
         history = self.history
         history.version, history.generation, history.phase = spec.version, group.generation, group.phase
         history.order = group.order.generation if group.order else 0
-        history.record = "" if group.phase == "deleted" else group.to_json().decode()
+        history.record = group.to_json().decode()
+        if group.phase == "deleted":
+            history.record = history.ran = ""
 
     def renewed(self, lease: tuple[str, int, int], least_ns: int) -> bool:
         """Takes a lease that ends later than the last one; returns whether it is to be written to the state file.
@@ -122,7 +124,7 @@ class Held:
         assert self.spec is not None
         generation = self.group.generation
         given = environment(self.spec, self.table, worker, generation, self.group.restarts)
-        return self._plan(self.spec.command, worker.rank, generation, {**own, **given}, unix_ns)
+        return self._plan(self.spec.command, worker, generation, {**own, **given}, unix_ns)
 
     def save_plan(self, pids: Collection[int], run: Run, unix_ns: int, own: dict[str, str]) -> Plan | None:
         """Returns the save step's command, with the environment of ``run``, the lowest rank here; None if its
@@ -137,17 +139,17 @@ class Held:
             return None
         given = environment(ran.spec, table, worker, run.generation, ran.restarts)
         env = {**own, **given, "PROBING_SAVE_PIDS": " ".join(map(str, sorted(pids)))}
-        return self._plan(self.spec.save, run.rank, run.generation, env, unix_ns, "save step, ")
+        return self._plan(self.spec.save, worker, run.generation, env, unix_ns, "save step, ")
 
     def _plan(
-        self, words: tuple[str, ...], rank: int, generation: int, env: dict[str, str], unix_ns: int, what: str = ""
+        self, words: tuple[str, ...], worker: Worker, generation: int, env: dict[str, str], unix_ns: int, what: str = ""
     ) -> Plan:
         assert self.spec is not None
-        name = self.history.name
-        mark = {"PROBING_GROUP": f"{name}/{generation}", "RANK": str(rank)}
+        name, rank = self.history.name, worker.rank
+        mark = {"PROBING_GROUP": f"{name}/{generation}", "RANK": str(rank), "PROBING_WORKER": worker.worker}
         header = f"=== {utc_second(unix_ns)} pid PID: {what}group {name}, generation {generation}, rank {rank} ==="
         cwd = self.spec.cwd or _home()
-        return Plan(words, env, mark, cwd, header, self.log_path(rank))
+        return Plan(words, {**env, **mark}, mark, cwd, header, self.log_path(rank))
 
     def _text_problem(self) -> str:
         if not self.ranks:

@@ -20,24 +20,23 @@ from probing.api.errors import ProbingError
 from probing.groups.group import Group
 from probing.groups.spec import Spec
 from probing.launcher.allowed import Rules
-from probing.launcher.census import Census, Member, Owner, become_subreaper
+from probing.launcher.census import become_subreaper
 from probing.launcher.children import Child, Children
 from probing.launcher.decisions import Facts, Verdict, recent_restarts, record_problem, start_verdict
 from probing.launcher.ending import Ending
 from probing.launcher.held import Held
 from probing.launcher.logs import rotate
-from probing.launcher.processes import Clock, Stat
+from probing.launcher.processes import Clock
 from probing.launcher.reports import refusal_row, row
 from probing.launcher.saving import Saves
-from probing.launcher.starting import adopt_unrecorded, start
+from probing.launcher.starting import start
 from probing.launcher.state import MAX_GROUPS, History, StateFile, lock, state_directory
+from probing.launcher.watch import Watch
 
 __all__ = ("Launcher",)
 
-_SECOND_NS = 1_000_000_000
+_SECOND_NS, _NEVER_NS = 1_000_000_000, 1 << 62
 _MAX_REFUSALS = 256
-# While processes are ended, /proc is read so often that this takes at most a tenth of a CPU.
-_LOOK_SHARE, _LEAST_LOOK_NS = 10, 50_000_000
 
 
 class Launcher:
@@ -57,20 +56,23 @@ class Launcher:
         self._clock = clock or Clock()
         self._file = StateFile(self._directory)
         self._state, self._damage = self._file.read()
-        self._children, self._census = Children(self._clock), Census(node)
-        self._members: dict[Owner, list[Member]] = {}
+        self._children = Children(self._clock)
+        self._watch = Watch(node, self._children, self._clock)
         self._saves = Saves()
         self._refusals: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
-        self._look, self._dirty = True, bool(self._damage)
-        self._next_look_ns = self._next_tick_ns = self._next_write_ns = 0
+        self._dirty = bool(self._damage)
+        self._next_tick_ns = self._next_write_ns = 0
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._held = {history.name: self._resumed(history) for history in self._state.groups}
         become_subreaper()
+        with suppress(ValueError):
+            # Whoever started this process may have it ignored, and then no exit status would be known.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     @property
     def problem(self) -> str:
         """Why nothing is started, as long as that is so; else what was wrong with the state file; or empty."""
-        return self._file.problem or self._damage
+        return self._file.problem or self._watch.problem or self._damage
 
     def apply(self, group: Group) -> str:
         """Obeys a record; what it means is done by ``step``. Returns why it is refused, or an empty text.
@@ -83,8 +85,8 @@ class Launcher:
             return e.message
         held = self._held.get(spec.name)
         problem = record_problem(group, spec, held.history if held else None, self._rules)
-        if not problem and held is None and len(self._held) >= MAX_GROUPS:
-            problem = f"this launcher has {MAX_GROUPS} groups: it takes no other"
+        if not problem and held is None and len(self._held) >= MAX_GROUPS and not self._forget_deleted():
+            problem = f"this launcher has {MAX_GROUPS:,} groups: delete some"
         if problem:
             self._refuse(group, spec, problem)
             return problem
@@ -97,7 +99,7 @@ class Launcher:
             held = self._held[spec.name] = Held(history, self.workers, self._directory)
         if group != held.group:
             held.take(group, spec)
-            self._look = self._dirty = True
+            self._watch.due = self._dirty = True
         return ""
 
     def renew(self, name: str, generation: int, until: float) -> None:
@@ -117,16 +119,16 @@ class Launcher:
     def step(self) -> None:
         """Does all that is due now: starts, signals, records, rotates."""
         if self._children.poll():
-            self._look = self._dirty = True
-        now_ns = self._clock.boot_ns()
-        for held in self._held.values():
+            self._watch.due = self._dirty = True
+        now_ns, groups = self._clock.boot_ns(), list(self._held.values())
+        for held in groups:
             self._fence(held, now_ns)
-        if self._look or (self._pending() and now_ns >= self._next_look_ns):
-            self._look_at_processes(now_ns)
-        for held in self._held.values():
+        if now_ns >= self._watch.due_ns(groups):
+            self._dirty |= self._watch.look(groups)
+        for held in groups:
             self._end_older(held, now_ns)
         self._write(now_ns)
-        for held in self._held.values():
+        for held in groups:
             self._start(held, now_ns)
         if now_ns >= self._next_tick_ns:
             self._next_tick_ns = now_ns + _SECOND_NS
@@ -161,7 +163,9 @@ class Launcher:
             restarts = recent_restarts(held.history, self._clock.boot_id, now_ns)
             for worker in self._workers_of(held):
                 run = held.run_of(worker)
-                rows.append(row(held, worker, self._children.of(run) if run else None, verdict, restarts))
+                members = self._watch.members(held, run.generation) if run else ()
+                child = self._children.of(run) if run else None
+                rows.append(row(held, worker, child, verdict, restarts=restarts, members=members))
         return rows
 
     def clear(self, name: str, generation: int) -> bool:
@@ -175,7 +179,7 @@ class Launcher:
         Raises OSError if that cannot be done.
         """
         self._dirty = True
-        self._write(1 << 62)
+        self._write(_NEVER_NS)
         with suppress(ValueError):
             # Until the new program has its own handler.
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -183,7 +187,7 @@ class Launcher:
 
     def close(self) -> None:
         """Gives the state directory up; ranks run on."""
-        self._write(1 << 62)
+        self._write(_NEVER_NS)
         self._children.close()
         for fd in (self._lock, self._waker):
             os.close(fd)
@@ -200,10 +204,21 @@ class Launcher:
         return held
 
     def _workers_of(self, held: Held) -> list[str]:
-        named = set(held.spec.workers) if held.spec else set()
-        named.update(run.worker for run in held.history.runs)
-        alive = {child.run.worker for child in self._ranks_of(held)}
-        return [worker for worker in (*self.workers, *sorted(alive.difference(self.workers))) if worker in named]
+        named = {child.run.worker for child in self._watch.ranks(held)}
+        others = sorted(named.difference(self.workers))
+        if held.spec is not None:
+            named.update(held.spec.workers, (run.worker for run in held.history.runs))
+        return [*(worker for worker in self.workers if worker in named), *others]
+
+    def _forget_deleted(self) -> bool:
+        """Forgets the group that was first deleted; returns whether there was one."""
+        for held in self._held.values():
+            history = held.history
+            if history.phase == "deleted" and held.cleared >= history.generation and not self._watch.ranks(held):
+                self._state.groups.remove(history)
+                del self._held[history.name]
+                return True
+        return False
 
     def _refuse(self, group: Group, spec: Spec, problem: str) -> None:
         key = (spec.name, group.generation, problem)
@@ -214,50 +229,20 @@ class Launcher:
         workers = [worker for worker in self.workers if worker in spec.workers] or [""]
         self._refusals[key] = [refusal_row(group, spec, worker, problem) for worker in workers]
 
-    def _pending(self) -> bool:
-        return any(held.ending or held.cleared < held.history.generation for held in self._held.values())
-
     def _due_s(self) -> float:
         now_ns = self._clock.boot_ns()
-        due = [self._next_tick_ns] if list(self._children) else []
-        if self._look:
-            due.append(now_ns)
-        if self._dirty:
-            due.append(self._next_write_ns)
-        if self._pending():
-            due.append(self._next_look_ns)
-        due += [times[0] for held in self._held.values() if (times := held.fence_times())]
-        return min((max(0, due_ns - now_ns) / _SECOND_NS for due_ns in due), default=3600.0)
-
-    def _look_at_processes(self, now_ns: int) -> None:
-        leaders = [leader for held in self._held.values() for leader in held.leaders]
-        self._members = self._census.look(leaders)
-        if any(held.cleared < held.history.generation and not self._older(held) for held in self._held.values()):
-            # A process that forked and ended meanwhile may have hidden its child.
-            self._members = self._census.look(leaders)
-        self._look = False
-        took_ns = self._clock.boot_ns() - now_ns
-        self._next_look_ns = now_ns + max(_LEAST_LOOK_NS, took_ns * _LOOK_SHARE)
-        for held in self._held.values():
-            held.looked = held.history.generation
-            for member in self._members.get(Owner(held.history.name, held.looked), ()):
-                if member.rank is not None and adopt_unrecorded(
-                    held, member.stat, member.rank, self._children, self._clock
-                ):
-                    self._dirty = True
-
-    def _older(self, held: Held, below: int = 0) -> list[Stat]:
-        """Returns the processes of a group that are to be ended."""
-        below, name = max(below, held.below), held.history.name
-        owners = [owner for owner in self._members if owner.group == name and owner.generation < below]
-        return [member.stat for owner in owners for member in self._members[owner]]
-
-    def _ranks_of(self, held: Held) -> list[Child]:
-        return [child for child in self._children if child.run in held.history.runs]
+        ticks = list(self._children) or any(held.obstacle for held in self._held.values())
+        due = [
+            self._watch.due_ns(self._held.values()),
+            self._next_tick_ns if ticks else _NEVER_NS,
+            self._next_write_ns if self._dirty else _NEVER_NS,
+            *(times[0] for held in self._held.values() if (times := held.fence_times())),
+        ]
+        return max(0, min(due) - now_ns) / _SECOND_NS
 
     def _fence(self, held: Held, now_ns: int) -> None:
         """Ends what runs here in time, if the lease is nearly over."""
-        spec, history, ranks = held.spec, held.history, self._ranks_of(held)
+        spec, history, ranks = held.spec, held.history, self._watch.ranks(held)
         if spec and spec.fenced and ranks and (history.lease is None or history.lease[0] != self._clock.boot_id):
             # The state file was lost: the fence begins anew.
             fence_ns = round(spec.fence_s * _SECOND_NS)
@@ -272,12 +257,12 @@ class Launcher:
                 child.run.fenced = True
                 child.run.reason = f"fenced: no word from a majority of the group's nodes for {spec.fence_s:g} s"
             held.ending = Ending(history.started + 1, now_ns, times[1] - now_ns)
-            self._look = self._dirty = True
+            self._watch.due = self._dirty = True
         held.ending.limit(times[1])
 
     def _end_older(self, held: Held, now_ns: int) -> None:
         below = max(held.below, held.ending.below if held.ending else 0)
-        older, ranks = self._older(held, below), self._ranks_of(held)
+        older, ranks = self._watch.older(held, below), self._watch.ranks(held)
         if not older and all(child.run.generation >= below for child in ranks):
             held.ending = None
             self._saves.forget(held.history.name)
@@ -285,7 +270,7 @@ class Launcher:
         if held.ending is None:
             held.ending = self._begun_ending(held, ranks, below, now_ns)
         held.ending.below = below
-        if self._saves.is_over(held.history.name, ranks):
+        if not held.saves() or self._saves.is_over(held.history.name, ranks):
             held.ending.saved(now_ns)
         held.ending.signal(now_ns, older)
 
@@ -299,8 +284,8 @@ class Launcher:
     def _verdict(self, held: Held, now_ns: int) -> Verdict:
         if held.group is None or held.spec is None:
             return Verdict("idle", "this launcher has no valid record of the group")
-        older = tuple(sorted(stat.pid for stat in self._older(held)))
-        problem = held.problem or self._file.problem or held.obstacle
+        older = tuple(sorted(stat.pid for stat in self._watch.older(held)))
+        problem = held.problem or self._file.problem or self._watch.problem or held.obstacle
         facts = Facts(self.node, self._clock.boot_id, now_ns, len(held.ranks), older, problem)
         return start_verdict(held.group, held.spec, held.history, self._rules, facts)
 
@@ -310,8 +295,10 @@ class Launcher:
         if self._dirty or held.looked < history.generation or held.ending is not None:
             return
         held.cleared = history.generation
+        held.obstacle = ""
         if history.started < history.generation and self._verdict(held, now_ns).state == "start":
             start(held, self._state, self._file, self._children, self._clock)
+            self._dirty = bool(self._file.problem)
 
     def _write(self, now_ns: int) -> None:
         if self._dirty and now_ns >= self._next_write_ns:
@@ -320,8 +307,7 @@ class Launcher:
 
     def _tick(self) -> None:
         """Does what is due each second while ranks run."""
-        if self._census.has_new_orphans():
-            self._look = True
+        self._watch.notice_orphans()
         for child in self._children:
             held = next((held for held in self._held.values() if child.run in held.history.runs), None)
             if held is not None and held.spec is not None:

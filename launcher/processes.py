@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import select
 import signal
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ("Clock", "Handle", "Mark", "Stat", "mark_of", "send", "stat_of", "stats")
+__all__ = ("Clock", "Handle", "Mark", "Stat", "mark_in", "mark_of", "send", "stat_of", "stats")
 
 # USER_HZ is 100 on every Linux that runs here (include/asm-generic/param.h).
 _TICK_NS = 10_000_000
-_MAX_STAT, _MAX_ENVIRON = 4096, 8 << 20
-_MARK, _RANK, _WORKER = b"PROBING_GROUP=", b"RANK=", b"PROBING_WORKER="
+_MAX_STAT, _MAX_ENVIRON, _MAX_VALUE = 4096, 8 << 20, 256
+_GROUP, _RANK, _WORKER = b"PROBING_GROUP", b"RANK", b"PROBING_WORKER"
+_NUMBER = re.compile(r"[0-9]{1,16}")
 
 
 class Stat(NamedTuple):
@@ -34,7 +37,9 @@ class Stat(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What the environment of a process says: the group and generation that started it, its RANK and its worker."""
+    """What the environment of a process says: the group and generation that started it, its RANK, and its worker, or
+    an empty text.
+    """
 
     group: str
     generation: int
@@ -69,12 +74,16 @@ class Handle:
     @classmethod
     def open(cls, pid: int, start_ns: int) -> Handle | None:
         """Returns the handle of the process ``pid`` that started at ``start_ns``; None if it has ended and is reaped,
-        or the pid belongs to another process.
+        or the pid belongs to another process. Raises OSError if descriptors or memory lack.
         """
         try:
             fd = os.pidfd_open(pid)
-        except (OSError, OverflowError):
+        except (ProcessLookupError, OverflowError):
             return None
+        except OSError as e:
+            if e.errno == errno.EINVAL:  # A thread, or no pid at all.
+                return None
+            raise
         # Read after the pidfd was opened: an equal start shows that the pidfd is of that process.
         stat = stat_of(pid)
         if stat is None or stat.start_ns != start_ns:
@@ -107,7 +116,10 @@ class Handle:
 
 def send(stat: Stat, *numbers: int) -> bool:
     """Sends signals to the process of ``stat``; returns whether it was there and may be signalled."""
-    handle = Handle.open(stat.pid, stat.start_ns)
+    try:
+        handle = Handle.open(stat.pid, stat.start_ns)
+    except OSError:
+        return False
     if handle is None:
         return False
     try:
@@ -117,7 +129,7 @@ def send(stat: Stat, *numbers: int) -> bool:
 
 
 def stat_of(pid: int) -> Stat | None:
-    """Returns the values of /proc/PID/stat; None if there is no such process."""
+    """Returns the values of /proc/PID/stat; None if there is no such process. Raises OSError if it cannot be read."""
     data = _read(f"/proc/{pid}/stat", _MAX_STAT)
     # The name of the program may have blanks and brackets.
     fields = data.rpartition(b")")[2].split()
@@ -129,32 +141,43 @@ def stat_of(pid: int) -> Stat | None:
 
 
 def stats() -> dict[int, Stat]:
-    """Returns the processes of this machine by pid."""
+    """Returns the processes of this machine by pid. Raises OSError if one cannot be read."""
     with os.scandir("/proc") as entries:
         pids = [int(entry.name) for entry in entries if entry.name.isascii() and entry.name.isdigit()]
     return {pid: stat for pid in pids if (stat := stat_of(pid)) is not None}
 
 
 def mark_of(pid: int) -> Mark | None:
-    """Returns what the environment of a process of this user says of its group; None if it says nothing."""
+    """Returns what the environment of a process of this user says of its group; None if it says nothing.
+
+    Raises OSError if it cannot be read for want of descriptors or memory.
+    """
     data = _read(f"/proc/{pid}/environ", _MAX_ENVIRON, os.geteuid())
-    if _MARK not in data:
+    return mark_in(data) if _GROUP in data else None
+
+
+def mark_in(environ: bytes) -> Mark | None:
+    """Returns what an environment, as in /proc/PID/environ, says of its group; None if it says nothing."""
+    found: dict[bytes, str] = {}
+    for variable in environ.split(b"\0"):
+        name, _, value = variable.partition(b"=")
+        if name in (_GROUP, _RANK, _WORKER):
+            found.setdefault(name, value[:_MAX_VALUE].decode("utf-8", "replace"))
+    group, _, generation = found.get(_GROUP, "").rpartition("/")
+    if not group or not _NUMBER.fullmatch(generation):
         return None
-    variables = data.split(b"\0")
-    value = next((v[len(_MARK) :] for v in variables if v.startswith(_MARK)), b"").decode("utf-8", "replace")
-    group, _, generation = value.rpartition("/")
-    if not (group and generation.isascii() and generation.isdigit() and len(generation) <= 16):
-        return None
-    rank, worker = (next((v[len(name) :] for v in variables if v.startswith(name)), b"") for name in (_RANK, _WORKER))
-    number = int(rank) if rank.isdigit() and len(rank) <= 9 else None
-    return Mark(group, int(generation), number, worker.decode("utf-8", "replace"))
+    rank = found.get(_RANK, "")
+    return Mark(group, int(generation), int(rank) if _NUMBER.fullmatch(rank) else None, found.get(_WORKER, ""))
 
 
 def _read(path: str, limit: int, owner: int | None = None) -> bytes:
-    # A process may end, or turn out to be another user's, at any time.
+    """Returns the content of a file of /proc; nothing if its process has ended, or it is not a process of ``owner``.
+
+    Raises OSError for other reasons: a process that cannot be read must not look like one that has ended.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return b""
     try:
         if owner is not None and os.fstat(fd).st_uid != owner:
@@ -164,7 +187,7 @@ def _read(path: str, limit: int, owner: int | None = None) -> bytes:
             parts.append(part)
             limit -= len(part)
         return b"".join(parts)
-    except OSError:
+    except (ProcessLookupError, PermissionError):
         return b""
     finally:
         os.close(fd)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from probing.api.text import plural
 from probing.groups.group import Group
 from probing.groups.spec import Spec
+from probing.launcher.census import Member
 from probing.launcher.children import Child
 from probing.launcher.decisions import Verdict
 from probing.launcher.held import Held
+from probing.launcher.processes import stat_of
 from probing.launcher.state import Run
 
 __all__ = ("refusal_row", "row")
 
 
-def row(held: Held, worker: str, child: Child | None, verdict: Verdict, restarts: int) -> dict[str, Any]:
+def row(
+    held: Held, worker: str, child: Child | None, verdict: Verdict, *, restarts: int, members: Sequence[Member]
+) -> dict[str, Any]:
     """Returns what became of ``worker`` in a group. ``child``: the process of its last run, if it is alive.
 
-    ``restarts``: starts without an order within an hour.
+    ``restarts``: starts without an order within an hour. ``members``: processes of the generation of the last run.
     """
     history, run = held.history, held.run_of(worker)
     common = {
@@ -28,7 +34,7 @@ def row(held: Held, worker: str, child: Child | None, verdict: Verdict, restarts
         "restarts": restarts,
     }
     if run is not None and (child or run.generation == history.generation or verdict.state == "idle"):
-        return {**common, **_run(held, run, child)}
+        return {**common, **_run(held, run, child), **_left(run, child, members)}
     rank = next((ranked.rank for ranked in held.ranks if ranked.worker == worker), None)
     state: str = "starting" if verdict.state == "start" else verdict.state
     reason = verdict.reason
@@ -65,6 +71,18 @@ def refusal_row(group: Group, spec: Spec, worker: str, reason: str) -> dict[str,
     }
 
 
+def _left(run: Run, child: Child | None, members: Sequence[Member]) -> dict[str, Any]:
+    """Returns what is said of processes that are left of a rank whose first process has ended."""
+    left = 0
+    for member in members if child is None else ():
+        stat = stat_of(member.stat.pid) if member.rank == run.rank else None
+        left += stat is not None and stat.start_ns == member.stat.start_ns and stat.alive
+    if not left:
+        return {}
+    runs = "runs" if left == 1 else "run"
+    return {"left": left, "reason": f"{run.reason}; {plural(left, 'process')} of it still {runs}"}
+
+
 def _run(held: Held, run: Run, child: Child | None) -> dict[str, Any]:
     if child is None:
         state = "fenced" if run.fenced else "ended"
@@ -83,6 +101,7 @@ def _run(held: Held, run: Run, child: Child | None) -> dict[str, Any]:
         "since_ns": run.ended_ns or run.began_ns,
         "reason": run.reason,
         "log": run.log,
+        "left": 0,
     }
 
 
@@ -93,4 +112,5 @@ _EMPTY: dict[str, Any] = {
     "exit_code": None,
     "signal": None,
     "log": "",
+    "left": 0,
 }

@@ -17,7 +17,7 @@ from probing.groups.spec import NAME
 
 __all__ = ("MAX_GROUPS", "History", "Run", "State", "StateFile", "lock", "state_directory")
 
-MAX_GROUPS = 256
+MAX_GROUPS = 1024
 _FORMAT = 1
 _MAX_STATE = 96 << 20
 _MAX_RUNS, _MAX_STAMPS = 16_384, 256

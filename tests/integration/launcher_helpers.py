@@ -35,17 +35,16 @@ class Owner:
     def __init__(self, directory: Path, name: str, *command: str, number: int = 5, **fields: Any) -> None:
         self.key = OwnerKey.of_user(directory / "keys")
         self._now_ns = 1_000_000_000
-        spec = Spec(
-            name=name,
-            version=1,
-            owner="root",
-            uid=os.getuid(),
-            signed_on=NODE,
-            workers=fields.pop("workers", workers(number)),
-            master=NODE,
-            command=command,
-            **{"grace_s": 30.0, **fields},
-        )
+        defaults = {
+            "version": 1,
+            "owner": "root",
+            "uid": os.getuid(),
+            "signed_on": NODE,
+            "workers": workers(number),
+            "master": NODE,
+            "grace_s": 30.0,
+        }
+        spec = Spec(name=name, command=command, **{**defaults, **fields})
         self.group = created(spec, self.key)
 
     def now(self) -> int:
@@ -79,9 +78,16 @@ class LauncherProcess:
     """A launcher in a process of its own."""
 
     def __init__(
-        self, directory: Path, number: int = 5, allow: tuple[str, ...] = (), die_at: int = 0, env: Any = None
+        self,
+        directory: Path,
+        number: int = 5,
+        *,
+        node: str = NODE,
+        allow: tuple[str, ...] = (),
+        die_at: int = 0,
+        env: dict[str, str] | None = None,
     ) -> None:
-        words = [sys.executable, _CHILD, str(directory), NODE, " ".join(workers(number)), json.dumps(allow)]
+        words = [sys.executable, _CHILD, str(directory), node, " ".join(workers(number, node)), json.dumps(allow)]
         env = {**os.environ, **(env or {}), "DIE_AT": str(die_at)}
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         self.problem = ""

@@ -81,6 +81,9 @@ def test_a_daemon_of_a_rank_is_ended(directory: Path, name: str, clear: bool, st
         said(row)
         me = psutil.Process(launcher.process.pid)
         daemons = until(lambda: [child for child in me.children() if child.pid != row["pid"]])
+        if not stays and not clear:
+            [row] = launcher.until(lambda rows: rows[0]["left"])
+            assert (row["left"], row["reason"]) == (1, "exited with 0; 1 process of it still runs")
         [row] = launcher.stop(owner)
         assert row["clear"]
         assert [daemon.is_running() for daemon in daemons] == [False]
@@ -154,6 +157,38 @@ def test_the_save_command_runs_once_with_the_environment_of_the_lowest_rank(dire
         rows = launcher.until(lambda rows: all(row["clear"] for row in rows))
         text = f"saves 0 of 3 at {name}/1: {pids[0]} {pids[1]} {pids[2]}"
         assert [Path(row["log"]).read_text().count(text) for row in rows] == [1, 0, 0]
+
+
+def test_the_owner_ends_a_save_step(directory: Path, name: str) -> None:
+    owner = Owner(directory, name, *SLEEP, number=1, save=("sh", "-c", "echo saves; sleep 1013"), save_s=3600.0)
+    with LauncherProcess(directory) as launcher:
+        [row] = launcher.start(owner)
+        launcher.apply(owner.restart())
+        said(row, "saves")
+        [row] = launcher.rows()
+        assert (row["state"], row["generation"], row["seen"]) == ("ending", 1, 2)
+        launcher.stop(owner)
+    assert living(name) == {}
+
+
+def test_a_save_step_goes_on_under_a_new_launcher(directory: Path, name: str) -> None:
+    code = f"import signal; signal.signal(signal.SIGUSR1, lambda *_: print('saves', flush=True)); {READY}"
+    code += f"open({str(directory / 'go')!r}).read(); sys.exit(3)"
+    os.mkfifo(directory / "go")
+    owner = Owner(directory, name, *python(code), number=1, save=("SIGUSR1",), save_s=3600.0)
+    with LauncherProcess(directory) as launcher:
+        [row] = launcher.start(owner)
+        said(row)
+        launcher.apply(owner.restart())
+        said(row, "saves")
+        launcher.reexec()
+        [row] = launcher.until_states("ending")
+        (directory / "go").write_text("go")
+        launcher.until(lambda rows: rows[0]["clear"])
+        assert Path(row["log"]).read_text().count("saves") == 1
+        launcher.apply(owner.run())
+        launcher.until_states("running")
+        launcher.stop(owner)
 
 
 def test_a_save_step_that_does_not_end_is_cut_off(directory: Path, name: str) -> None:

@@ -71,7 +71,7 @@ def test_what_is_written_is_read_again(file: StateFile, tmp_path: Path) -> None:
         b'{"groups": [{"name": "g", "key": "", "restarts": [1]}]}',
         b'{"groups": [{"name": "g", "key": "", "lease": ["boot", 1]}]}',
         json.dumps({"groups": [{"name": "g", "key": "", "restarts": [["boot", 1]] * 257}]}).encode(),
-        json.dumps({"groups": [{"name": f"g{n}", "key": ""} for n in range(257)]}).encode(),
+        json.dumps({"groups": [{"name": f"g{n}", "key": ""} for n in range(1025)]}).encode(),
     ],
 )
 def test_a_damaged_file_is_set_aside(file: StateFile, tmp_path: Path, data: bytes) -> None:
