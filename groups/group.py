@@ -184,7 +184,7 @@ class Group:
     def renewed(self, other: Group) -> Group:
         """Returns the record with the newer specification of ``other``. Raises UsageError or PrivilegeError."""
         old, new = self.spec, other.spec
-        if other.key != self.key or new.uid != old.uid:
+        if other.key != self.key or (new.uid, new.id) != (old.uid, old.id):
             raise PrivilegeError(f"group {old.name} belongs to {old.owner}", hint="give the group another name")
         if new.version != old.version + 1:
             raise UsageError(f"group {old.name} was changed meanwhile", hint="run the command again")

@@ -70,7 +70,8 @@ GIVEN = frozenset(
 class Spec:
     """What a group runs.
 
-    ``version``: 1 more with each change. ``owner`` and ``uid``: the user who signed it, on the node ``signed_on``.
+    ``id``: random, from the creation on, so that two groups of one name are never taken for one. ``version``: 1 more
+    with each change. ``owner`` and ``uid``: the user who signed it, on the node ``signed_on``.
     ``workers``: names ``NODE-N``. ``master``: a worker, or the node of a worker. ``world_size`` None: the number of
     workers. ``max_restarts``: restarts without an order of the owner in an hour. ``min_nodes`` above 0: the group is
     started again without a node that failed, while so many nodes are left. ``grace_s``: time between SIGTERM and
@@ -87,6 +88,7 @@ class Spec:
     workers: tuple[str, ...]
     master: str
     command: tuple[str, ...]
+    id: str = ""
     world_size: int | None = None
     master_port: int = DEFAULT_PORT
     backend: str = "nccl"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import secrets
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -108,6 +109,7 @@ def create(settings: Settings, options: Options) -> None:
         workers=(),
         master=options.master,
         command=(),
+        id=secrets.token_hex(8) if old is None else old.spec.id,
     )
     _put(settings, groups, _with(first, options, groups), dry_run=options.dry_run)
 

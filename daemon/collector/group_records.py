@@ -6,15 +6,16 @@ undo. The collector does not read the records.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
+import threading
 from pathlib import Path
 
 from probing.api.errors import StoreError, UsageError
 from probing.api.typed import typed_json
 from probing.daemon.ipc import Header
+from probing.groups.spec import NAME
 
 __all__ = ("GroupRecords",)
 
@@ -27,19 +28,35 @@ class GroupRecords:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
 
-    def keep(self, group: str, record: str) -> tuple[Header, bytes]:
-        """Writes the record of a group. Raises UsageError for a record that is too large, and StoreError."""
+    def keep(self, group: str, record: str, number: int) -> tuple[Header, bytes]:
+        """Writes the record of a group. ``number`` grows with each record of the group.
+
+        Raises UsageError for a record that is too large, and for a late one, whose number a newer record has passed:
+        its sender has stopped waiting for it. Raises StoreError.
+        """
+        with self._lock:
+            if number <= self._numbers.get(group, -1):
+                raise UsageError(f"a newer record of group {group[:64]} was written meanwhile")
+            self._numbers[group] = number
+            self._write(group, record)
+        return {}, b""
+
+    def _write(self, group: str, record: str) -> None:
         if len(record) > MAX_RECORD:
             raise UsageError(f"the record of a group has {len(record):,} characters", hint=f"at most {MAX_RECORD:,}")
-        path = self._directory / f"{hashlib.sha256(group.encode('utf-8', 'replace')).hexdigest()}.json"
+        if not NAME.fullmatch(group):
+            raise UsageError("the record has no name of a group")
+        path = self._directory / f"{group}.json"
         partial = path.with_suffix(f".{os.urandom(8).hex()}.new")
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
             if not path.exists() and len(self._files()) >= MAX_GROUPS:
                 raise UsageError(f"this node has {MAX_GROUPS} groups", hint="delete groups that nobody uses")
             with partial.open("x") as file:
-                json.dump({"group": group, "record": record}, file)
+                json.dump({"record": record}, file)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
@@ -47,19 +64,20 @@ class GroupRecords:
         except OSError as e:
             partial.unlink(missing_ok=True)
             raise StoreError(f"the record of a group cannot be written to {path}: {e.strerror}") from e
-        return {}, b""
 
     def kept(self) -> tuple[Header, bytes]:
-        """Returns all records, a dict by name of the group, as JSON. A file that cannot be read is logged."""
+        """Returns ``records`` by name of the group, and ``damaged``: the groups whose records cannot be read."""
         records: dict[str, str] = {}
+        damaged: list[str] = []
         for path in self._files():
             try:
                 with path.open("rb") as file:
                     entry = typed_json(dict[str, str], file.read(4 * MAX_RECORD))
-                records[entry["group"]] = entry["record"]
+                records[path.stem] = entry["record"]
             except (OSError, ValueError, KeyError) as e:
-                _log.warning("the record of a group in %s is ignored, since it cannot be read: %s", path, e)
-        return {}, json.dumps({"records": records}).encode()
+                _log.error("the record of a group in %s cannot be read, so this node has no vote on it: %s", path, e)
+                damaged.append(path.stem)
+        return {}, json.dumps({"records": records, "damaged": damaged}).encode()
 
     def _files(self) -> list[Path]:
         return sorted(self._directory.glob("*.json"))

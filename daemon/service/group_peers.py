@@ -6,9 +6,9 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import grpc.aio
 
@@ -38,6 +38,14 @@ _KEEP_S = 5.0
 _PORTS = 64
 MAX_GROUPS = 1024
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class _Kept(NamedTuple):
+    """A record on disk. ``number``: of the write, over all groups."""
+
+    number: int
+    acceptor: Header
 
 
 @dataclass(slots=True)
@@ -47,6 +55,12 @@ class Entry:
     acceptor: Acceptor = field(default_factory=Acceptor)
     known: Group | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def id(self) -> str:
+        """The id of the group whose record is here; empty if there is no record yet."""
+        value = self.acceptor.committed.value or self.acceptor.accepted.value
+        return Group.from_json(value).spec.id if value else ""
 
     @property
     def ballot(self) -> Ballot:
@@ -67,46 +81,68 @@ class Records:
         self._collector = collector
         self.entries: dict[str, Entry] = {}
         self.loaded = False
+        self._damaged: set[str] = set()
+        self._number = 0
 
     async def load(self) -> None:
         """Reads the records that were kept. Raises PeerError while the collector does not answer."""
-        for name, text in (await asyncio.to_thread(self._collector.kept_groups, _KEEP_S)).items():
+        records, damaged = await asyncio.to_thread(self._collector.kept_groups, _KEEP_S)
+        self._damaged = set(damaged)
+        for name, text in records.items():
             try:
-                acceptor = Acceptor.from_dict(typed_json(Header, text.encode()))
+                kept = typed_json(_Kept, text.encode())
+                acceptor = Acceptor.from_dict(kept.acceptor)
                 value = acceptor.committed.value
                 self.entries.setdefault(name, Entry(acceptor, Group.from_json(value) if value else None))
+                self._number = max(self._number, kept.number)
             except (FormatError, ValueError) as e:
-                _log.warning("the record of group %.80r is ignored: %s", name, e)
+                _log.error("the record of group %.80r cannot be read, so this node has no vote on it: %s", name, e)
+                self._damaged.add(name)
         self.loaded = True
 
-    def entry(self, name: str) -> Entry:
-        """Returns the entry of a group, a new one if it is not known.
+    def entry(self, name: str, identity: str = "") -> Entry:
+        """Returns the entry of the group with this name and id, a new one if it is not known.
 
-        Raises PeerError before the records are loaded, Overloaded if there are too many.
+        Raises PeerError before the records are loaded, and for a group whose record cannot be read: without it this
+        node might break its promises. Raises PrivilegeError if another group has the name, Overloaded if there are too
+        many groups.
         """
         if not self.loaded:
             raise PeerError("this node is starting", hint="ask again in some seconds")
-        if name not in self.entries and len(self.entries) >= MAX_GROUPS:
-            raise Overloaded(f"this node has {MAX_GROUPS} groups", hint="delete groups that nobody uses")
-        return self.entries.setdefault(name, Entry())
+        if name in self._damaged:
+            raise PeerError(f"the record of group {name} cannot be read here", hint="the daemon's log names its file")
+        entry = self.entries.get(name)
+        if entry is None:
+            if len(self.entries) >= MAX_GROUPS:
+                raise Overloaded(f"this node has {MAX_GROUPS} groups", hint="delete groups that nobody uses")
+            entry = self.entries[name] = Entry()
+        if identity and entry.id not in ("", identity):
+            raise PrivilegeError(f"another group has the name {name} here", hint="give the group another name")
+        return entry
 
     async def prepare(self, name: str, ballot: Ballot) -> Promise | Refusal:
         entry = self.entry(name)
-        async with entry.lock:
+
+        async def prepared() -> Promise | Refusal:
             acceptor, answer = entry.acceptor.prepare(ballot)
             await self._keep(name, entry, acceptor)
             return answer
+
+        return await _whole(entry, prepared)
 
     async def accept(self, name: str, proposal: Proposal) -> Accepted | Refusal:
         """Accepts a record. Raises FormatError for a malformed record, PrivilegeError for a record of another owner."""
         entry = self.entry(name)
         group = _checked(name, proposal.value, entry)
-        async with entry.lock:
+
+        async def accepted() -> Accepted | Refusal:
             if entry.known is not None and group.generation < entry.known.generation:
                 raise FormatError(f"the record of group {name} is older than the record here")
             acceptor, answer = entry.acceptor.accept(proposal)
             await self._keep(name, entry, acceptor)
             return answer
+
+        return await _whole(entry, accepted)
 
     async def learn(self, name: str, committed: Committed) -> bool:
         """Notes a record that is committed. Returns whether it is newer than the known record."""
@@ -114,19 +150,36 @@ class Records:
         if committed.ballot <= entry.ballot:
             return False
         group = _checked(name, committed.value, entry)
-        async with entry.lock:
+
+        async def learned() -> bool:
             if committed.ballot <= entry.ballot:
                 return False
             await self._keep(name, entry, entry.acceptor.learn(committed))
             entry.known = group
-        return True
+            return True
+
+        return await _whole(entry, learned)
 
     async def _keep(self, name: str, entry: Entry, acceptor: Acceptor) -> None:
         """Writes the state to disk; only then it counts."""
         if acceptor != entry.acceptor:
-            text = json.dumps(acceptor.to_dict(), separators=(",", ":"))
-            await asyncio.to_thread(self._collector.keep_group, name, text, _KEEP_S)
+            self._number += 1
+            text = json.dumps({"number": self._number, "acceptor": acceptor.to_dict()}, separators=(",", ":"))
+            await asyncio.to_thread(self._collector.keep_group, name, text, self._number, _KEEP_S)
             entry.acceptor = acceptor
+
+
+async def _whole(entry: Entry, step: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Returns the result of ``step``, which has the lock of the entry until its end, even if the caller goes away.
+
+    Otherwise a write that nobody waits for could end after a newer one.
+    """
+
+    async def locked() -> _T:
+        async with entry.lock:
+            return await step()
+
+    return await asyncio.shield(asyncio.create_task(locked()))
 
 
 def _checked(name: str, record: bytes, entry: Entry) -> Group:
@@ -136,7 +189,7 @@ def _checked(name: str, record: bytes, entry: Entry) -> Group:
         raise FormatError(f"the record is of group {group.spec.name[:64]}")
     accepted = entry.acceptor.accepted.value
     before = entry.known or (Group.from_json(accepted) if accepted else None)
-    if before is not None and before.key != group.key:
+    if before is not None and (before.key, before.spec.id) != (group.key, group.spec.id):
         raise PrivilegeError(f"group {name} belongs to {before.spec.owner}", hint="give the group another name")
     return group
 
@@ -183,26 +236,30 @@ class GroupPeers:
         """Returns the state of each node that this node knows."""
         return {member.name: member.state for member in self._membership.members()}
 
-    def for_group(self, name: str) -> _GroupRegister:
-        return _GroupRegister(self, name)
+    def for_group(self, name: str, identity: str) -> _GroupRegister:
+        return _GroupRegister(self, name, identity)
 
 
 class _GroupRegister:
     """The register of one group on all nodes."""
 
-    def __init__(self, peers: GroupPeers, name: str) -> None:
+    def __init__(self, peers: GroupPeers, name: str, identity: str) -> None:
         self._peers = peers
-        self._name = name
+        self._name, self._id = name, identity
 
     async def prepare(self, node: str, ballot: Ballot) -> Promise | Refusal:
-        reply = await self._peers.ask(node, pb.AgreeRequest(group=self._name, prepare=packed_ballot(ballot)))
+        reply = await self._peers.ask(
+            node, pb.AgreeRequest(group=self._name, id=self._id, prepare=packed_ballot(ballot))
+        )
         if not reply.agrees:
             return Refusal(ballot_of(reply.promised))
         committed = proposal_of(reply.committed)
         return Promise(proposal_of(reply.accepted), Committed(committed.ballot, committed.value))
 
     async def accept(self, node: str, proposal: Proposal) -> Accepted | Refusal:
-        reply = await self._peers.ask(node, pb.AgreeRequest(group=self._name, accept=packed_proposal(proposal)))
+        reply = await self._peers.ask(
+            node, pb.AgreeRequest(group=self._name, id=self._id, accept=packed_proposal(proposal))
+        )
         return Accepted(proposal.ballot) if reply.agrees else Refusal(ballot_of(reply.promised))
 
 

@@ -123,7 +123,7 @@ class Groups:
         elif kind == "order":
             record = await self._order(request.name, _order(request.order))
         else:
-            record = await self._change(request.name, lambda group: _there(group).stopped(time.time_ns(), str(caller)))
+            record = await self._change(request.name, lambda group: _stopped(_there(group), str(caller)))
         _log.warning("group %s: %s by %s: generation %d", request.name, kind, caller, record.generation)
         return pb.GroupReply(node=self._node, groups=[record.to_json()])
 
@@ -153,34 +153,37 @@ class Groups:
         name, step = request.group, request.WhichOneof("step")
         if not NAME.fullmatch(name):
             raise FormatError("the message has no name of a group")
-        entry = self._records.entry(name)
-        if caller is not None and caller.nodes and entry.known is not None and step in ("prepare", "accept", "learn"):
-            members = {node.lower() for node in entry.known.nodes}
-            if members.isdisjoint(caller.nodes):
-                raise PrivilegeError(f"{caller.name} is no node of group {name}")
         reply = pb.AgreeReply(node=self._node, agrees=True)
-        if step in ("prepare", "accept"):
-            answer: Promise | Accepted | Refusal
-            if step == "prepare":
-                answer = await self._records.prepare(name, ballot_of(request.prepare))
-            else:
-                answer = await self._records.accept(name, proposal_of(request.accept))
-            if isinstance(answer, Refusal):
-                reply.agrees = False
-                reply.promised.CopyFrom(packed_ballot(answer.promised))
-            elif isinstance(answer, Promise):
-                reply.accepted.CopyFrom(packed_proposal(answer.accepted))
-                reply.committed.CopyFrom(packed_proposal(Proposal(*_fields(answer.committed))))
-        elif step == "learn":
-            proposal = proposal_of(request.learn)
-            await self._learn(name, Committed(proposal.ballot, proposal.value))
+        if step in ("prepare", "accept", "learn"):
+            entry = self._records.entry(name, request.id)
+            _check_member(request, entry, caller)
+            await self._vote(name, request, reply)
         elif step == "lease":
-            reply.agrees = entry.generation <= request.lease
+            known = self._records.entries.get(name)
+            reply.agrees = known is not None and known.id == request.id and known.generation <= request.lease
         elif step == "rows":
             reply.rows = rows_json(self._workers.of_group(name))
         elif step == "port":
             reply.port = await asyncio.to_thread(free_port, max(1, request.port))
         return reply
+
+    async def _vote(self, name: str, request: pb.AgreeRequest, reply: pb.AgreeReply) -> None:
+        answer: Promise | Accepted | Refusal
+        if request.HasField("learn"):
+            proposal = proposal_of(request.learn)
+            await self._learn(name, Committed(proposal.ballot, proposal.value))
+            return
+        if request.HasField("prepare"):
+            answer = await self._records.prepare(name, ballot_of(request.prepare))
+        else:
+            answer = await self._records.accept(name, proposal_of(request.accept))
+        if isinstance(answer, Refusal):
+            reply.agrees = False
+            reply.promised.CopyFrom(packed_ballot(answer.promised))
+        elif isinstance(answer, Promise):
+            committed = answer.committed
+            reply.accepted.CopyFrom(packed_proposal(answer.accepted))
+            reply.committed.CopyFrom(packed_proposal(Proposal(committed.ballot, committed.value)))
 
     def finding(self, row: Mapping[str, Any]) -> None:
         """Notes a stored row of ``diagnosis.findings``, for the policy of the group whose job it is about.
@@ -225,7 +228,7 @@ class Groups:
         def voters(value: bytes) -> Quorum:
             return Quorum((Group.from_json(value) if value else start).voters)
 
-        proposer = Proposer(self._node, self._peers.for_group(name), voters, _pause)
+        proposer = Proposer(self._node, self._peers.for_group(name, start.spec.id), voters, _pause)
         committed = await proposer.change(entry.acceptor.committed, updated)
         await self._learn(name, committed)
         await self._tell(name, entry)
@@ -351,7 +354,7 @@ class Groups:
 
         async def one(node: str) -> None:
             try:
-                await self._peers.ask(node, pb.AgreeRequest(group=name, learn=proposal))
+                await self._peers.ask(node, pb.AgreeRequest(group=name, id=group.spec.id, learn=proposal))
                 told[node] = ballot
             except ProbingError as e:
                 _log.info("group %s: %s", name, e.message)
@@ -370,7 +373,7 @@ class Groups:
         self._leased[name] = now
         # The lease counts from the report that the launcher sent before the voters were asked.
         numbers = [(launcher, launcher.number) for launcher in launchers]
-        request = pb.AgreeRequest(group=name, lease=group.generation)
+        request = pb.AgreeRequest(group=name, id=spec.id, lease=group.generation)
         answers = await asyncio.gather(
             *(self._peers.ask(node, request) for node in group.voters), return_exceptions=True
         )
@@ -439,6 +442,10 @@ def _there(group: Group | None, order: Order | None = None) -> Group:
     return group
 
 
+def _stopped(group: Group, who: str) -> Group | None:
+    return group.stopped(time.time_ns(), who) if group.phase in ("ending", "running") else None
+
+
 def _order(data: bytes) -> Order:
     try:
         return typed_json(Order, data[: 64 << 10])
@@ -446,8 +453,15 @@ def _order(data: bytes) -> Order:
         raise UsageError(f"the order is malformed: {escape(str(e), 200)}") from None
 
 
-def _fields(committed: Committed) -> tuple[Ballot, bytes]:
-    return committed.ballot, committed.value
+def _check_member(request: pb.AgreeRequest, entry: Entry, caller: Caller | None) -> None:
+    """Raises PrivilegeError if certificates prove that the caller is no node of the group, or uses another's ballot."""
+    if caller is None or not caller.nodes:
+        return
+    if entry.known is not None and caller.nodes.isdisjoint(node.lower() for node in entry.known.nodes):
+        raise PrivilegeError(f"{caller.name} is no node of group {request.group}")
+    ballot = request.prepare if request.HasField("prepare") else request.accept.ballot
+    if not request.HasField("learn") and ballot.node.lower() not in caller.nodes:
+        raise PrivilegeError(f"{caller.name} proposes in the name of node {escape(ballot.node, 64)}")
 
 
 async def _pause(met: int) -> None:

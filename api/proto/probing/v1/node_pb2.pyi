@@ -726,8 +726,9 @@ class GroupReply(_message.Message):
     def __init__(self, node: _Optional[str] = ..., groups: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class AgreeRequest(_message.Message):
-    __slots__ = ("group", "prepare", "accept", "learn", "lease", "rows", "port")
+    __slots__ = ("group", "id", "prepare", "accept", "learn", "lease", "rows", "port")
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_FIELD_NUMBER: _ClassVar[int]
     LEARN_FIELD_NUMBER: _ClassVar[int]
@@ -735,13 +736,14 @@ class AgreeRequest(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     group: str
+    id: str
     prepare: Ballot
     accept: Proposal
     learn: Proposal
     lease: int
     rows: bool
     port: int
-    def __init__(self, group: _Optional[str] = ..., prepare: _Optional[_Union[Ballot, _Mapping]] = ..., accept: _Optional[_Union[Proposal, _Mapping]] = ..., learn: _Optional[_Union[Proposal, _Mapping]] = ..., lease: _Optional[int] = ..., rows: _Optional[bool] = ..., port: _Optional[int] = ...) -> None: ...
+    def __init__(self, group: _Optional[str] = ..., id: _Optional[str] = ..., prepare: _Optional[_Union[Ballot, _Mapping]] = ..., accept: _Optional[_Union[Proposal, _Mapping]] = ..., learn: _Optional[_Union[Proposal, _Mapping]] = ..., lease: _Optional[int] = ..., rows: _Optional[bool] = ..., port: _Optional[int] = ...) -> None: ...
 
 class Ballot(_message.Message):
     __slots__ = ("counter", "node")
