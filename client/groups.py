@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from probing.client.cluster import Cluster
     from probing.client.render.rows import Row
 
-__all__ = ("GroupsSeen", "chosen_workers", "clashes", "named", "seen", "sent")
+__all__ = ("GroupsSeen", "chosen_workers", "clashes", "named", "node_named", "seen", "sent")
 
 _MEMBERS = "SELECT DISTINCT member, address FROM cluster.members WHERE member <> '' AND address <> ''"
 _WORKERS = 'SELECT * FROM cluster.workers ORDER BY "group", rank, worker'
@@ -85,6 +85,20 @@ def sent(settings: Settings, groups: GroupsSeen, group: Group, request: pb.Group
     """
     with _node_of(settings, groups, group) as cluster:
         return Group.from_json(cluster.groups(request)[0])
+
+
+@contextmanager
+def node_named(settings: Settings, groups: GroupsSeen, node: str) -> Iterator[Cluster]:
+    """Returns a context with the one node of this name. Raises NotFound."""
+    alone = replace(settings, nodes=(), all_nodes=False, where=())
+    with opened(alone) as cluster:
+        if cluster.status()[0][1].node == node:
+            yield cluster
+            return
+    if not (address := groups.addresses.get(node)):
+        raise NotFound(f"node {escape(node, 64)} is not known here", hint="`probingctl nodes` lists the nodes")
+    with opened(replace(alone, target=address)) as cluster:
+        yield cluster
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import typer
 
 from probing.api.errors import UsageError
 from probing.api.text import escape, listed, plural
-from probing.client.launching import Lease, Link
+from probing.client.launching import Lease, Link, LogWanted
 from probing.client.session import opened
 from probing.client.settings import Settings
 from probing.groups.keys import trusted_keys
@@ -32,6 +32,7 @@ EXAMPLES = (
 )
 _REPORT_S = 0.5
 _MAX_SLOTS = 256
+_MAX_LOG = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,9 @@ def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
         launcher.wait(_REPORT_S)
         while link.orders:
             order = link.orders.popleft()
-            if isinstance(order, Lease):
+            if isinstance(order, LogWanted):
+                link.answer(order, *_log_part(launcher, order))
+            elif isinstance(order, Lease):
                 launcher.renew(order.group, order.generation, order.sent + fences.get(order.group, 0.0))
             else:
                 fences[order.spec.name] = order.spec.fence_s
@@ -103,6 +106,23 @@ def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
         sys.stderr.write(
             f"{plural(living, 'rank')} run on; the next `probingctl worker` of this node finds them again\n"
         )
+
+
+def _log_part(launcher: Launcher, wanted: LogWanted) -> tuple[bytes, int, str]:
+    """Returns a part of the log of a rank, the position after it, and why there is none."""
+    paths = [row["log"] for row in launcher.report() if (row["group"], row["rank"]) == (wanted.group, wanted.rank)]
+    if not paths or not paths[0]:
+        return b"", 0, "it has no log here"
+    try:
+        with open(os.open(paths[0], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            # A log that was rotated meanwhile begins anew.
+            start = wanted.start if 0 <= wanted.start <= size else max(0, size + min(wanted.start, 0))
+            file.seek(start if wanted.start <= size else 0)
+            data = file.read(_MAX_LOG)
+            return data, file.tell(), ""
+    except OSError as e:
+        return b"", 0, f"its log cannot be read: {e.strerror}"
 
 
 def _workers(node: str, options: Options) -> tuple[str, ...]:

@@ -125,7 +125,7 @@ def _running(group: Group, spec: Spec, watched: Watched, now: float, now_ns: int
     if not failed:
         watched.failed = None
         return None
-    reason = failure_text(failed, ranks)
+    reason = _failure_text(failed, ranks)
     if failed[0].state == "refused":
         # The next start would be refused, too.
         return Step("failed", "failure", reason)
@@ -155,7 +155,7 @@ def _again(
     return Step("restart", cause, reason, without)
 
 
-def failure_text(failed: Sequence[WorkerRow], ranks: Mapping[str, int]) -> str:
+def _failure_text(failed: Sequence[WorkerRow], ranks: Mapping[str, int]) -> str:
     """Returns the sentence about ranks that failed, the first one to fail first."""
     first = failed[0]
     if first.state == "refused":

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from probing.api.errors import SERVED, Overloaded, PrivilegeError, UsageError
 from probing.api.tables.schema import Row
@@ -38,6 +39,8 @@ class Launcher:
     number: int = 0
     rows: list[WorkerRow] = field(default_factory=list)
     orders: asyncio.Queue[object] = field(default_factory=lambda: asyncio.Queue(MAX_ORDERS))
+    # The readings of logs that it has still to answer, by their numbers.
+    readings: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
 
 
 class Workers:

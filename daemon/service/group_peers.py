@@ -195,7 +195,7 @@ def _checked(name: str, record: bytes, entry: Entry) -> Group:
 
 
 class GroupPeers:
-    """Calls Agree of other nodes; calls about this node are answered by ``local``. Implements ``register.Peers``."""
+    """Calls Agree of other nodes; calls about this node are answered by ``local``. Implements ``proposer.Peers``."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from probing.api.errors import FormatError, NotFound, PeerError, PrivilegeError, ProbingError, UsageError
+from probing.api.errors import FormatError, NotFound, Overloaded, PeerError, PrivilegeError, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.tables.schema import Row
 from probing.api.text import escape, plural
@@ -51,6 +51,7 @@ _NODES_A_SECOND = 50
 _RENEWALS = 6
 _TELL = 16
 _MAX_FINDINGS = 4096
+_MAX_READINGS, _READ_S, _MAX_LOG = 16, 5.0, 256 << 10
 _log = logging.getLogger("probing.groups")
 _Update = Callable[[Group | None], Group | None]
 
@@ -74,6 +75,7 @@ class Groups:
         self._beat: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._problem = ""
+        self._readings = 0
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -101,6 +103,9 @@ class Groups:
                     self._brief(launcher)
                     sender = asyncio.create_task(_send(launcher, context))
                 self._workers.report(launcher, report.number, rows_from(report.rows))
+                for part in report.logs:
+                    if (reading := launcher.readings.pop(part.id, None)) is not None and not reading.done():
+                        reading.set_result(part)
                 if sender is not None and sender.done():
                     break
         finally:
@@ -126,6 +131,36 @@ class Groups:
             record = await self._change(request.name, lambda group: _stopped(_there(group), str(caller)))
         _log.warning("group %s: %s by %s: generation %d", request.name, kind, caller, record.generation)
         return pb.GroupReply(node=self._node, groups=[record.to_json()])
+
+    async def log(self, request: pb.GroupLogRequest, caller: Caller) -> pb.GroupLogReply:
+        """Returns a part of the log of a rank, which its launcher reads. Raises ProbingError."""
+        entry = self._records.entries.get(request.name)
+        group = _there(entry.known if entry else None)
+        if caller.listener == "unix" and caller.uid not in (0, group.spec.uid):
+            raise PrivilegeError(f"the logs of group {group.spec.name} are for {group.spec.owner}")
+        worker = next((rank.worker for rank in group.ranks() if rank.rank == request.rank), "")
+        if not (launchers := self._workers.serving([worker])):
+            raise NotFound(
+                f"no launcher here serves rank {request.rank} of group {group.spec.name}",
+                hint=f"`probingctl group status {group.spec.name}` names the worker of each rank",
+            )
+        launcher, wanted = launchers[0], pb.LogWanted(group=request.name, rank=request.rank)
+        setattr(wanted, "from", getattr(request, "from"))
+        if len(launcher.readings) >= _MAX_READINGS:
+            raise Overloaded(f"{_MAX_READINGS} logs of this launcher are read already", hint="ask again in a while")
+        self._readings += 1
+        wanted.id = self._readings
+        reading = launcher.readings[wanted.id] = asyncio.get_running_loop().create_future()
+        try:
+            _put(launcher, pb.WorkOrder(log=wanted))
+            part: pb.LogPart = await asyncio.wait_for(reading, _READ_S)
+        except asyncio.TimeoutError:
+            raise PeerError(f"the launcher of {worker} does not answer", hint="`probingctl group status`") from None
+        finally:
+            launcher.readings.pop(wanted.id, None)
+        if part.problem:
+            raise NotFound(f"rank {request.rank} of group {group.spec.name}: {escape(part.problem, 200)}")
+        return pb.GroupLogReply(node=self._node, data=part.data[:_MAX_LOG], end=part.end)
 
     async def _create(self, name: str, new: Group, caller: Caller) -> Group:
         if new.spec.name != name:

@@ -63,6 +63,9 @@ def test_a_group_on_one_node(make_daemon: Callable[..., Daemon], user: User, lau
         ("5", "gloo", "a\nb", "llama")
     }
 
+    assert '"RANK": "3"' in user.ctl(daemon, "group", "logs", "llama", "--rank", "3").stdout
+    assert [rank["rank"] for rank in daemon.json("ps", "--job", "llama")] == [0, 1, 2, 3, 4]
+
     os.kill(rows[3]["pid"], signal.SIGKILL)
     until(lambda: sorted(living("llama").values()) == [("llama", 2, str(rank)) for rank in range(5)], what=living)
     status = user.status(daemon, "llama")
