@@ -37,6 +37,7 @@ from typing import Any
 __all__ = (
     "BROKEN",
     "LATE",
+    "SERVED",
     "TOO_LARGE",
     "UNKNOWN_CALL",
     "WORKER_ENDED",
@@ -80,6 +81,8 @@ TOO_LARGE = "too_large"
 UNKNOWN_CALL = "unknown_call"
 # The process that worked on the request has ended, perhaps because of the request.
 WORKER_ENDED = "worker_ended"
+# Another launcher serves the worker; if it was killed, its silence is noticed some seconds later.
+SERVED = "served"
 
 
 class ProbingError(Exception):

@@ -68,6 +68,7 @@ COMMANDS = {
     "repl": Entry("repl", "The same line by line, as at Python's own prompt."),
     "launch": Entry("unsupported", "Start a job.", hidden=True, function="launch"),
     "inject": Entry("unsupported", "Load a library into a job.", hidden=True, function="launch"),
+    "worker": Entry("worker", "Serve workers of this node: start ranks of groups as you."),
     "query": Entry("query", "Rows of one SELECT, of one node or all; without SQL a shell."),
     "bugreport": Entry("bugreport", "An archive for a bug report, without names."),
     "export": Entry("export", "Write stored rows to files for other engines, at -o."),
@@ -76,6 +77,18 @@ CLUSTER_COMMANDS = {
     "query": Entry("cluster_query", "query on all nodes."),
     "list": Entry("cluster_list", "ps on all nodes."),
     "nodes": Entry("nodes", "The nodes that the target knows."),
+}
+GROUP_COMMANDS = {
+    "create": Entry("group_spec", "A new group: its workers, master and command.", function="create"),
+    "set": Entry("group_spec", "Change a stopped group.", function="change"),
+    "add": Entry("group_spec", "Add workers to a stopped group.", function="add", options="WorkerOptions"),
+    "remove": Entry("group_spec", "Remove workers of a stopped group.", function="remove", options="WorkerOptions"),
+    "start": Entry("group", "Start all ranks, after checks of the nodes.", function="start", options="StartOptions"),
+    "stop": Entry("group", "End all ranks.", function="stop"),
+    "restart": Entry("group", "End all ranks and start them again.", function="restart", options="StartOptions"),
+    "status": Entry("group", "Groups, or one with its workers and ranks.", function="status", options="StatusOptions"),
+    "list": Entry("group", "The same as status.", hidden=True, function="status", options="StatusOptions"),
+    "delete": Entry("group", "End all ranks, and forget the group.", function="delete"),
 }
 RANKS_COMMANDS = {"check": Entry("ranks_check", "Whether the ranks of a job are numbered and placed as they must be.")}
 # Commands that write files in formats of their own.
@@ -216,6 +229,9 @@ def program() -> Program:
     ranks.add(RANKS_COMMANDS)
     top.add_command(cluster)
     top.add_command(ranks)
+    groups = _group(LazyGroup, "group", "Groups of workers: create, set, add, remove, start, stop, restart, status.")
+    groups.add(GROUP_COMMANDS)
+    top.add_command(groups)
     return top
 
 

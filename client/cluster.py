@@ -154,6 +154,11 @@ class Cluster(Queries):
 
         return [(reply.node, reply.ranks) for reply in self._of_job(job, ask)]
 
+    def groups(self, request: pb.GroupRequest) -> list[bytes]:
+        """Returns the records of groups that the nodes have, as JSON, after the change in ``request``."""
+        replies = self.some(lambda node, left: node.group(request, left))
+        return [record for reply in replies for record in reply.groups]
+
     def facts(self, job: str = "", *, run: str = "", hardware: bool = False) -> list[tuple[str, list[bytes]]]:
         """Returns, for each node that answers, its name and the facts of each run of ``job`` (empty: of all jobs) as
         JSON.

@@ -20,12 +20,13 @@ _GLOBAL = "Every command also takes -t, -f, -o, --all-nodes and all options that
 
 
 class Entry(NamedTuple):
-    """A command: its module, its line in ``--help``, and the function that runs it."""
+    """A command: its module, its line in ``--help``, the function that runs it, and the class of its options."""
 
     module: str
     help: str
     hidden: bool = False
     function: str = "run"
+    options: str = "Options"
 
 
 class LazyGroup(TyperGroup):
@@ -76,12 +77,12 @@ def _loaded(name: str, entry: Entry) -> Any:
         epilog=_epilog(module),
         hidden=entry.hidden,
         context_settings=getattr(module, "CONTEXT", None),
-    )(_callback(module, getattr(module, entry.function)))
+    )(_callback(getattr(module, entry.options, None), getattr(module, entry.function)))
     return get_command(app)
 
 
-def _callback(module: ModuleType, run: Callable[..., None]) -> Callable[..., None]:
-    if (options := getattr(module, "Options", None)) is not None:
+def _callback(options: type[Any] | None, run: Callable[..., None]) -> Callable[..., None]:
+    if options is not None:
         return taking(options, lambda context, chosen: run(context.obj, chosen))
 
     def callback(context: typer.Context) -> None:

@@ -109,7 +109,16 @@ def _error(peer: pb.Peer) -> PeerError:
 
 T = TypeVar("T")
 _CLOSE_S = 0.5
-_R = TypeVar("_R", pb.StacksReply, pb.VarsReply, pb.ConfigReply, pb.EvalReply, pb.AnnotateReply, pb.FactsReply)
+_R = TypeVar(
+    "_R",
+    pb.StacksReply,
+    pb.VarsReply,
+    pb.ConfigReply,
+    pb.EvalReply,
+    pb.AnnotateReply,
+    pb.FactsReply,
+    pb.GroupReply,
+)
 
 
 class Nodes:

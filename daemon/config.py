@@ -29,6 +29,7 @@ __all__ = (
     "CudaConfig",
     "DiagnoseConfig",
     "GpuConfig",
+    "GroupsConfig",
     "HostConfig",
     "InjectConfig",
     "JobRowsConfig",
@@ -325,6 +326,12 @@ class InjectConfig(NamedTuple):
     ] = ()
 
 
+class GroupsConfig(NamedTuple):
+    enabled: Annotated[
+        bool, Option("let launchers of users on this node start the ranks of groups, see docs/groups.md")
+    ] = False
+
+
 class Config(NamedTuple):
     """All options. ``Config.load`` and ``Config.from_args`` check each value and raise ConfigError."""
 
@@ -369,6 +376,7 @@ class Config(NamedTuple):
     labels: LabelsConfig = LabelsConfig()
     diagnose: DiagnoseConfig = DiagnoseConfig()
     inject: InjectConfig = InjectConfig()
+    groups: GroupsConfig = GroupsConfig()
 
     @property
     def public_socket(self) -> str:

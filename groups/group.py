@@ -8,27 +8,31 @@ left: ``ending`` lasts until each worker in ``occupied`` has said so, or is fenc
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from probing.api.errors import FormatError, PrivilegeError, UsageError
-from probing.api.text import escape
+from probing.api.text import encoded, escape
 from probing.api.typed import typed_json
 from probing.diagnosis.ranks import Worker
 from probing.groups.keys import OwnerKey, is_signed
-from probing.groups.spec import MAX_SPEC, NAME, Spec, node_of, table
+from probing.groups.spec import MAX_WORKERS, NAME, Spec, is_worker, node_of, table
 
 __all__ = ("MAX_VOTERS", "Action", "Attempt", "Group", "Order", "Phase", "created", "order_of")
 
 Phase = Literal["stopped", "ending", "running", "finished", "failed", "deleted"]
 Action = Literal["start", "stop", "restart", "delete"]
 MAX_VOTERS = 7
-_MAX_GROUP = MAX_SPEC + (64 << 10)
+# Beside the specification, whose quotes are escaped, a record has the workers and their nodes up to three times.
+_MAX_GROUP = 1 << 20
 _HOUR_NS = 3_600_000_000_000
 # The third restart after a hang within an hour would hardly help.
 _HANG_RESTARTS = 2
-_MAX_ATTEMPTS, _MAX_REASON, _MAX_GENERATION = 128, 300, 1 << 53
+_MAX_ATTEMPTS, _MAX_REASON, _MAX_ATTEMPT_REASON, _MAX_GENERATION = 100, 300, 100, 1 << 53
+_ADDRESS = re.compile(r"[A-Za-z0-9.:_%-]{0,255}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,12 @@ class Order:
     signature: str = ""
 
     def text(self) -> bytes:
+        """Returns the text that is signed: all fields except the signature."""
         parts = (self.group, self.action, self.generation, self.version, self.without)
         return json.dumps(parts, separators=(",", ":")).encode()
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,8 @@ class Attempt:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: a node looks at the specification of each group twice a second, so it is read once for each record.
+@dataclass(frozen=True)
 class Group:
     """The record of a group. ``spec``, ``signature``: the text and its signature, by ``key`` (hex).
 
@@ -80,7 +89,7 @@ class Group:
     since_ns: int = 0
     reason: str = ""
 
-    @property
+    @cached_property
     def spec(self) -> Spec:
         """The specification. Raises UsageError."""
         return Spec.from_json(self.spec_text.encode())
@@ -96,13 +105,44 @@ class Group:
         try:
             group = typed_json(cls, data)
             spec = group.spec
+            group.ranks()
         except (UsageError, ValueError) as e:
             raise FormatError(f"the record of a group is malformed: {escape(str(e), 200)}") from None
         if not group.is_signed(spec):
             raise FormatError(f"the record of group {spec.name} is not signed by its owner", hint="see docs/groups.md")
-        if not 0 <= group.generation < _MAX_GENERATION or len(group.attempts) > _MAX_ATTEMPTS:
-            raise FormatError(f"the record of group {spec.name} has a number out of range")
+        if not group._is_ordered(spec):
+            raise FormatError(f"group {spec.name} is {group.phase} in the record without an order of its owner")
+        if not group._is_bounded(spec):
+            raise FormatError(f"the record of group {spec.name} has a number, a name or a text out of bounds")
         return group
+
+    def _is_ordered(self, spec: Spec) -> bool:
+        """Returns whether the phase can follow from the owner's last order."""
+        if self.phase in ("stopped", "deleted"):
+            return True
+        order = self.order
+        if order is None or order.action not in ("start", "restart"):
+            return False
+        over = self.phase in ("finished", "failed")
+        return over or (order.version == spec.version and set(order.without) <= set(self.excluded))
+
+    def _is_bounded(self, spec: Spec) -> bool:
+        """Returns whether other nodes can store and show the fields that the owner does not sign."""
+        nodes = set(map(node_of, spec.workers))
+        times = (self.since_ns, *(attempt.at_ns for attempt in self.attempts))
+        texts = (self.reason, *(text for attempt in self.attempts for text in (attempt.cause, attempt.reason)))
+        return (
+            0 <= self.generation < _MAX_GENERATION
+            and all(0 <= at_ns < 1 << 63 for at_ns in times)
+            and all(0 <= attempt.generation <= self.generation for attempt in self.attempts)
+            and 0 <= self.port < 1 << 16
+            and bool(_ADDRESS.fullmatch(self.address))
+            and len(self.attempts) <= _MAX_ATTEMPTS
+            and all(len(text) <= _MAX_REASON and encoded(text).decode() == text for text in texts)
+            and len(self.occupied) <= 2 * MAX_WORKERS
+            and all(map(is_worker, self.occupied))
+            and nodes.issuperset(self.excluded)
+        )
 
     def is_signed(self, spec: Spec) -> bool:
         """Returns whether the owner signed the specification, and the last order for it."""
@@ -110,11 +150,11 @@ class Group:
             return False
         order = self.order
         if order is None:
-            return self.phase in ("stopped", "deleted") or self.generation == 0
+            return self.phase in ("stopped", "deleted")
         ours = order.group == spec.name and order.generation <= self.generation
         return ours and is_signed("order", order.text(), self.key, order.signature)
 
-    @property
+    @cached_property
     def voters(self) -> tuple[str, ...]:
         """Nodes that agree on the record: the master's, and the first others by name, at most 7."""
         spec = self.spec
@@ -122,13 +162,17 @@ class Group:
         first = spec.master if spec.master in nodes else node_of(spec.master)
         return (first, *[node for node in nodes if node != first][: MAX_VOTERS - 1])
 
-    @property
+    @cached_property
     def nodes(self) -> frozenset[str]:
         """Nodes that need the record: of its workers, and of workers that may have older processes."""
         return frozenset(map(node_of, (*self.spec.workers, *self.occupied)))
 
     def ranks(self) -> list[Worker]:
         """Returns the workers of this generation in the order of their ranks."""
+        return list(self._table)
+
+    @cached_property
+    def _table(self) -> list[Worker]:
         return table(self.spec, self.excluded, address=self.address, port=self.port)
 
     @property
@@ -140,7 +184,7 @@ class Group:
     def renewed(self, other: Group) -> Group:
         """Returns the record with the newer specification of ``other``. Raises UsageError or PrivilegeError."""
         old, new = self.spec, other.spec
-        if other.key != self.key or new.uid != old.uid:
+        if other.key != self.key or (new.uid, new.id) != (old.uid, old.id):
             raise PrivilegeError(f"group {old.name} belongs to {old.owner}", hint="give the group another name")
         if new.version != old.version + 1:
             raise UsageError(f"group {old.name} was changed meanwhile", hint="run the command again")
@@ -150,7 +194,9 @@ class Group:
                 hint=f"probingctl group stop {old.name}",
             )
         phase = "stopped" if self.phase == "deleted" else self.phase
-        return replace(self, spec_text=other.spec_text, signature=other.signature, phase=phase, excluded=())
+        occupied = tuple(sorted({*self.occupied, *self._may_run()}))
+        text, signature = other.spec_text, other.signature
+        return replace(self, spec_text=text, signature=signature, phase=phase, excluded=(), occupied=occupied)
 
     def ordered(self, order: Order, now_ns: int, *, address: str = "", port: int = 0) -> Group:
         """Returns the record after an order of the owner. Raises UsageError or PrivilegeError."""
@@ -161,6 +207,10 @@ class Group:
             raise UsageError(f"group {spec.name} was changed meanwhile", hint="run the command again")
         if self.phase == "deleted":
             raise UsageError(f"group {spec.name} is deleted", hint=f"probingctl group create {spec.name}")
+        if unknown := set(order.without).difference(map(node_of, spec.workers)):
+            raise UsageError(
+                f"group {spec.name} has no node {escape(min(unknown), 80)}", hint="leave out its nodes only"
+            )
         if order.action == "start" and self.phase in ("ending", "running"):
             raise UsageError(f"group {spec.name} is {self.phase}", hint=f"probingctl group status {spec.name}")
         if order.action in ("start", "restart"):
@@ -176,17 +226,18 @@ class Group:
     def restarted(self, cause: str, reason: str, now_ns: int, without: Collection[str] = ()) -> Group | None:
         """Returns the record after a restart by the group's policy; None if the limit of an hour is reached."""
         spec = self.spec
-        if self.phase != "running" or not self.may_restart(cause, now_ns):
+        if self.phase not in ("ending", "running") or not self.may_restart(cause, now_ns):
             return None
         excluded = tuple(sorted({*self.excluded, *without}))
-        attempt = Attempt(self.generation + 1, now_ns, cause, reason[:_MAX_REASON])
+        attempt = Attempt(self.generation + 1, now_ns, cause, escape(reason, _MAX_ATTEMPT_REASON))
         table(spec, excluded)
         begun = self._begun(now_ns, reason, excluded)
         return replace(begun, attempts=(*self.attempts, attempt)[-_MAX_ATTEMPTS:])
 
     def may_restart(self, cause: str, now_ns: int) -> bool:
         """Returns whether the group's policy allows a restart now; ``cause``: as in ``Attempt``."""
-        recent = [attempt for attempt in self.attempts if attempt.at_ns > now_ns - _HOUR_NS]
+        # An attempt far ahead is from a clock that was wrong.
+        recent = [attempt for attempt in self.attempts if abs(now_ns - attempt.at_ns) < _HOUR_NS]
         hangs = sum(attempt.cause == "hang" for attempt in recent)
         return len(recent) < self.spec.max_restarts and (cause != "hang" or hangs < _HANG_RESTARTS)
 
@@ -202,7 +253,7 @@ class Group:
         """
         if phase == "failed":
             return self._ended("failed", now_ns, reason)
-        return replace(self, phase="finished", since_ns=now_ns, reason=reason[:_MAX_REASON])
+        return replace(self, phase="finished", since_ns=now_ns, reason=escape(reason, _MAX_REASON))
 
     def _begun(self, now_ns: int, reason: str, excluded: Collection[str]) -> Group:
         begun = self._ended("ending", now_ns, reason)
@@ -210,11 +261,15 @@ class Group:
         return replace(begun, excluded=tuple(sorted(excluded)))
 
     def _ended(self, phase: Phase, now_ns: int, reason: str) -> Group:
-        may_run = {worker.worker for worker in self.ranks()} if self.phase in ("running", "finished") else set()
-        occupied = tuple(sorted({*self.occupied, *may_run}))
+        occupied = tuple(sorted({*self.occupied, *self._may_run()}))
         generation = self.generation + 1
-        reason = reason[:_MAX_REASON]
+        reason = escape(reason, _MAX_REASON)
         return replace(self, phase=phase, generation=generation, occupied=occupied, since_ns=now_ns, reason=reason)
+
+    def _may_run(self) -> set[str]:
+        """Returns the workers that may have processes of this generation; after its end, processes that ranks left."""
+        ran = self.order is not None and self.order.version == self.spec.version
+        return {rank.worker for rank in self.ranks()} if ran and self.phase in ("running", "finished") else set()
 
 
 def created(spec: Spec, key: OwnerKey) -> Group:

@@ -5,24 +5,40 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from probing.api.errors import UsageError
-from probing.api.text import escape, listed, plural
+from probing.api.text import encoded, escape, listed, plural
 from probing.api.typed import typed_json
 from probing.diagnosis.ranks import DEFAULT_PORT, Worker, launched
 
-__all__ = ("GIVEN", "MAX_SPEC", "NAME", "OnHang", "Restart", "Spec", "checked", "environment", "node_of", "table")
+__all__ = (
+    "GIVEN",
+    "MAX_SPEC",
+    "MAX_WORKERS",
+    "NAME",
+    "OnHang",
+    "Restart",
+    "Spec",
+    "checked",
+    "environment",
+    "is_worker",
+    "node_of",
+    "table",
+)
 
 Restart = Literal["never", "on_failure", "always"]
 OnHang = Literal["report", "restart", "restart_without_node"]
-MAX_SPEC = 256 << 10
+MAX_SPEC = 192 << 10
 MAX_WORKERS = 16_384
+# Texts in bytes. The kernel gives a program no text of more than 128 KiB.
 _MAX_WORDS, _MAX_WORD, _MAX_VARIABLES, _MAX_TEXT = 1024, 64 << 10, 256, 128 << 10
-_MAX_RESTARTS, _MAX_S = 100, 3600.0
+_MAX_RESTARTS, _MAX_S, _MAX_VERSION, _MAX_UID, _MAX_LOG = 100, 3600.0, 1 << 53, 1 << 32, 1 << 40
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 GIVEN = frozenset(
     (
@@ -35,6 +51,7 @@ GIVEN = frozenset(
         "MASTER_PORT",
         "NODE_RANK",
         "PROBING_GROUP",
+        "PROBING_WORKER",
         "RANK",
         "ROLE_NAME",
         "ROLE_RANK",
@@ -42,6 +59,7 @@ GIVEN = frozenset(
         "TORCHELASTIC_MAX_RESTARTS",
         "TORCHELASTIC_RESTART_COUNT",
         "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
         "WORLD_SIZE",
     )
 )
@@ -52,7 +70,8 @@ GIVEN = frozenset(
 class Spec:
     """What a group runs.
 
-    ``version``: 1 more with each change. ``owner`` and ``uid``: the user who signed it, on the node ``signed_on``.
+    ``id``: random, from the creation on, so that two groups of one name are never taken for one. ``version``: 1 more
+    with each change. ``owner`` and ``uid``: the user who signed it, on the node ``signed_on``.
     ``workers``: names ``NODE-N``. ``master``: a worker, or the node of a worker. ``world_size`` None: the number of
     workers. ``max_restarts``: restarts without an order of the owner in an hour. ``min_nodes`` above 0: the group is
     started again without a node that failed, while so many nodes are left. ``grace_s``: time between SIGTERM and
@@ -69,6 +88,7 @@ class Spec:
     workers: tuple[str, ...]
     master: str
     command: tuple[str, ...]
+    id: str = ""
     world_size: int | None = None
     master_port: int = DEFAULT_PORT
     backend: str = "nccl"
@@ -166,6 +186,7 @@ def environment(spec: Spec, ranks: Sequence[Worker], worker: Worker, generation:
         "MASTER_PORT": str(worker.master_port),
         "NODE_RANK": str(worker.node_rank),
         "PROBING_GROUP": f"{spec.name}/{generation}",
+        "PROBING_WORKER": worker.worker,
         "RANK": str(worker.rank),
         "ROLE_NAME": "default",
         "ROLE_RANK": str(worker.rank),
@@ -173,8 +194,16 @@ def environment(spec: Spec, ranks: Sequence[Worker], worker: Worker, generation:
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_RUN_ID": spec.name,
+        # The ranks' store is that of rank 0; the launcher may have been started by a torchrun, which has another.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
         "WORLD_SIZE": str(worker.world_size),
     }
+
+
+def is_worker(name: str) -> bool:
+    """Returns whether ``name`` has the form NODE-N."""
+    node, _, number = name.rpartition("-")
+    return bool(NAME.fullmatch(node) and _NUMBER.fullmatch(number))
 
 
 def node_of(worker: str) -> str:
@@ -191,52 +220,57 @@ def _names(spec: Spec) -> list[_Problem]:
         problems.append(("this is no name", "a name has letters, digits, ., _ and -, at most 63"))
     if not 0 < len(spec.workers) <= MAX_WORKERS:
         problems.append((f"it has {plural(len(spec.workers), 'worker')}", f"give 1 to {MAX_WORKERS:,} workers"))
-    for worker in spec.workers:
-        node, _, number = worker.rpartition("-")
-        if not (NAME.fullmatch(node) and re.fullmatch(r"0|[1-9][0-9]{0,8}", number)):
-            problems.append((f"{escape(worker, 80)} is no worker", "workers are named NODE-N, as in gn6-0"))
-            break
+    if wrong := [worker for worker in spec.workers if not is_worker(worker)]:
+        problems.append((f"{escape(wrong[0], 80)} is no worker", "workers are named NODE-N, as in gn6-0"))
+    worker, number = Counter(spec.workers).most_common(1)[0] if spec.workers else ("", 1)
+    if number > 1:
+        problems.append((f"worker {escape(worker, 80)} occurs twice", "name each worker once"))
     folded: dict[str, str] = {}
-    for worker in spec.workers:
-        if (other := folded.setdefault(worker.casefold(), worker)) != worker:
-            problems.append((f"workers {other} and {worker} differ only in case", "use one spelling of each node"))
-        elif spec.workers.count(worker) > 1 and len(spec.workers) < 1024:
-            problems.append((f"worker {worker} occurs twice", "name each worker once"))
-    if len(folded) != len(spec.workers) and not problems:
-        problems.append(("a worker occurs twice", "name each worker once"))
+    for node in map(node_of, spec.workers):
+        if (other := folded.setdefault(node.casefold(), node)) != node:
+            problems.append((f"nodes {other} and {node} differ only in case", "use one spelling of each node"))
+            break
     return problems
 
 
 def _command(spec: Spec) -> list[_Problem]:
     problems: list[_Problem] = []
     for what, words in (("command", spec.command), ("command before a restart", spec.save)):
-        if len(words) > _MAX_WORDS or sum(map(len, words)) > _MAX_TEXT or any(len(word) > _MAX_WORD for word in words):
-            problems.append((f"its {what} is too long", f"at most {_MAX_WORDS:,} words and {_MAX_TEXT:,} characters"))
-        if any("\0" in word for word in words):
-            problems.append((f"its {what} has a zero byte", "no program can be given one"))
+        sizes = [len(encoded(word)) for word in words]
+        if len(words) > _MAX_WORDS or sum(sizes) > _MAX_TEXT or max(sizes, default=0) > _MAX_WORD:
+            most = f"at most {_MAX_WORDS:,} words and {_MAX_TEXT:,} bytes, {_MAX_WORD:,} a word"
+            problems.append((f"its {what} is too long", most))
+        problems += [(f"its {what} {problem}", "leave it out") for problem in map(_text_problem, words) if problem]
     if not spec.command or not spec.command[0]:
         problems.append(("it has no command", "give it behind --, as in: -- python train.py"))
-    if spec.cwd and (not spec.cwd.startswith("/") or "\0" in spec.cwd or len(spec.cwd) > 4096):
+    if spec.save and not spec.save[0]:
+        problems.append(("its command before a restart is empty", "give --save COMMAND, or SIGUSR1"))
+    if spec.cwd and (not spec.cwd.startswith("/") or len(spec.cwd) > 4096 or _text_problem(spec.cwd)):
         problems.append(("its directory is no absolute path", "give --cwd /PATH"))
     return problems
 
 
 def _environment(env: Mapping[str, str]) -> list[_Problem]:
     problems: list[_Problem] = []
-    if len(env) > _MAX_VARIABLES or sum(len(name) + len(value) for name, value in env.items()) > _MAX_TEXT:
-        problems.append(
-            ("its environment is too large", f"at most {_MAX_VARIABLES} variables and {_MAX_TEXT:,} characters")
-        )
+    sizes = [len(encoded(name)) + len(encoded(value)) for name, value in env.items()]
+    if len(env) > _MAX_VARIABLES or sum(sizes) > _MAX_TEXT or max(sizes, default=0) > _MAX_WORD:
+        most = f"at most {_MAX_VARIABLES} variables and {_MAX_TEXT:,} bytes, {_MAX_WORD:,} a variable"
+        problems.append(("its environment is too large", most))
     for name, value in env.items():
         if not _VARIABLE.fullmatch(name):
             problems.append((f"{escape(name, 80)!r} is no name of a variable", "letters, digits and _, no digit first"))
         elif name in GIVEN:
             problems.append((f"{name} is set by the launcher", "leave it out of --env"))
-        elif "\0" in value:
-            problems.append((f"the value of {name} has a zero byte", "no program can be given one"))
-        if problems:
-            break
+        elif problem := _text_problem(value):
+            problems.append((f"the value of {name} {problem}", "leave it out"))
     return problems
+
+
+def _text_problem(text: str) -> str:
+    if "\0" in text:
+        return "has a zero byte, which no program can be given"
+    # The tables of groups cannot hold a surrogate.
+    return "" if encoded(text).decode() == text else "has a character that is not Unicode"
 
 
 def _numbers(spec: Spec) -> list[_Problem]:
@@ -260,8 +294,9 @@ def _numbers(spec: Spec) -> list[_Problem]:
     for name, value in (("grace", spec.grace_s), ("fence", spec.fence_s), ("save", spec.save_s)):
         if not (math.isfinite(value) and 0 < value <= _MAX_S):
             problems.append((f"its {name} time is {value} s", f"give up to {_MAX_S:g} s"))
-    if spec.log_bytes < 4096:
-        problems.append((f"its logs are rotated at {spec.log_bytes} bytes", "give at least 4096"))
-    if spec.version < 1 or spec.uid < 0 or not NAME.fullmatch(spec.signed_on) or not 0 < len(spec.owner) <= 64:
+    if not 4096 <= spec.log_bytes <= _MAX_LOG:
+        problems.append((f"its logs are rotated at {spec.log_bytes} bytes", f"give 4096 to {_MAX_LOG}"))
+    owned = 0 < len(spec.owner) <= 64 and spec.owner.isprintable() and 0 <= spec.uid < _MAX_UID
+    if not (owned and 1 <= spec.version < _MAX_VERSION and NAME.fullmatch(spec.signed_on)):
         problems.append(("its owner, version or node is malformed", "make it by `probingctl group create`"))
     return problems

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from probing.rows import ExternalTable
     from probing.spans import attach_training_phases, event, is_enabled, metric, phase, span, step
+    from probing.table_decorator import table
 
-__all__ = ("ExternalTable", "attach_training_phases", "event", "is_enabled", "metric", "phase", "span", "step")
+__all__ = ("ExternalTable", "attach_training_phases", "event", "is_enabled", "metric", "phase", "span", "step", "table")
+_MODULES = {"ExternalTable": "rows", "table": "table_decorator"}
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +22,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module("probing.rows" if name == "ExternalTable" else "probing.spans"), name)
+    return getattr(import_module(f"probing.{_MODULES.get(name, 'spans')}"), name)

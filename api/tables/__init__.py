@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from probing.api.tables import comm, cpu, cuda, diagnosis, gpu, host, net, probing, process, python, rdma, train
+from probing.api.tables import (
+    cluster,
+    comm,
+    cpu,
+    cuda,
+    diagnosis,
+    gpu,
+    host,
+    net,
+    probing,
+    process,
+    python,
+    rdma,
+    train,
+)
 from probing.api.tables.schema import Column, Table
 
 __all__ = ("TABLES", "Column", "Table", "table_named")
@@ -62,7 +76,9 @@ TABLES: dict[str, Table] = {
         probing.SETTINGS,
         probing.CONFIG,
         probing.VERSIONS,
-        probing.MEMBERS,
+        cluster.MEMBERS,
+        cluster.GROUPS,
+        cluster.WORKERS,
     )
 }
 

@@ -10,7 +10,6 @@ __all__ = (
     "CONFIG",
     "COST",
     "LOSSES",
-    "MEMBERS",
     "SETTINGS",
     "SOURCES",
     "STORE",
@@ -183,43 +182,5 @@ VERSIONS = Table(
         *_NODE,
         Column("name", NAME, "Component: probingd, kernel, distribution, machine, python, or a library."),
         Column("version", TEXT, "Version of the component; NULL if not yet known."),
-    ),
-)
-
-MEMBERS = Table(
-    "cluster.members",
-    "The nodes that this daemon knows, including itself (live).",
-    (
-        *_NODE,
-        Column("member", TEXT, "Name of the node; empty for a seed that has not answered."),
-        Column("address", TEXT, "Address at which the node is asked."),
-        Column("state", NAME, "healthy, suspect, failed, recovering, or unknown for a seed that has not answered."),
-        Column("version", TEXT, "Version of the node's daemon; NULL if not yet known."),
-        Column("since", TIME, "When the state began, as seen by this daemon, UTC."),
-        Column(
-            "incarnation",
-            I64,
-            "Number that the node increases when it starts, changes, or refutes what other nodes claim about it.",
-        ),
-        Column("labels", TEXT, "Labels of the node, e.g. rack=r7,rail=2, ordered by key."),
-        Column("engine", TEXT, "Version of DuckDB on the node; NULL if not yet known."),
-        Column("heard_ns", I64, "Time since the node answered this daemon, ns; NULL if it was not asked."),
-        Column("rtt_ns", I64, "Time between the last ping and its answer, ns; NULL if no ping was answered."),
-        Column(
-            "clock_offset_ns",
-            I64,
-            "Clock of the node minus this node's clock, ns, exact to half of rtt_ns; NULL if not measured.",
-        ),
-        Column(
-            "problem",
-            TEXT,
-            "Problem of the node: another node with its name, or a clock that is off; NULL if there is none.",
-        ),
-        Column(
-            "proof",
-            NAME,
-            "How the node's name is proven to this daemon: certificate, key, or heard (a key that has not"
-            " answered yet); NULL if the node's version has no keys.",
-        ),
     ),
 )

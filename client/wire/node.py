@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -50,7 +50,8 @@ class Wire:
         silent = self.silent.get(address)
         if silent is not None and time.monotonic() < silent[0]:
             raise silent[1]
-        if "timeout_ms" in request.DESCRIPTOR.fields_by_name:
+        # The requests of a stream have no descriptor.
+        if "timeout_ms" in getattr(getattr(request, "DESCRIPTOR", None), "fields_by_name", ()):
             request.timeout_ms = max(1, int(seconds * 1000))
         channel = self.channels.take(address, apart=apart)
         begun = getattr(channel.stub, method)(
@@ -239,6 +240,13 @@ class Node:
 
     async def annotate(self, request: pb.AnnotateRequest, seconds: float) -> pb.AnnotateReply:
         return await self._ask(pb.AnnotateReply, "Annotate", request, seconds)
+
+    async def group(self, request: pb.GroupRequest, seconds: float) -> pb.GroupReply:
+        return await self._ask(pb.GroupReply, "Group", request, seconds)
+
+    def work(self, reports: AsyncIterator[pb.WorkReport], seconds: float) -> Call:
+        """Begins the connection of a launcher, on a channel of its own: sends reports, and reads orders."""
+        return self._wire.call(self.address, "Work", reports, seconds, apart=True)
 
     async def preflight(self, request: pb.PreflightRequest, seconds: float) -> pb.PreflightReply:
         return await self._ask(pb.PreflightReply, "Preflight", request, seconds)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from probing.api.errors import AttachError, InternalError, PrivilegeError, ProbingError
+from probing.api.typed import with_fields
 from probing.daemon.bpf.capabilities import explained
 from probing.daemon.bpf.mmap_events import MmapWatch
 from probing.daemon.bpf.session import Session
@@ -22,6 +23,7 @@ from probing.daemon.clock import ClockPair, SystemClock
 from probing.daemon.collector.control import ControlServer, Handler, Requests
 from probing.daemon.collector.daemon_rows import CostMeter, FindingRows, Status, store_batch, summary_of, version_batch
 from probing.daemon.collector.drain import LOOK_S, DrainLoop
+from probing.daemon.collector.group_records import GroupRecords
 from probing.daemon.collector.libraries.probes import LibraryProbes
 from probing.daemon.collector.libraries.watch import LibraryWatch
 from probing.daemon.collector.lifecycle import IdentityWait, Lifecycle
@@ -341,11 +343,17 @@ class Collector:
         )
         users = frozenset({user_number(self._config.users.service)})
         labels = {"label": self._context.find(Labels).answer}
-        handlers = {**requests.handlers(), **labels, **self._code_handlers(answers)}
+        handlers = {**requests.handlers(), **labels, **self._code_handlers(answers), **self._group_handlers()}
         control = ControlServer(Path(self._config.control_socket), handlers, users)
         control.on_disconnect = requests.release_all
         control.start()
         self._undo.callback(control.stop)
+
+    def _group_handlers(self) -> Mapping[str, Handler]:
+        if not self._config.groups.enabled:
+            return {}
+        records = GroupRecords(Path(self._config.state_dir) / "groups")
+        return {"keep_group": with_fields(records.keep), "kept_groups": lambda _: records.kept()}
 
     def _code_handlers(self, answers: StackAnswers) -> Mapping[str, Handler]:
         """Returns the handler of the request that runs code in processes. Its module is imported only if it is

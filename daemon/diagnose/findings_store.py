@@ -31,9 +31,18 @@ ORDER BY (coalesce(found_by, {node}) = {node}) DESC, (state = 'open') DESC, ts D
 
 
 class FindingsStore:
-    """Reads stored findings by queries, and sends new findings to the collector, which stores them."""
+    """Reads stored findings by queries, and sends new findings to the collector, which stores them.
 
-    def __init__(self, collector: Collector, queries: Engine, node: str) -> None:
+    ``stored`` is called with each row that was stored; it may not wait."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        queries: Engine,
+        node: str,
+        stored: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    ) -> None:
+        self._stored = stored
         self._newest = _NEWEST.format(node=sql_text(node))
         self._collector = collector
         self._queries = queries
@@ -56,6 +65,8 @@ class FindingsStore:
     def record(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Stores rows of ``diagnosis.findings``."""
         self._collector.record_findings(rows, LIVE_S)
+        for row in rows:
+            self._stored(row)
 
 
 # The most rows of this node, and of other nodes, that wait until the collector stores them.

@@ -6,6 +6,7 @@ The reasons come from the kernel and the process itself: how it was started, who
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ _INSTEAD = "use `probingctl vars` or `stacks`, which put nothing into the proces
 _DISABLE = b"PYTHON_DISABLE_REMOTE_DEBUG"
 # Options of python(1) that take a value.
 _WITH_WORD = b"WX"
+_LOOKS, _LOOK_S = 10, 0.02
 
 
 class Facts(NamedTuple):
@@ -40,7 +42,7 @@ def facts_of(target: Target, memory: Memory, maps: list[Mapping]) -> Facts:
     Raises PrivilegeError if the process forbids it, TargetError if it cannot run code now, UnsupportedTarget if it can
     never run code.
     """
-    status: dict[bytes, bytes] = dict(re.findall(rb"^(\w+):\s*(.*)$", target.read("status", _MAX_STATUS), re.MULTILINE))
+    status = _untraced_status(target)
     _refuse_state(target, status)
     _refuse_start(target, memory)
     if b"shstk" in status.get(b"x86_Thread_features", b""):
@@ -52,6 +54,18 @@ def facts_of(target: Target, memory: Memory, maps: list[Mapping]) -> Facts:
         _refuse_without_ctypes(target, status, filtered=mode == 2)
     pids = status.get(b"NSpid", status.get(b"Pid", b"0")).split()
     return Facts(int(pids[-1]), int(status[b"Uid"].split()[0]), mode == 2)
+
+
+def _untraced_status(target: Target) -> dict[bytes, bytes]:
+    """Returns /proc/PID/status. Another injector traces the process for a moment only, a debugger for longer."""
+    for _ in range(_LOOKS):
+        status: dict[bytes, bytes] = dict(
+            re.findall(rb"^(\w+):\s*(.*)$", target.read("status", _MAX_STATUS), re.MULTILINE)
+        )
+        if not int(status.get(b"TracerPid", b"0")):
+            break
+        time.sleep(_LOOK_S)
+    return status
 
 
 def _refuse_without_ctypes(target: Target, status: dict[bytes, bytes], *, filtered: bool) -> None:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from probing.api.errors import ProbingError, ProcessGone, TargetTimeout
 from probing.daemon.inject.pending import find_pending_lock, is_unlocked
 from probing.daemon.inject.places import Functions, Instructions
-from probing.daemon.inject.tracing import Stop, thread_stopped
+from probing.daemon.inject.tracing import Stop, is_traced, thread_stopped
 from probing.daemon.processes.memory import Memory
 from probing.daemon.processes.procfs import Mapping, parse_stat
 from probing.daemon.processes.target import Target
@@ -105,6 +105,8 @@ class Moments:
             # Perhaps only the thread has ended.
             self._target.check()
             return False
+        if stop is None and is_traced(tid):
+            self._why = "another process traced it"
         if stop is not None:
             self.stops_us.append((time.monotonic() - stop.since) * 1e6)
         return acted

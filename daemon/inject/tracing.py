@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from probing.api.errors import PrivilegeError, ProcessGone, TargetError
 from probing.daemon.inject.frame import Registers, signal_frame
 from probing.daemon.processes.memory import ProcessMemory
 
-__all__ = ("Stop", "thread_stopped", "write_memory")
+__all__ = ("Stop", "is_traced", "thread_stopped", "write_memory")
 
 # include/uapi/linux/ptrace.h, include/uapi/linux/elf.h, include/uapi/linux/wait.h.
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
@@ -29,6 +30,7 @@ _SIGTRAP = 5
 # A thread stops within microseconds, unless it waits for a CPU, or is in an uninterruptible wait.
 _STOP_S, _LOOK_S = 2.0, 20e-6
 _MAX_XSTATE = 16 << 10
+_SEIZURES = 3
 # System calls that the kernel does not restart after a stop (signal(7)): they would end early.
 _NOT_RESTARTED = frozenset((232, 281, 441, 65, 220, 128, 208, 333))
 _EINTR, _RESTART = -errno.EINTR & (1 << 64) - 1, -513 & (1 << 64) - 1
@@ -131,12 +133,14 @@ class Stop:
 
 @contextmanager
 def thread_stopped(tid: int) -> Iterator[Stop | None]:
-    """Stops the thread for the body. Yields None for a thread in a system call, at a signal or stopped by job control.
+    """Stops the thread for the body. Yields None for a thread in a system call, at a signal or stopped by job control,
+    and for a thread that another process traces, as another injector does for a moment.
 
-    Raises ProcessGone, PrivilegeError (also if another process traces it), or TargetError if it does not stop.
+    Raises ProcessGone, PrivilegeError, or TargetError if it does not stop.
     """
-    if _ptrace(_SEIZE, tid, 0, 0) < 0:
-        raise _error(tid, ctypes.get_errno(), "cannot be traced")
+    if not _seized(tid):
+        yield None
+        return
     signal = 0
     try:
         if _ptrace(_INTERRUPT, tid, 0, 0) < 0:
@@ -160,6 +164,28 @@ def thread_stopped(tid: int) -> Iterator[Stop | None]:
     finally:
         # A thread that has not stopped cannot be detached; the kernel does it when this process ends.
         _ptrace(_DETACH, tid, 0, signal)
+
+
+def _seized(tid: int) -> bool:
+    """Returns whether this thread traces ``tid`` now; False if another process does."""
+    for _ in range(_SEIZURES):
+        if _ptrace(_SEIZE, tid, 0, 0) == 0:
+            return True
+        if (code := ctypes.get_errno()) != errno.EPERM:
+            raise _error(tid, code, "cannot be traced")
+        if is_traced(tid):
+            return False
+        # The other tracer may have ended since.
+    raise _error(tid, errno.EPERM, "cannot be traced")
+
+
+def is_traced(tid: int) -> bool:
+    """Returns whether a process traces the thread."""
+    try:
+        with open(f"/proc/{tid}/status", "rb") as file:
+            return not re.search(rb"^TracerPid:\t0$", file.read(), re.MULTILINE)
+    except OSError:
+        return False
 
 
 def _wait(tid: int) -> tuple[int, float]:

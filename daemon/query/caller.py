@@ -16,11 +16,12 @@ __all__ = ("GLANCE_S", "NOBODY", "Caller", "Scope", "stop_if", "wait_readable")
 
 
 class Scope(Enum):
-    """A right of a caller: to read rows and stacks; to change what is collected; to change what is kept, and start
-    processes; to act as another node."""
+    """A right of a caller: to read rows and stacks; to change what is collected; to start groups as a user; to change
+    what is kept, and run code in processes; to act as another node."""
 
     READ = "read"
     PROBE = "probe"
+    LAUNCH = "launch"
     ADMIN = "admin"
     PEER = "peer"
 
@@ -41,6 +42,16 @@ class Caller:
     scopes: frozenset[Scope] = frozenset()
     jobs: frozenset[str] | None = None
     nodes: frozenset[str] = frozenset()
+
+    @property
+    def uid(self) -> int | None:
+        """The user at the other end, as the kernel proves it; None for a caller from another machine."""
+        uid = self.who.rpartition("uid ")[2]
+        return (
+            int(uid)
+            if uid.isascii() and uid.isdecimal() and (self.listener == "unix" or ", uid " in self.who)
+            else None
+        )
 
     @property
     def share(self) -> str:

@@ -57,7 +57,7 @@ class Audit:
         are frequent, are not logged."""
         if isinstance(error, (PrivilegeError, Overloaded)):
             self.refused(caller, what, error.message, kind=error.kind)
-        elif scope in (Scope.PROBE, Scope.ADMIN):
+        elif scope in (Scope.PROBE, Scope.LAUNCH, Scope.ADMIN):
             result = "done" if error is None else f"failed: {error.message}"
             self._write(f"{what} asked by {caller}: {result}")
         elif caller.listener != "unix" and scope is Scope.READ and self._due(caller, what):
@@ -104,4 +104,7 @@ def described(method: str, request: Any) -> str:
     if method == "Eval":
         rank = f" rank {request.rank}" if request.HasField("rank") else ""
         return f"eval {request.code[:MAX_WORD]!r} job {request.job[:MAX_WORD]!r} pids {list(request.pids[:8])}{rank}"
-    return method.lower()
+    if method == "Group" and (change := request.WhichOneof("change")) is not None:
+        order = f" {request.order[:MAX_WORD].decode('utf-8', 'replace')!r}" if change == "order" else ""
+        return f"group {request.name[:MAX_WORD]!r} {change}{order}"
+    return "launcher" if method == "Work" else method.lower()

@@ -59,6 +59,13 @@ def _config_scope(request: Any) -> Scope:
     return Scope.PROBE if is_collected(request.key) else Scope.ADMIN
 
 
+def _group_scope(request: Any) -> Scope:
+    change = request.WhichOneof("change")
+    if change is None:
+        return Scope.READ
+    return Scope.ADMIN if change == "stop" else Scope.LAUNCH
+
+
 # Calls of Arrow Flight; none of them changes anything.
 FLIGHT = frozenset(
     (
@@ -91,6 +98,9 @@ RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Sink": Scope.READ,
     "Gossip": Scope.PEER,
     "Record": Scope.PEER,
+    "Work": Scope.LAUNCH,
+    "Group": _group_scope,
+    "Agree": Scope.PEER,
     **dict.fromkeys(FLIGHT, Scope.READ),
 }
 # Calls that a token limited to jobs may make.

@@ -37,7 +37,8 @@ class _Started:
 
 class Diagnosis:
     """The diagnosis of jobs. ``gatherer`` gathers the facts of jobs, also for requests of clients. ``start`` starts the
-    watch. ``certified`` returns whether a certificate proves the name of a node."""
+    watch. ``certified`` returns whether a certificate proves the name of a node. ``stored`` is called with each row of
+    ``diagnosis.findings`` after it was stored."""
 
     def __init__(
         self,
@@ -46,8 +47,10 @@ class Diagnosis:
         engine: Engine,
         peers: Peers,
         certified: Callable[[str], bool] = lambda _: False,
+        stored: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
         self._certified = certified
+        self._stored = stored
         self._node, self._options, self._peers = config.node_name, config.diagnose, peers
         # Sockets are read at this interval, s; the processes that hold them are read at least at every second reading.
         self._look_s = max(config.diagnose.stall_s, config.net.tcp_interval_s)
@@ -70,7 +73,7 @@ class Diagnosis:
         hooks = Hooks(self._hook_socket, self._node, self._options, lambda job, run: watch.owner_of(job, run))
         proofs = Proofs(self._node, self._peers, self.sights, grace_s=self._grace_s, trusted=self._trusted)
         jobs = JobFacts(self._node, self.gatherer, proofs)
-        store = FindingsStore(self._collector, self._engine, self._node)
+        store = FindingsStore(self._collector, self._engine, self._node, self._stored)
         coordinator = Coordinator(self._node, proofs, look_s=self._look_s)
         watch = JobWatch(self._node, self._options, store, jobs, hooks.post, coordinator)
         received = ReceivedFindings(self._node, watch, proofs, coordinator.taken, self._certified)

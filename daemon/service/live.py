@@ -26,12 +26,14 @@ def live_tables(
     views: Callable[[], Rows] = list,
     settings: Callable[[], Rows] = list,
     config: Callable[[], Rows] = list,
+    groups: Callable[[], Rows] = list,
+    workers: Callable[[], Rows] = list,
 ) -> dict[str, Callable[[], bytes]]:
     """Returns functions that make Arrow IPC streams, by table name.
 
     The arguments are functions. ``members`` returns rows of cluster.members; ``status`` the collector's status, whose
     ``sources`` become rows of probing.sources; ``users`` the tables of users' probes; ``views``, ``settings`` and
-    ``config`` the rows of the tables of these names in ``probing``.
+    ``config`` the rows of the tables of these names in ``probing``; ``groups`` and ``workers`` rows in ``cluster``.
     """
 
     def known() -> Iterable[Table]:
@@ -56,6 +58,8 @@ def live_tables(
         "probing.settings": maker("probing.settings", settings),
         "probing.config": maker("probing.config", config),
         "cluster.members": maker("cluster.members", members),
+        "cluster.groups": maker("cluster.groups", groups),
+        "cluster.workers": maker("cluster.workers", workers),
     }
 
 

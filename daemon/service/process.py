@@ -17,11 +17,13 @@ import grpc
 from probing.api.errors import ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.clock import until_next
+from probing.daemon.cluster import Membership
 from probing.daemon.cluster.keys import NodeKey
 from probing.daemon.cluster.record import Proof
 from probing.daemon.config import Config, shown
 from probing.daemon.confined.sandbox import restrict
 from probing.daemon.confined.seccomp import SERVICE
+from probing.daemon.groups.workers import Workers
 from probing.daemon.ipc import Header
 from probing.daemon.query.engine import Engine
 from probing.daemon.query.pool import GATE, QUERY, WorkerPool
@@ -31,6 +33,8 @@ from probing.daemon.service.auth import Doors
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.diagnosis import Diagnosis
 from probing.daemon.service.gossip import Gossip
+from probing.daemon.service.group_peers import GroupPeers, Records
+from probing.daemon.service.groups import Groups
 from probing.daemon.service.job_peers import JobPeers
 from probing.daemon.service.label_socket import LabelSocket
 from probing.daemon.service.limits import Limits
@@ -82,11 +86,13 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
     listeners = Listeners.inherited()
     server = Server(config.socket, config.users.group, config.listen, doors.keeper, doors.tls, doors.audit, listeners)
     labels = LabelSocket(Path(config.socket).parent, partial(_label, collector), doors.audit)
-    service, diagnosis, metrics, gossip = _service(
+    service, diagnosis, metrics, gossip, groups = _service(
         config, collector, (pool, gate), server, doors, listeners, key, labels
     )
     await server.start(service, _flight(service, server) if config.flight else None)
     gossip.start()
+    if groups:
+        groups.start()
     labels.start()
     if metrics:
         await metrics.start()
@@ -118,6 +124,8 @@ async def _serve(config: Config, doors: Doors, key: NodeKey) -> None:
     if metrics:
         metrics.stop()
     await asyncio.to_thread(diagnosis.stop)
+    if groups:
+        await groups.stop()
     await gossip.stop()
     await labels.stop()
     await server.stop()
@@ -151,13 +159,14 @@ def _service(
     listeners: Listeners,
     key: NodeKey,
     labels: LabelSocket,
-) -> tuple[NodeService, Diagnosis, Metrics | None, Gossip]:
+) -> tuple[NodeService, Diagnosis, Metrics | None, Gossip, Groups | None]:
     limits = Limits(query_s=config.query.timeout_s, unread_s=config.query.unread_s)
     membership = membership_of(config, version("probingd"), key)
     allowed = Allowed(config.cluster.allow, address_of(config))
     outgoing = Outgoing(doors.tokens, doors.tls, allowed, lambda address: known_at(membership, address))
     stubs = PeerStubs(outgoing)
     gossip = Gossip(membership, config.cluster.seeds, local=not config.listen, peers=stubs)
+    groups = _groups(config, membership, stubs, collector) if config.groups.enabled else None
     node = Node(
         name=config.node_name,
         version=version("probingd"),
@@ -167,7 +176,7 @@ def _service(
     )
 
     def own_sources() -> list[SourceState]:
-        return [*gossip.sources(), *labels.sources()]
+        return [*gossip.sources(), *labels.sources(), *(groups.sources() if groups else ())]
 
     def with_own(seconds: float) -> Header:
         status = diagnosis.among(collector.status(seconds))
@@ -183,10 +192,19 @@ def _service(
         views=views.rows,
         settings=lambda: collector.config({}, limits.control_s)["settings"],
         config=lambda: shown(config),
+        groups=groups.group_rows if groups else list,
+        workers=groups.worker_rows if groups else list,
     )
     engine = Engine(collector, *pools, live=live, views=views.views)
     peers = JobPeers(membership, stubs, asyncio.get_running_loop())
-    diagnosis = Diagnosis(config, collector, engine, peers, lambda name: membership.proof_of(name) is Proof.CERTIFICATE)
+    diagnosis = Diagnosis(
+        config,
+        collector,
+        engine,
+        peers,
+        lambda name: membership.proof_of(name) is Proof.CERTIFICATE,
+        groups.finding if groups else lambda _: None,
+    )
     metrics = _metrics(config, node, engine, with_own, doors, lambda: service.calls, lambda: diagnosis.hooks, listeners)
 
     def all_sources() -> list[pb.Source]:
@@ -209,8 +227,17 @@ def _service(
         take_findings=diagnosis.take,
         sight=diagnosis.sight,
         evaluates=config.inject.enabled,
+        groups=groups,
     )
-    return service, diagnosis, metrics, gossip
+    return service, diagnosis, metrics, gossip, groups
+
+
+def _groups(config: Config, membership: Membership, stubs: PeerStubs, collector: CollectorClient) -> Groups:
+    # Answers about this node need no connection; the method exists once ``groups`` does.
+    peers = GroupPeers(membership, stubs, lambda request: groups.agree(request))
+    workers = Workers(config.node_name, config.cluster.suspect_s, config.cluster.failed_s)
+    groups = Groups(config.node_name, peers, Records(collector), workers)
+    return groups
 
 
 def _preflight(config: Config, engine: Engine, outgoing: Outgoing) -> Preflight:

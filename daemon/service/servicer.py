@@ -26,6 +26,7 @@ from probing.daemon.service.answering import CallAdmission, CallKind, Timed, ans
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.gossip import COMPRESS_BYTES, Gossip
+from probing.daemon.service.groups import Groups
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.members import packed_peer
 from probing.daemon.service.messages import (
@@ -104,11 +105,12 @@ class NodeService(NodeServicer):
         take_findings: Callable[[bytes, Caller], int] = lambda *_: 0,
         sight: Callable[[str, str], Sight] = lambda *_: Sight(),
         evaluates: bool = False,
+        groups: Groups | None = None,
     ) -> None:
         """Makes the service. ``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns
         sources that Status shows in addition to the collector's. ``timed``: see ``Guarded``. ``take_findings`` stores
         findings of another node, the caller, and returns their number. ``sight`` returns the connections of a run's
-        ranks. ``evaluates``: Eval is enabled."""
+        ranks. ``evaluates``: Eval is enabled. ``groups`` None: groups of workers are not enabled."""
         self._node = node
         self._collector = collector
         self.identify = identify
@@ -123,6 +125,7 @@ class NodeService(NodeServicer):
         self._take_findings = take_findings
         self._sight = sight
         self._evaluates = evaluates
+        self._groups = groups
         self._code_was_run = ""
         self._admission = CallAdmission()
         self._streams = Streams(node.name, engine, self._admission, self.limits, now_ns)
@@ -351,6 +354,28 @@ class NodeService(NodeServicer):
         if reply.ByteSize() > COMPRESS_BYTES:
             context.set_compression(grpc.Compression.Gzip)
         return reply
+
+    @answering
+    async def Work(self, request: Any, context: Context, caller: Caller) -> None:  # noqa: N802
+        await self._enabled_groups().work(request, context, caller)
+
+    @answering
+    async def Group(self, request: pb.GroupRequest, context: Context, caller: Caller) -> pb.GroupReply:  # noqa: N802
+        del context
+        return await self._enabled_groups().group(request, caller)
+
+    @answering
+    async def Agree(self, request: pb.AgreeRequest, context: Context, caller: Caller) -> pb.AgreeReply:  # noqa: N802
+        del context
+        return await self._enabled_groups().agree(request, caller)
+
+    def _enabled_groups(self) -> Groups:
+        if self._groups is None:
+            raise PrivilegeError(
+                f"groups of workers are not enabled on node {self._node.name}",
+                hint="its administrator can set groups.enabled in the configuration",
+            )
+        return self._groups
 
     @answering
     async def Annotate(  # noqa: N802

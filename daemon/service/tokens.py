@@ -27,7 +27,8 @@ MAX_JOBS = 1000
 GRANTS = {
     Scope.READ: frozenset((Scope.READ,)),
     Scope.PROBE: frozenset((Scope.READ, Scope.PROBE)),
-    Scope.ADMIN: frozenset((Scope.READ, Scope.PROBE, Scope.ADMIN)),
+    Scope.LAUNCH: frozenset((Scope.READ, Scope.LAUNCH)),
+    Scope.ADMIN: frozenset((Scope.READ, Scope.PROBE, Scope.LAUNCH, Scope.ADMIN)),
     Scope.PEER: frozenset((Scope.READ, Scope.PEER)),
 }
 # The scopes of a single token, which the nodes of a cluster show to each other.

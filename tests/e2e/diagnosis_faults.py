@@ -29,7 +29,7 @@ HANGS = (
     outside("gil", activity="gil_held", words=("tokenize",)),
     outside("lock", activity="lock", words=("record_metrics",)),
     outside("signal_lock", activity="lock", words=("dump_statistics", "signal handler", "count_tokens")),
-    outside("own_lock", activity="lock", words=("read_statistics", "its own thread")),
+    outside("own_lock", activity="lock", words=("read_statistics", "the same thread holds the lock")),
     outside("regex", activity="computing", words=("parse_document", "matches a regular expression", "the pattern is")),
     outside("file_lock", activity="lock", words=("prepare_dataset", "held by")),
     outside("polled_lock", activity="lock", words=("download_dataset", "polls a file lock")),

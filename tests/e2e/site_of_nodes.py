@@ -24,14 +24,12 @@ from node_namespaces import HUB, NodeSpace, node_namespaces
 from process_tree import family
 from waiting import until, whole_lines
 
-__all__ = ("MOVED", "STALL_S", "Site", "findings", "site_of")
+__all__ = ("MOVED", "STALL_S", "Site", "findings", "in_group", "site_of")
 
 PORT = 7070
 MOVED = "10.78.0.77"
 STALL_S = 10.0 if LONG else 2.0
 _WEBHOOK = Path(__file__).parents[1] / "webhook_server.py"
-# The shell joins the control group before it becomes the rank.
-_IN_GROUP = ("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"')
 
 
 class Site:
@@ -79,6 +77,8 @@ class Site:
         assert process is not None
         self.signal(number, signal.SIGKILL)
         process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
     def signal(self, number: int, what: signal.Signals) -> None:
         """Sends a signal to all processes of a daemon."""
@@ -106,12 +106,17 @@ class Site:
 
     def run(self, job: Ranks, node: int, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         """Starts a process of the job, or beside it, on a node."""
-        job.run([*self.spaces[node].words, *_IN_GROUP, str(self.groups[node]), *command], env)
+        job.run([*self.spaces[node].words, *in_group(self.groups[node]), *command], env)
 
     def await_steps(self, job: Ranks, nodes: Sequence[int] = (0, 1, 2)) -> None:
         sql = f"SELECT count(DISTINCT rank) AS n FROM comm.ops WHERE job = '{job.job}' AND op = 'all_reduce'"
         for daemon in (self.daemons[node] for node in nodes):
             until(lambda daemon=daemon: daemon.query(sql)[0]["n"] == 1, what=job.output)  # type: ignore[misc]
+
+
+def in_group(group: Path) -> tuple[str, ...]:
+    """Returns words before a command: a shell that joins the control group before it becomes the command."""
+    return ("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group))
 
 
 def findings(daemon: Daemon, job: Ranks) -> list[dict[str, Any]]:

@@ -20,7 +20,10 @@ from probing.diagnosis.ladder import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-FOLDERS = {f"probing.{folder}": folder for folder in ("api", "client", "daemon", "diagnosis", "federation")}
+FOLDERS = {
+    f"probing.{folder}": folder
+    for folder in ("api", "client", "daemon", "diagnosis", "federation", "groups", "launcher")
+}
 
 
 def tracked() -> list[Path]:

@@ -679,6 +679,108 @@ class MemberUpdate(_message.Message):
     since_s: int
     def __init__(self, record: _Optional[_Union[MemberRecord, _Mapping]] = ..., claim: _Optional[int] = ..., since_s: _Optional[int] = ...) -> None: ...
 
+class WorkReport(_message.Message):
+    __slots__ = ("number", "workers", "version", "pid", "rows")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    version: str
+    pid: int
+    rows: bytes
+    def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., rows: _Optional[bytes] = ...) -> None: ...
+
+class WorkOrder(_message.Message):
+    __slots__ = ("group", "leased", "generation", "report")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    group: bytes
+    leased: str
+    generation: int
+    report: int
+    def __init__(self, group: _Optional[bytes] = ..., leased: _Optional[str] = ..., generation: _Optional[int] = ..., report: _Optional[int] = ...) -> None: ...
+
+class GroupRequest(_message.Message):
+    __slots__ = ("name", "create", "order", "stop")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CREATE_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    create: bytes
+    order: bytes
+    stop: bool
+    def __init__(self, name: _Optional[str] = ..., create: _Optional[bytes] = ..., order: _Optional[bytes] = ..., stop: _Optional[bool] = ...) -> None: ...
+
+class GroupReply(_message.Message):
+    __slots__ = ("node", "groups")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    groups: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, node: _Optional[str] = ..., groups: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class AgreeRequest(_message.Message):
+    __slots__ = ("group", "id", "prepare", "accept", "learn", "lease", "rows", "port")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_FIELD_NUMBER: _ClassVar[int]
+    LEARN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    id: str
+    prepare: Ballot
+    accept: Proposal
+    learn: Proposal
+    lease: int
+    rows: bool
+    port: int
+    def __init__(self, group: _Optional[str] = ..., id: _Optional[str] = ..., prepare: _Optional[_Union[Ballot, _Mapping]] = ..., accept: _Optional[_Union[Proposal, _Mapping]] = ..., learn: _Optional[_Union[Proposal, _Mapping]] = ..., lease: _Optional[int] = ..., rows: _Optional[bool] = ..., port: _Optional[int] = ...) -> None: ...
+
+class Ballot(_message.Message):
+    __slots__ = ("counter", "node")
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    counter: int
+    node: str
+    def __init__(self, counter: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("ballot", "record", "base")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    record: bytes
+    base: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., record: _Optional[bytes] = ..., base: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AgreeReply(_message.Message):
+    __slots__ = ("node", "agrees", "promised", "accepted", "committed", "rows", "port")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    AGREES_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    agrees: bool
+    promised: Ballot
+    accepted: Proposal
+    committed: Proposal
+    rows: bytes
+    port: int
+    def __init__(self, node: _Optional[str] = ..., agrees: _Optional[bool] = ..., promised: _Optional[_Union[Ballot, _Mapping]] = ..., accepted: _Optional[_Union[Proposal, _Mapping]] = ..., committed: _Optional[_Union[Proposal, _Mapping]] = ..., rows: _Optional[bytes] = ..., port: _Optional[int] = ...) -> None: ...
+
 class Error(_message.Message):
     __slots__ = ("kind", "message", "hint", "code", "reason")
     KIND_FIELD_NUMBER: _ClassVar[int]

@@ -109,6 +109,21 @@ class NodeStub:
                 request_serializer=probing_dot_v1_dot_node__pb2.GossipRequest.SerializeToString,
                 response_deserializer=probing_dot_v1_dot_node__pb2.GossipReply.FromString,
                 _registered_method=True)
+        self.Work = channel.stream_stream(
+                '/probing.v1.Node/Work',
+                request_serializer=probing_dot_v1_dot_node__pb2.WorkReport.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.WorkOrder.FromString,
+                _registered_method=True)
+        self.Group = channel.unary_unary(
+                '/probing.v1.Node/Group',
+                request_serializer=probing_dot_v1_dot_node__pb2.GroupRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.GroupReply.FromString,
+                _registered_method=True)
+        self.Agree = channel.unary_unary(
+                '/probing.v1.Node/Agree',
+                request_serializer=probing_dot_v1_dot_node__pb2.AgreeRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.AgreeReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -222,6 +237,27 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Work(self, request_iterator, context):
+        """Connects the launcher of a user on this node: its reports come in, records of groups go out. Scope: launch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Group(self, request, context):
+        """Lists the records of groups, or changes a record. Scope of a change: launch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Agree(self, request, context):
+        """Agrees with another node on the record of a group. Scope: peer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -299,6 +335,21 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Gossip,
                     request_deserializer=probing_dot_v1_dot_node__pb2.GossipRequest.FromString,
                     response_serializer=probing_dot_v1_dot_node__pb2.GossipReply.SerializeToString,
+            ),
+            'Work': grpc.stream_stream_rpc_method_handler(
+                    servicer.Work,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.WorkReport.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.WorkOrder.SerializeToString,
+            ),
+            'Group': grpc.unary_unary_rpc_method_handler(
+                    servicer.Group,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.GroupRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.GroupReply.SerializeToString,
+            ),
+            'Agree': grpc.unary_unary_rpc_method_handler(
+                    servicer.Agree,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.AgreeRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.AgreeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -706,6 +757,87 @@ class Node:
             '/probing.v1.Node/Gossip',
             probing_dot_v1_dot_node__pb2.GossipRequest.SerializeToString,
             probing_dot_v1_dot_node__pb2.GossipReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Work(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/probing.v1.Node/Work',
+            probing_dot_v1_dot_node__pb2.WorkReport.SerializeToString,
+            probing_dot_v1_dot_node__pb2.WorkOrder.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Group(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/probing.v1.Node/Group',
+            probing_dot_v1_dot_node__pb2.GroupRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.GroupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Agree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/probing.v1.Node/Agree',
+            probing_dot_v1_dot_node__pb2.AgreeRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.AgreeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,121 @@
+"""``worker``: the launcher of this node, which starts ranks of groups as the user who runs it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from probing.api.errors import UsageError
+from probing.api.text import escape, listed, plural
+from probing.client.launching import Lease, Link
+from probing.client.session import opened
+from probing.client.settings import Settings
+from probing.groups.keys import trusted_keys
+from probing.groups.spec import node_of
+
+if TYPE_CHECKING:
+    from probing.launcher.launcher import Launcher
+
+__all__ = ("EXAMPLES", "Options", "run")
+
+EXAMPLES = (
+    "probingctl worker --slots 8",
+    "probingctl worker --join gn6:7070 --token-file ~/launch.token --allow 'python /home/me/*'",
+)
+_REPORT_S = 0.5
+_MAX_SLOTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    join: Annotated[
+        str | None, typer.Option(metavar="NODE:PORT", help="The daemon of this node; default: -t, its socket.")
+    ] = None
+    name: Annotated[str | None, typer.Option(metavar="NODE-N", help="Serve only this worker.")] = None
+    slots: Annotated[
+        int | None,
+        typer.Option(min=1, max=_MAX_SLOTS, metavar="N", help="Workers to serve; default: one for each GPU."),
+    ] = None
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Commands that groups may run here; default: those typed on this node."),
+    ] = None
+
+
+def run(settings: Settings, options: Options) -> None:
+    if options.name is not None and options.slots is not None:
+        raise UsageError("--name and --slots exclude each other", hint="--slots N serves NODE-0 to NODE-(N-1)")
+    from probing.launcher.allowed import Rules
+    from probing.launcher.launcher import Launcher
+
+    target = settings.target if options.join is None else options.join
+    alone = replace(settings, target=target, nodes=(), all_nodes=False, where=())
+    rules = Rules(trusted_keys(), os.getuid(), getpass.getuser(), tuple(options.allow or ()))
+    with opened(alone) as cluster:
+        node = cluster.status()[0][1].node
+        workers = _workers(node, options)
+        launcher = Launcher(node, workers, _state_directory(), rules)
+        # A signal only wakes the loop, which then looks at this list.
+        signals: list[int] = []
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda got, _: signals.append(got))
+        link = Link(cluster, target, workers, launcher.wake)
+        sys.stderr.write(f"serving {listed(workers[:8])} of node {escape(node)} as {rules.user}\n")
+        try:
+            _serve(launcher, link, signals)
+        finally:
+            link.close()
+
+
+def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
+    said: str | None = None
+    fences: dict[str, float] = {}
+    while not signals:
+        launcher.wait(_REPORT_S)
+        while link.orders:
+            order = link.orders.popleft()
+            if isinstance(order, Lease):
+                launcher.renew(order.group, order.generation, order.sent + fences.get(order.group, 0.0))
+            else:
+                fences[order.spec.name] = order.spec.fence_s
+                launcher.apply(order)
+        launcher.step()
+        link.report(json.dumps(launcher.report(), separators=(",", ":")).encode())
+        if link.refused is not None:
+            raise link.refused
+        if link.problem is not None and link.problem != said:
+            said = link.problem
+            sys.stderr.write(f"the daemon does not answer: {escape(said)}\n" if said else "connected to the daemon\n")
+    if signals[-1] == signal.SIGHUP:
+        link.close()
+        launcher.reexec()
+    living = sum(row["state"] in ("starting", "running", "ending") for row in launcher.report())
+    launcher.close()
+    if living:
+        sys.stderr.write(
+            f"{plural(living, 'rank')} run on; the next `probingctl worker` of this node finds them again\n"
+        )
+
+
+def _workers(node: str, options: Options) -> tuple[str, ...]:
+    if options.name is not None:
+        if node_of(options.name) != node:
+            raise UsageError(f"{escape(options.name, 80)} is no worker of node {node}", hint=f"--name {node}-0")
+        return (options.name,)
+    return tuple(f"{node}-{number}" for number in range(options.slots or _gpus() or 1))
+
+
+def _state_directory() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "probing" / "launcher"
+
+
+def _gpus() -> int:
+    return min(sum(path.name[6:].isdecimal() for path in Path("/dev").glob("nvidia*")), _MAX_SLOTS)

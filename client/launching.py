@@ -1,0 +1,111 @@
+"""Connects a launcher with the daemon of its node, again after each break: orders come in, reports go out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Any
+
+from probing.api.errors import SERVED, FormatError, PrivilegeError, ProbingError, UsageError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.cluster import Cluster
+from probing.client.wire.loop import Work, in_loop
+from probing.groups.group import Group
+
+__all__ = ("Lease", "Link")
+
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 2.0
+_CALL_S = 365 * 86_400.0
+# The reports whose times are remembered; the daemon refers to the newest.
+_REMEMBERED = 256
+
+
+class Lease:
+    """A quorum of nodes knew no newer ``generation`` after the report was ``sent`` (time.monotonic(), s)."""
+
+    def __init__(self, group: str, generation: int, sent: float) -> None:
+        self.group, self.generation, self.sent = group, generation, sent
+
+
+class Link:
+    """The connection to the daemon at ``address``. ``orders`` holds what came in; ``wake`` is called for each.
+
+    ``problem``: why there is no connection; empty while there is one, None before the first answer. ``refused``: why
+    the daemon will never serve these workers. All methods are for the thread of the launcher.
+    """
+
+    def __init__(self, cluster: Cluster, address: str, workers: Sequence[str], wake: Callable[[], None]) -> None:
+        self._cluster, self._address, self._workers, self._wake = cluster, address, tuple(workers), wake
+        self.orders: deque[Group | Lease] = deque()
+        self.problem: str | None = None
+        self.refused: ProbingError | None = None
+        self._rows = b"[]"
+        self._changed = asyncio.Event()
+        self._sent: OrderedDict[int, float] = OrderedDict()
+        self._work = Work(self._run())
+
+    def report(self, rows: bytes) -> None:
+        """Sends the rows, JSON; of several that wait, the newest."""
+
+        def put() -> None:
+            self._rows = rows
+            self._changed.set()
+
+        in_loop(put)
+
+    def close(self) -> None:
+        self._work.cancel()
+
+    async def _run(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            begun = time.monotonic()
+            try:
+                await self._connected()
+                self.problem = "the connection ended"
+            except (PrivilegeError, UsageError) as e:
+                self.problem = e.message
+                # A predecessor that was killed counts as connected until its silence is noticed.
+                if e.code != SERVED:
+                    self.refused = e
+                    self._wake()
+                    return
+            except ProbingError as e:
+                self.problem = e.message
+            pause = _FIRST_PAUSE_S if time.monotonic() - begun > _MAX_PAUSE_S else min(2 * pause, _MAX_PAUSE_S)
+            await asyncio.sleep(pause)
+
+    async def _connected(self) -> None:
+        call = self._cluster.node(self._address).work(self._reports(), _CALL_S)
+        try:
+            while (order := await call.next()) is not None:
+                self.problem = ""
+                self._note(order)
+        finally:
+            call.end()
+
+    def _note(self, order: pb.WorkOrder) -> None:
+        if order.group:
+            with suppress(FormatError):
+                self.orders.append(Group.from_json(order.group))
+        elif (sent := self._sent.get(order.report)) is not None:
+            self.orders.append(Lease(order.leased, order.generation, sent))
+        self._wake()
+
+    async def _reports(self) -> AsyncIterator[pb.WorkReport]:
+        self._sent.clear()
+        number = 0
+        while True:
+            self._changed.clear()
+            number += 1
+            self._sent[number] = time.monotonic()
+            while len(self._sent) > _REMEMBERED:
+                self._sent.popitem(last=False)
+            first: dict[str, Any] = {"workers": self._workers, "version": version("probingd"), "pid": os.getpid()}
+            yield pb.WorkReport(number=number, rows=self._rows, **(first if number == 1 else {}))
+            await self._changed.wait()

@@ -1,0 +1,90 @@
+"""Keeps the records of groups in the state directory, which the service may not enter.
+
+A record is on disk before the service answers another node, since an answer is a promise that a power cut must not
+undo. The collector does not read the records.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+
+from probing.api.errors import StoreError, UsageError
+from probing.api.typed import typed_json
+from probing.daemon.ipc import Header
+from probing.groups.spec import NAME
+
+__all__ = ("GroupRecords",)
+
+MAX_GROUPS, MAX_RECORD = 1024, 1 << 20
+_log = logging.getLogger(__name__)
+
+
+class GroupRecords:
+    """The records in ``directory``, by name of the group. Handlers of the control socket; safe for many threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+
+    def keep(self, group: str, record: str, number: int) -> tuple[Header, bytes]:
+        """Writes the record of a group. ``number`` grows with each record of the group.
+
+        Raises UsageError for a record that is too large, and for a late one, whose number a newer record has passed:
+        its sender has stopped waiting for it. Raises StoreError.
+        """
+        with self._lock:
+            if number <= self._numbers.get(group, -1):
+                raise UsageError(f"a newer record of group {group[:64]} was written meanwhile")
+            self._numbers[group] = number
+            self._write(group, record)
+        return {}, b""
+
+    def _write(self, group: str, record: str) -> None:
+        if len(record) > MAX_RECORD:
+            raise UsageError(f"the record of a group has {len(record):,} characters", hint=f"at most {MAX_RECORD:,}")
+        if not NAME.fullmatch(group):
+            raise UsageError("the record has no name of a group")
+        path = self._directory / f"{group}.json"
+        partial = path.with_suffix(f".{os.urandom(8).hex()}.new")
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            if not path.exists() and len(self._files()) >= MAX_GROUPS:
+                raise UsageError(f"this node has {MAX_GROUPS} groups", hint="delete groups that nobody uses")
+            with partial.open("x") as file:
+                json.dump({"record": record}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+            self._sync()
+        except OSError as e:
+            partial.unlink(missing_ok=True)
+            raise StoreError(f"the record of a group cannot be written to {path}: {e.strerror}") from e
+
+    def kept(self) -> tuple[Header, bytes]:
+        """Returns ``records`` by name of the group, and ``damaged``: the groups whose records cannot be read."""
+        records: dict[str, str] = {}
+        damaged: list[str] = []
+        for path in self._files():
+            try:
+                with path.open("rb") as file:
+                    entry = typed_json(dict[str, str], file.read(4 * MAX_RECORD))
+                records[path.stem] = entry["record"]
+            except (OSError, ValueError, KeyError) as e:
+                _log.error("the record of a group in %s cannot be read, so this node has no vote on it: %s", path, e)
+                damaged.append(path.stem)
+        return {}, json.dumps({"records": records, "damaged": damaged}).encode()
+
+    def _files(self) -> list[Path]:
+        return sorted(self._directory.glob("*.json"))
+
+    def _sync(self) -> None:
+        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,1 @@
+"""Groups of workers on this node: the launchers that are connected, and what a group's policy does next."""

@@ -1,0 +1,185 @@
+"""Decides what happens to a group next, from its record and the reports of its launchers. Does no input or output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from probing.api.text import listed, plural, ranks_of
+from probing.groups.group import Group
+from probing.groups.report import WorkerRow
+from probing.groups.spec import Spec, node_of
+
+__all__ = ("Step", "Watched", "next_step")
+
+# After the fence has passed on the node that is gone, this much time is left for clocks and scheduling, s.
+_MARGIN_S = 5.0
+_MAX_PAUSE_S = 60.0
+# A start waits this long for the launchers of all nodes before a group with min_nodes starts without some, s.
+_PATIENCE_S = 30.0
+# A node of a running group counts as gone after this time without an answer, s.
+_GONE_S = 15.0
+_SIGNALS = {9: "SIGKILL", 15: "SIGTERM", 6: "SIGABRT", 11: "SIGSEGV", 7: "SIGBUS", 2: "SIGINT"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A change of the record. ``kind``: run, restart, finished or failed. ``without``: nodes to leave out."""
+
+    kind: Literal["run", "restart", "finished", "failed"]
+    cause: str = ""
+    reason: str = ""
+    without: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Watched:
+    """What this node remembers of the present generation. Times are on time.monotonic(), s.
+
+    ``since``: when this node learned of the phase. ``rows``: the last reports by node; None for a node that does not
+    answer, ``silent``: since when. ``waits_for``: why the start waits. ``failed``: when a failure was first seen.
+    """
+
+    generation: int = -1
+    phase: str = ""
+    since: float = 0.0
+    rows: dict[str, list[WorkerRow] | None] = field(default_factory=dict)
+    silent: dict[str, float] = field(default_factory=dict)
+    waits_for: str = ""
+    failed: float | None = None
+
+    def note(self, group: Group, now: float) -> None:
+        """Begins anew if the record has another generation or phase."""
+        if (self.generation, self.phase) != (group.generation, group.phase):
+            self.generation, self.phase, self.since = group.generation, group.phase, now
+            self.waits_for, self.failed = "", None
+
+    def heard(self, node: str, rows: list[WorkerRow] | None, now: float) -> None:
+        self.rows[node] = rows
+        if rows is None:
+            self.silent.setdefault(node, now)
+        else:
+            self.silent.pop(node, None)
+
+
+def next_step(group: Group, watched: Watched, now: float, now_ns: int) -> Step | None:
+    """Returns the next change of the record; None if nothing is due. Writes ``watched.waits_for`` and ``failed``."""
+    if group.phase == "ending":
+        return _start(group, group.spec, watched, now)
+    if group.phase == "running":
+        return _running(group, group.spec, watched, now, now_ns)
+    return None
+
+
+def _start(group: Group, spec: Spec, watched: Watched, now: float) -> Step | None:
+    rows = {row.worker: row for each in watched.rows.values() for row in each or ()}
+    fenced = spec.fenced and now - watched.since > spec.fence_s + _MARGIN_S
+    blocked: dict[str, list[str]] = {}
+    for worker in group.occupied:
+        row, node = rows.get(worker), node_of(worker)
+        if watched.rows.get(node) is None:
+            if not fenced:
+                blocked.setdefault(f"node {node}, which does not answer", []).append(worker)
+        elif row is None:
+            blocked.setdefault(f"the launcher of {worker}, which is not connected", []).append(worker)
+        elif row.seen < group.generation or not row.clear:
+            blocked.setdefault(f"the end of older processes of {worker}", []).append(worker)
+    absent = [rank.worker for rank in group.ranks() if _is_absent(rank.worker, group, rows)]
+    if blocked:
+        watched.waits_for = f"waits for {listed(list(blocked)[:4])}"
+        return None
+    if not absent:
+        watched.waits_for = ""
+        return Step("run")
+    watched.waits_for = f"waits for a launcher that serves {listed(absent[:8])}"
+    without = {node_of(worker) for worker in absent}
+    if spec.min_nodes and now - watched.since > _PATIENCE_S and _nodes_left(group, without) >= spec.min_nodes:
+        return Step("restart", "failure", f"no launcher serves {listed(absent[:8])}", tuple(sorted(without)))
+    return None
+
+
+def _is_absent(worker: str, group: Group, rows: Mapping[str, WorkerRow]) -> bool:
+    row = rows.get(worker)
+    return row is None or row.seen < group.generation
+
+
+def _running(group: Group, spec: Spec, watched: Watched, now: float, now_ns: int) -> Step | None:
+    ranks = {rank.worker: rank.rank for rank in group.ranks()}
+    rows = [
+        row
+        for each in watched.rows.values()
+        for row in each or ()
+        if row.generation == group.generation and row.worker in ranks
+    ]
+    failed = sorted((row for row in rows if row.failed), key=lambda row: (row.since_ns, ranks[row.worker]))
+    ended = [row for row in rows if row.state == "ended"]
+    gone = _gone(group, watched, now)
+    if gone and spec.min_nodes and _nodes_left(group, gone) >= spec.min_nodes:
+        names = listed(sorted(gone)[:8])
+        return _again(group, watched, "failure", f"no answer of {names}", now, now_ns, tuple(sorted(gone)))
+    if len(ended) == len(ranks) and not failed:
+        if spec.restart == "always":
+            return _again(group, watched, "always", "all ranks have ended", now, now_ns)
+        return Step("finished", reason=f"{plural(len(ranks), 'rank')} ended with status 0")
+    if not failed:
+        watched.failed = None
+        return None
+    reason = failure_text(failed, ranks)
+    if failed[0].state == "refused":
+        # The next start would be refused, too.
+        return Step("failed", "failure", reason)
+    if spec.restart == "never":
+        over = len(failed) + sum(not row.failed for row in ended) == len(ranks)
+        return Step("failed", "failure", reason) if over else None
+    return _again(group, watched, "failure", reason, now, now_ns)
+
+
+def _again(
+    group: Group,
+    watched: Watched,
+    cause: str,
+    reason: str,
+    now: float,
+    now_ns: int,
+    without: tuple[str, ...] = (),
+) -> Step | None:
+    """Returns the restart once its pause is over, which doubles with each restart since the last order: 1 s, 2, 4."""
+    if watched.failed is None:
+        watched.failed = now
+    if not group.may_restart(cause, now_ns):
+        limit = plural(group.spec.max_restarts, "restart")
+        return Step("failed", cause, f"{reason}; {limit} within an hour are the limit")
+    if now - watched.failed < min(2.0**group.restarts, _MAX_PAUSE_S):
+        return None
+    return Step("restart", cause, reason, without)
+
+
+def failure_text(failed: Sequence[WorkerRow], ranks: Mapping[str, int]) -> str:
+    """Returns the sentence about ranks that failed, the first one to fail first."""
+    first = failed[0]
+    if first.state == "refused":
+        text = f"worker {first.worker} refused to start rank {ranks[first.worker]}: {first.reason}"
+    elif first.state == "fenced":
+        text = f"worker {first.worker} ended rank {ranks[first.worker]}: {first.reason}"
+    else:
+        text = f"rank {ranks[first.worker]} ({first.worker}) {_how(first)}"
+    others = [ranks[row.worker] for row in failed[1:]]
+    return f"{text}; then {'ranks' if len(others) > 1 else 'rank'} {ranks_of(others)}" if others else text
+
+
+def _how(row: WorkerRow) -> str:
+    if row.signal is not None:
+        return f"was killed by {_SIGNALS.get(row.signal, f'signal {row.signal}')}"
+    if row.exit_code is None:
+        return f"ended: {row.reason}" if row.reason else "ended, with a status that is not known"
+    return f"exited with {row.exit_code}"
+
+
+def _gone(group: Group, watched: Watched, now: float) -> set[str]:
+    nodes = {rank.node for rank in group.ranks()}
+    return {node for node, since in watched.silent.items() if node in nodes and now - since > _GONE_S}
+
+
+def _nodes_left(group: Group, without: set[str]) -> int:
+    return len({rank.node for rank in group.ranks()} - without)

@@ -1,0 +1,170 @@
+"""The launchers that are connected to this node, and what they last reported about their workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from probing.api.errors import SERVED, Overloaded, PrivilegeError, UsageError
+from probing.api.tables.schema import Row
+from probing.api.text import escape
+from probing.groups.report import WorkerRow
+from probing.groups.spec import NAME, node_of
+
+__all__ = ("Launcher", "Workers")
+
+MAX_LAUNCHERS, MAX_NAMES, MAX_ORDERS = 256, 256, 256
+# After this time a launcher that went away is forgotten, s; its processes may run on meanwhile.
+_FORGET_S = 86_400.0
+
+
+@dataclass(eq=False)
+class Launcher:
+    """A launcher of ``user`` (``uid``) with ``pid``. ``heard``: the time of its last report, on time.monotonic().
+
+    ``orders`` is what it still has to be sent. ``number``: the number of its last report.
+    """
+
+    uid: int
+    user: str
+    workers: tuple[str, ...]
+    pid: int = 0
+    version: str = ""
+    heard: float = 0.0
+    since_ns: int = 0
+    connected: bool = True
+    number: int = 0
+    rows: list[WorkerRow] = field(default_factory=list)
+    orders: asyncio.Queue[object] = field(default_factory=lambda: asyncio.Queue(MAX_ORDERS))
+
+
+class Workers:
+    """The launchers of ``node``, by worker. Belongs to one event loop.
+
+    ``suspect_s`` and ``failed_s``: the times without a report after which a launcher is suspect, and has failed.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        suspect_s: float,
+        failed_s: float,
+        now: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._node, self._suspect_s, self._failed_s = node, suspect_s, failed_s
+        self._now, self._wall_ns = now, wall_ns
+        self._by_worker: dict[str, Launcher] = {}
+
+    def join(self, uid: int, user: str, names: Sequence[str], pid: int, version: str) -> Launcher:
+        """Registers a launcher of the user ``uid``, in place of a launcher of the same user that is gone.
+
+        Raises UsageError for names that are no workers of this node, PrivilegeError for a worker of another user.
+        """
+        if not 0 < len(names) <= MAX_NAMES or len(set(names)) < len(names):
+            raise UsageError(f"the launcher names {len(names)} workers", hint=f"1 to {MAX_NAMES}, each once")
+        for name in names:
+            if node_of(name) != self._node or not NAME.fullmatch(name) or not name.rpartition("-")[2].isdecimal():
+                raise UsageError(
+                    f"{escape(name, 80)} is no worker of node {self._node}",
+                    hint=f"workers of this node are named {self._node}-0, {self._node}-1, ...",
+                )
+        for launcher in {id(old): old for name in names if (old := self._by_worker.get(name))}.values():
+            if launcher.uid != uid and (launcher.connected or self._state(launcher) != "failed"):
+                raise PrivilegeError(
+                    f"worker {launcher.workers[0]} belongs to {launcher.user}", hint="choose other names by --name"
+                )
+            if launcher.connected and self._state(launcher) == "healthy":
+                raise UsageError(
+                    f"worker {launcher.workers[0]} is served by process {launcher.pid}",
+                    hint="end it, or choose other names by --name",
+                    code=SERVED,
+                )
+            self.forget(launcher)
+        if len(self._launchers()) >= MAX_LAUNCHERS:
+            raise Overloaded(f"{MAX_LAUNCHERS} launchers are connected")
+        launcher = Launcher(uid, user, tuple(names), pid, version, self._now(), self._wall_ns())
+        self._by_worker.update(dict.fromkeys(names, launcher))
+        return launcher
+
+    def report(self, launcher: Launcher, number: int, rows: list[WorkerRow]) -> bool:
+        """Notes a report. Returns whether its rows differ from those of the last report. Rows of foreign workers are
+        left out."""
+        launcher.heard, launcher.number, launcher.connected = self._now(), number, True
+        kept = [row for row in rows if row.worker in launcher.workers]
+        changed = kept != launcher.rows
+        launcher.rows = kept
+        return changed
+
+    def leave(self, launcher: Launcher) -> None:
+        """Notes that the connection ended. The rows stay until another launcher serves the workers."""
+        launcher.connected = False
+
+    def forget(self, launcher: Launcher) -> None:
+        for name in launcher.workers:
+            if self._by_worker.get(name) is launcher:
+                del self._by_worker[name]
+
+    def of_group(self, group: str) -> list[WorkerRow]:
+        """Returns the last rows about ``group`` of launchers that are connected and heard from."""
+        return [
+            row
+            for launcher in self._launchers()
+            if launcher.connected and self._state(launcher) != "failed"
+            for row in launcher.rows
+            if row.group == group
+        ]
+
+    def serving(self, workers: Sequence[str]) -> list[Launcher]:
+        """Returns the connected launchers that serve any of ``workers``."""
+        found = {id(one): one for name in workers if (one := self._by_worker.get(name)) and one.connected}
+        return list(found.values())
+
+    def rows(self) -> Iterator[Row]:
+        """Yields rows of ``cluster.workers``."""
+        oldest = self._now() - _FORGET_S
+        for launcher in self._launchers():
+            if launcher.heard < oldest:
+                self.forget(launcher)
+                continue
+            common = {
+                "user": launcher.user,
+                "uid": launcher.uid,
+                "state": self._state(launcher),
+                "launcher_pid": launcher.pid,
+                "version": launcher.version or None,
+                "joined": launcher.since_ns,
+                "heard_ns": round((self._now() - launcher.heard) * 1e9),
+            }
+            reported = {row.worker for row in launcher.rows}
+            for worker in launcher.workers:
+                if worker not in reported:
+                    yield {"worker": worker, **common, "rank_state": "idle"}
+            for row in launcher.rows:
+                yield {
+                    "worker": row.worker,
+                    **common,
+                    "group": row.group,
+                    "generation": row.generation,
+                    "rank": row.rank,
+                    "rank_state": row.state,
+                    "since": row.since_ns or None,
+                    "pid": row.pid,
+                    "start_ns": row.start_ns,
+                    "exit_code": -row.signal if row.signal else row.exit_code,
+                    "reason": row.reason or None,
+                    "log": row.log or None,
+                }
+
+    def _launchers(self) -> list[Launcher]:
+        return list({id(launcher): launcher for launcher in self._by_worker.values()}.values())
+
+    def _state(self, launcher: Launcher) -> str:
+        silent = self._now() - launcher.heard
+        if silent >= self._failed_s:
+            return "failed"
+        if silent >= self._suspect_s or not launcher.connected:
+            return "suspect"
+        return "healthy"

@@ -1,0 +1,293 @@
+"""Agrees with other nodes on the records of groups: the acceptors of this node, and its calls to others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import grpc.aio
+
+from probing.api.errors import FormatError, Overloaded, PeerError, PrivilegeError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.typed import typed_json
+from probing.daemon.cluster import Membership
+from probing.daemon.ipc import Header
+from probing.daemon.service.collector_client import CollectorClient
+from probing.daemon.service.outgoing import PeerStubs
+from probing.groups.group import Group
+from probing.groups.register import Accepted, Acceptor, Ballot, Committed, Promise, Proposal, Refusal
+
+__all__ = (
+    "Entry",
+    "GroupPeers",
+    "Records",
+    "ballot_of",
+    "free_port",
+    "packed_ballot",
+    "packed_proposal",
+    "proposal_of",
+)
+
+CALL_S = 2.0
+_KEEP_S = 5.0
+_PORTS = 64
+MAX_GROUPS = 1024
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class _Kept(NamedTuple):
+    """A record on disk. ``number``: of the write, over all groups."""
+
+    number: int
+    acceptor: Header
+
+
+@dataclass(slots=True)
+class Entry:
+    """What this node has of a group. ``known``: the newest committed record that this node has learned."""
+
+    acceptor: Acceptor = field(default_factory=Acceptor)
+    known: Group | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def id(self) -> str:
+        """The id of the group whose record is here; empty if there is no record yet."""
+        value = self.acceptor.committed.value or self.acceptor.accepted.value
+        return Group.from_json(value).spec.id if value else ""
+
+    @property
+    def ballot(self) -> Ballot:
+        """The ballot of ``known``."""
+        return self.acceptor.committed.ballot
+
+    @property
+    def generation(self) -> int:
+        """The highest generation in a record that this node has accepted or learned."""
+        accepted = self.acceptor.accepted.value
+        return max(Group.from_json(accepted).generation if accepted else 0, self.known.generation if self.known else 0)
+
+
+class Records:
+    """The entries of all groups, which are on disk before a call returns. Belongs to one event loop."""
+
+    def __init__(self, collector: CollectorClient) -> None:
+        self._collector = collector
+        self.entries: dict[str, Entry] = {}
+        self.loaded = False
+        self._damaged: set[str] = set()
+        self._number = 0
+
+    async def load(self) -> None:
+        """Reads the records that were kept. Raises PeerError while the collector does not answer."""
+        records, damaged = await asyncio.to_thread(self._collector.kept_groups, _KEEP_S)
+        self._damaged = set(damaged)
+        for name, text in records.items():
+            try:
+                kept = typed_json(_Kept, text.encode())
+                acceptor = Acceptor.from_dict(kept.acceptor)
+                value = acceptor.committed.value
+                self.entries.setdefault(name, Entry(acceptor, Group.from_json(value) if value else None))
+                self._number = max(self._number, kept.number)
+            except (FormatError, ValueError) as e:
+                _log.error("the record of group %.80r cannot be read, so this node has no vote on it: %s", name, e)
+                self._damaged.add(name)
+        self.loaded = True
+
+    def entry(self, name: str, identity: str = "") -> Entry:
+        """Returns the entry of the group with this name and id, a new one if it is not known.
+
+        Raises PeerError before the records are loaded, and for a group whose record cannot be read: without it this
+        node might break its promises. Raises PrivilegeError if another group has the name, Overloaded if there are too
+        many groups.
+        """
+        if not self.loaded:
+            raise PeerError("this node is starting", hint="ask again in some seconds")
+        if name in self._damaged:
+            raise PeerError(f"the record of group {name} cannot be read here", hint="the daemon's log names its file")
+        entry = self.entries.get(name)
+        if entry is None:
+            if len(self.entries) >= MAX_GROUPS:
+                raise Overloaded(f"this node has {MAX_GROUPS} groups", hint="delete groups that nobody uses")
+            entry = self.entries[name] = Entry()
+        if identity and entry.id not in ("", identity):
+            raise PrivilegeError(f"another group has the name {name} here", hint="give the group another name")
+        return entry
+
+    async def prepare(self, name: str, ballot: Ballot) -> Promise | Refusal:
+        entry = self.entry(name)
+
+        async def prepared() -> Promise | Refusal:
+            acceptor, answer = entry.acceptor.prepare(ballot)
+            await self._keep(name, entry, acceptor)
+            return answer
+
+        return await _whole(entry, prepared)
+
+    async def accept(self, name: str, proposal: Proposal) -> Accepted | Refusal:
+        """Accepts a record. Raises FormatError for a malformed record, PrivilegeError for a record of another owner."""
+        entry = self.entry(name)
+        group = _checked(name, proposal.value, entry)
+
+        async def accepted() -> Accepted | Refusal:
+            if entry.known is not None and group.generation < entry.known.generation:
+                raise FormatError(f"the record of group {name} is older than the record here")
+            acceptor, answer = entry.acceptor.accept(proposal)
+            await self._keep(name, entry, acceptor)
+            return answer
+
+        return await _whole(entry, accepted)
+
+    async def learn(self, name: str, committed: Committed) -> bool:
+        """Notes a record that is committed. Returns whether it is newer than the known record."""
+        entry = self.entry(name)
+        if committed.ballot <= entry.ballot:
+            return False
+        group = _checked(name, committed.value, entry)
+
+        async def learned() -> bool:
+            if committed.ballot <= entry.ballot:
+                return False
+            await self._keep(name, entry, entry.acceptor.learn(committed))
+            entry.known = group
+            return True
+
+        return await _whole(entry, learned)
+
+    async def _keep(self, name: str, entry: Entry, acceptor: Acceptor) -> None:
+        """Writes the state to disk; only then it counts."""
+        if acceptor != entry.acceptor:
+            self._number += 1
+            text = json.dumps({"number": self._number, "acceptor": acceptor.to_dict()}, separators=(",", ":"))
+            await asyncio.to_thread(self._collector.keep_group, name, text, self._number, _KEEP_S)
+            entry.acceptor = acceptor
+
+
+async def _whole(entry: Entry, step: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Returns the result of ``step``, which has the lock of the entry until its end, even if the caller goes away.
+
+    Otherwise a write that nobody waits for could end after a newer one.
+    """
+
+    async def locked() -> _T:
+        async with entry.lock:
+            return await step()
+
+    return await asyncio.shield(asyncio.create_task(locked()))
+
+
+def _checked(name: str, record: bytes, entry: Entry) -> Group:
+    """Returns the record. A group belongs to the first owner whose record a node has."""
+    group = Group.from_json(record)
+    if group.spec.name != name:
+        raise FormatError(f"the record is of group {group.spec.name[:64]}")
+    accepted = entry.acceptor.accepted.value
+    before = entry.known or (Group.from_json(accepted) if accepted else None)
+    if before is not None and (before.key, before.spec.id) != (group.key, group.spec.id):
+        raise PrivilegeError(f"group {name} belongs to {before.spec.owner}", hint="give the group another name")
+    return group
+
+
+class GroupPeers:
+    """Calls Agree of other nodes; calls about this node are answered by ``local``. Implements ``register.Peers``."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        stubs: PeerStubs,
+        local: Callable[[pb.AgreeRequest], Any],
+    ) -> None:
+        self._membership = membership
+        self._stubs = stubs
+        self._local = local
+
+    async def ask(self, node: str, request: pb.AgreeRequest, seconds: float = CALL_S) -> pb.AgreeReply:
+        """Returns the reply of ``node``. Raises PeerError, FormatError or PrivilegeError."""
+        if node == self._membership.name:
+            reply: pb.AgreeReply = await self._local(request)
+            return reply
+        address = self.address(node)
+        try:
+            async with self._stubs.use(address) as stub:
+                metadata = self._stubs.metadata(address)
+                reply = await asyncio.wait_for(stub.Agree(request, timeout=seconds, metadata=metadata), seconds)
+        except grpc.aio.AioRpcError as e:
+            raise PeerError(f"node {node} does not answer: {str(e.details() or e.code().name)[:200]}") from None
+        except asyncio.TimeoutError:
+            raise PeerError(f"node {node} does not answer within {seconds:g} s") from None
+        if reply.node != node:
+            raise PeerError(f"{node} answers as {reply.node[:100]}", hint="give every daemon its own --node-name")
+        return reply
+
+    def address(self, node: str) -> str:
+        """Returns the address of ``node``. Raises PeerError for an unknown node."""
+        for member in self._membership.members():
+            if member.name == node and member.address:
+                return member.address
+        raise PeerError(f"node {node} is not known here", hint="`probingctl nodes` lists the nodes that are known")
+
+    def states(self) -> Mapping[str, str]:
+        """Returns the state of each node that this node knows."""
+        return {member.name: member.state for member in self._membership.members()}
+
+    def for_group(self, name: str, identity: str) -> _GroupRegister:
+        return _GroupRegister(self, name, identity)
+
+
+class _GroupRegister:
+    """The register of one group on all nodes."""
+
+    def __init__(self, peers: GroupPeers, name: str, identity: str) -> None:
+        self._peers = peers
+        self._name, self._id = name, identity
+
+    async def prepare(self, node: str, ballot: Ballot) -> Promise | Refusal:
+        reply = await self._peers.ask(
+            node, pb.AgreeRequest(group=self._name, id=self._id, prepare=packed_ballot(ballot))
+        )
+        if not reply.agrees:
+            return Refusal(ballot_of(reply.promised))
+        committed = proposal_of(reply.committed)
+        return Promise(proposal_of(reply.accepted), Committed(committed.ballot, committed.value))
+
+    async def accept(self, node: str, proposal: Proposal) -> Accepted | Refusal:
+        reply = await self._peers.ask(
+            node, pb.AgreeRequest(group=self._name, id=self._id, accept=packed_proposal(proposal))
+        )
+        return Accepted(proposal.ballot) if reply.agrees else Refusal(ballot_of(reply.promised))
+
+
+def packed_ballot(ballot: Ballot) -> pb.Ballot:
+    return pb.Ballot(counter=ballot.counter, node=ballot.node)
+
+
+def packed_proposal(proposal: Proposal) -> pb.Proposal:
+    return pb.Proposal(ballot=packed_ballot(proposal.ballot), record=proposal.value, base=proposal.base)
+
+
+def ballot_of(sent: pb.Ballot) -> Ballot:
+    return Ballot(sent.counter, sent.node)
+
+
+def proposal_of(sent: pb.Proposal) -> Proposal:
+    return Proposal(ballot_of(sent.ballot), sent.record, tuple(sent.base))
+
+
+def free_port(first: int) -> int:
+    """Returns the first free TCP port from ``first`` on. Raises PeerError if the next 64 are taken."""
+    for port in range(first, min(first + _PORTS, 65_536)):
+        with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as sock:
+            # A rendezvous that ended lately leaves connections in TIME_WAIT, which its successor may ignore.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise PeerError(f"ports {first} to {first + _PORTS - 1} are taken", hint="give another --master-port")

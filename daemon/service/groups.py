@@ -1,0 +1,489 @@
+"""Groups of workers on this node: answers launchers, clients and other nodes, and carries out the groups' policies.
+
+The first voter of a group that is healthy, as this node sees it, leads: it asks all nodes of the group for their
+workers, and proposes the next change of the record. If two nodes lead, the record itself decides between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pwd
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from probing.api.errors import FormatError, NotFound, PeerError, PrivilegeError, ProbingError, UsageError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.tables.schema import Row
+from probing.api.text import escape, plural
+from probing.api.typed import typed_json
+from probing.daemon.groups.policy import Step, Watched, next_step
+from probing.daemon.groups.workers import Launcher, Workers
+from probing.daemon.query.caller import Caller
+from probing.daemon.service.group_peers import (
+    Entry,
+    GroupPeers,
+    Records,
+    ballot_of,
+    free_port,
+    packed_ballot,
+    packed_proposal,
+    proposal_of,
+)
+from probing.daemon.service.limits import Context
+from probing.daemon.source_state import SourceState
+from probing.groups.group import Group, Order
+from probing.groups.proposer import Proposer
+from probing.groups.register import Accepted, Ballot, Committed, Promise, Proposal, Quorum, Refusal
+from probing.groups.report import rows_from, rows_json
+from probing.groups.spec import NAME, node_of
+
+__all__ = ("Groups",)
+
+_TICK_S = 0.5
+# The leader asks each node of a group at this interval; of a large group, at least one second for each 50 nodes.
+_ASK_S = 1.0
+_NODES_A_SECOND = 50
+# A lease is renewed this often within the time of the fence.
+_RENEWALS = 6
+_TELL = 16
+_MAX_FINDINGS = 4096
+_log = logging.getLogger("probing.groups")
+_Update = Callable[[Group | None], Group | None]
+
+
+class Groups:
+    """The groups of this node. Belongs to one event loop; ``finding`` may be called by any thread."""
+
+    def __init__(self, node: str, peers: GroupPeers, records: Records, workers: Workers) -> None:
+        self._node, self._peers, self._records, self._workers = node, peers, records, workers
+        self._watched: dict[str, Watched] = {}
+        # The ballot of the record that each node has confirmed to know, by group.
+        self._told: dict[str, dict[str, Ballot]] = {}
+        self._asked: dict[str, float] = {}
+        self._leased: dict[str, float] = {}
+        self._busy: set[str] = set()
+        # The generation that hangs and the step that follows, by group.
+        self._hangs: dict[str, tuple[int, Step]] = {}
+        # Ids of the findings that were acted on, the oldest first.
+        self._findings: OrderedDict[str, None] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._beat: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._problem = ""
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._beat = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        tasks = [*self._tasks, *([self._beat] if self._beat else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def work(self, reports: Any, context: Context, caller: Caller) -> None:
+        """Answers a launcher until it goes away. Raises UsageError, PrivilegeError or FormatError."""
+        uid = caller.uid
+        if uid is None:
+            raise PrivilegeError(
+                f"a launcher has to run on node {self._node} itself", hint="give --join the address of its own node"
+            )
+        launcher: Launcher | None = None
+        sender: asyncio.Task[None] | None = None
+        try:
+            async for report in reports:
+                if launcher is None:
+                    launcher = self._workers.join(uid, _user(uid), report.workers, report.pid, report.version[:64])
+                    self._brief(launcher)
+                    sender = asyncio.create_task(_send(launcher, context))
+                self._workers.report(launcher, report.number, rows_from(report.rows))
+                if sender is not None and sender.done():
+                    break
+        finally:
+            if sender is not None:
+                sender.cancel()
+            if launcher is not None:
+                self._workers.leave(launcher)
+
+    async def group(self, request: pb.GroupRequest, caller: Caller) -> pb.GroupReply:
+        """Returns the records that were asked for, after the change in ``request``. Raises ProbingError."""
+        kind = request.WhichOneof("change")
+        if kind is None:
+            known = [entry.known for _, entry in sorted(self._records.entries.items()) if entry.known is not None]
+            chosen = [one for one in known if not request.name or one.spec.name == request.name]
+            return pb.GroupReply(node=self._node, groups=[one.to_json() for one in chosen])
+        if not NAME.fullmatch(request.name):
+            raise UsageError(f"{escape(request.name, 80)!r} is no name of a group", hint="letters, digits, ., _ and -")
+        if kind == "create":
+            record = await self._create(request.name, Group.from_json(request.create), caller)
+        elif kind == "order":
+            record = await self._order(request.name, _order(request.order))
+        else:
+            record = await self._change(request.name, lambda group: _stopped(_there(group), str(caller)))
+        _log.warning("group %s: %s by %s: generation %d", request.name, kind, caller, record.generation)
+        return pb.GroupReply(node=self._node, groups=[record.to_json()])
+
+    async def _create(self, name: str, new: Group, caller: Caller) -> Group:
+        if new.spec.name != name:
+            raise UsageError("the request and the record name two groups")
+        if caller.listener == "unix" and caller.uid not in (0, new.spec.uid):
+            raise PrivilegeError(f"uid {caller.uid} may not create a group of uid {new.spec.uid}")
+
+        def update(group: Group | None) -> Group | None:
+            if group is None:
+                if new.spec.version != 1:
+                    raise UsageError(f"there is no group {name}", hint=f"probingctl group create {name} ...")
+                return new
+            return None if group.signature == new.signature else group.renewed(new)
+
+        return await self._change(name, update, new)
+
+    async def _order(self, name: str, order: Order) -> Group:
+        def update(group: Group | None) -> Group | None:
+            return None if _there(group, order).order == order else _there(group, order).ordered(order, time.time_ns())
+
+        return await self._change(name, update)
+
+    async def agree(self, request: pb.AgreeRequest, caller: Caller | None = None) -> pb.AgreeReply:
+        """Answers another node, or this one (None). Raises ProbingError."""
+        name, step = request.group, request.WhichOneof("step")
+        if not NAME.fullmatch(name):
+            raise FormatError("the message has no name of a group")
+        reply = pb.AgreeReply(node=self._node, agrees=True)
+        if step in ("prepare", "accept", "learn"):
+            entry = self._records.entry(name, request.id)
+            _check_member(request, entry, caller)
+            await self._vote(name, request, reply)
+        elif step == "lease":
+            known = self._records.entries.get(name)
+            reply.agrees = known is not None and known.id == request.id and known.generation <= request.lease
+        elif step == "rows":
+            reply.rows = rows_json(self._workers.of_group(name))
+        elif step == "port":
+            reply.port = await asyncio.to_thread(free_port, max(1, request.port))
+        return reply
+
+    async def _vote(self, name: str, request: pb.AgreeRequest, reply: pb.AgreeReply) -> None:
+        answer: Promise | Accepted | Refusal
+        if request.HasField("learn"):
+            proposal = proposal_of(request.learn)
+            await self._learn(name, Committed(proposal.ballot, proposal.value))
+            return
+        if request.HasField("prepare"):
+            answer = await self._records.prepare(name, ballot_of(request.prepare))
+        else:
+            answer = await self._records.accept(name, proposal_of(request.accept))
+        if isinstance(answer, Refusal):
+            reply.agrees = False
+            reply.promised.CopyFrom(packed_ballot(answer.promised))
+        elif isinstance(answer, Promise):
+            committed = answer.committed
+            reply.accepted.CopyFrom(packed_proposal(answer.accepted))
+            reply.committed.CopyFrom(packed_proposal(Proposal(committed.ballot, committed.value)))
+
+    def finding(self, row: Mapping[str, Any]) -> None:
+        """Notes a stored row of ``diagnosis.findings``, for the policy of the group whose job it is about.
+
+        Does not wait. Only the node that made a finding acts on it, and once.
+        """
+        made_here = row.get("found_by") == self._node
+        if made_here and row.get("severity") == "error" and row.get("state") == "open" and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._hang, dict(row))
+
+    def group_rows(self) -> Iterable[Row]:
+        """Yields rows of ``cluster.groups``."""
+        for name, entry in sorted(self._records.entries.items()):
+            if entry.known is not None and entry.known.phase != "deleted":
+                yield _group_row(entry.known, self._watched.get(name))
+
+    def worker_rows(self) -> Iterable[Row]:
+        """Returns rows of ``cluster.workers``."""
+        return self._workers.rows()
+
+    def sources(self) -> list[SourceState]:
+        """Returns the row of groups for ``status`` and ``probing.sources``."""
+        groups = sum(entry.known is not None and entry.known.phase != "deleted" for entry in self._entries())
+        detail = plural(groups, "group")
+        state = "running" if self._records.loaded and not self._problem else "degraded"
+        return [SourceState("groups", state, self._problem, detail=detail)]
+
+    def _entries(self) -> list[Entry]:
+        return list(self._records.entries.values())
+
+    async def _change(self, name: str, update: _Update, new: Group | None = None) -> Group:
+        """Changes the record of a group by agreement of its voters, and tells its nodes. Raises ProbingError."""
+        entry = self._records.entry(name)
+        start = entry.known or new
+        if start is None:
+            raise NotFound(f"node {self._node} knows no group {name}", hint="ask a node of the group")
+
+        def updated(value: bytes) -> bytes | None:
+            group = update(Group.from_json(value) if value else None)
+            return None if group is None else group.to_json()
+
+        def voters(value: bytes) -> Quorum:
+            return Quorum((Group.from_json(value) if value else start).voters)
+
+        proposer = Proposer(self._node, self._peers.for_group(name, start.spec.id), voters, _pause)
+        committed = await proposer.change(entry.acceptor.committed, updated)
+        await self._learn(name, committed)
+        await self._tell(name, entry)
+        return Group.from_json(committed.value)
+
+    async def _learn(self, name: str, committed: Committed) -> None:
+        if await self._records.learn(name, committed):
+            group = self._records.entry(name).known
+            assert group is not None
+            _log.warning("group %s: generation %d is %s: %s", name, group.generation, group.phase, group.reason)
+            self._watched.setdefault(name, Watched()).note(group, time.monotonic())
+            for launcher in self._workers.serving([*group.spec.workers, *group.occupied]):
+                _put(launcher, pb.WorkOrder(group=group.to_json()))
+
+    def _brief(self, launcher: Launcher) -> None:
+        """Sends a launcher that has just connected the records of its groups."""
+        mine = set(launcher.workers)
+        for entry in self._entries():
+            if entry.known is not None and not mine.isdisjoint((*entry.known.spec.workers, *entry.known.occupied)):
+                _put(launcher, pb.WorkOrder(group=entry.known.to_json()))
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if not self._records.loaded:
+                    await self._records.load()
+                for name, entry in list(self._records.entries.items()):
+                    if entry.known is not None and name not in self._busy:
+                        self._begin(name, self._turn(name, entry))
+                self._problem = ""
+            except ProbingError as e:
+                self._problem = e.message
+            except Exception:  # a bug in the turn of one group must not end the turns of the others
+                _log.exception("a turn of the groups failed")
+            await asyncio.sleep(_TICK_S)
+
+    def _begin(self, name: str, turn: Awaitable[None]) -> None:
+        async def run() -> None:
+            try:
+                await turn
+            except (PeerError, FormatError, UsageError, PrivilegeError) as e:
+                _log.info("group %s: %s", name, e.message)
+            finally:
+                self._busy.discard(name)
+
+        self._busy.add(name)
+        task = asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _turn(self, name: str, entry: Entry) -> None:
+        group, now = entry.known, time.monotonic()
+        assert group is not None
+        watched = self._watched.setdefault(name, Watched())
+        watched.note(group, now)
+        if self._node in group.voters:
+            await self._tell(name, entry)
+        await self._renew(name, group, now)
+        if (hang := self._hangs.pop(name, None)) is not None and hang[0] == group.generation:
+            await self._take(name, group, hang[1])
+            return
+        if group.phase not in ("ending", "running") or not self._leads(group):
+            return
+        nodes = group.nodes
+        if now - self._asked.get(name, 0.0) >= max(_ASK_S, len(nodes) / _NODES_A_SECOND):
+            self._asked[name] = now
+            await self._hear(name, nodes, watched)
+        if (step := next_step(group, watched, time.monotonic(), time.time_ns())) is not None:
+            await self._take(name, group, step)
+
+    def _leads(self, group: Group) -> bool:
+        states = self._peers.states()
+        return next((node for node in group.voters if states.get(node) in ("healthy", "recovering")), "") == self._node
+
+    async def _hear(self, name: str, nodes: Iterable[str], watched: Watched) -> None:
+        async def one(node: str) -> None:
+            try:
+                reply = await self._peers.ask(node, pb.AgreeRequest(group=name, rows=True))
+                # A node speaks for its workers only.
+                rows = [row for row in rows_from(reply.rows) if node_of(row.worker) == node]
+                watched.heard(node, rows, time.monotonic())
+            except ProbingError:
+                watched.heard(node, None, time.monotonic())
+
+        await asyncio.gather(*map(one, nodes))
+
+    async def _take(self, name: str, group: Group, step: Step) -> None:
+        """Carries out a step of the policy, if the record is still ``group``'s generation and phase."""
+        place: dict[str, Any] = {}
+        if step.kind == "run":
+            place = await self._place(name, group)
+
+        def update(present: Group | None) -> Group | None:
+            same = present is not None and (present.generation, present.phase) == (group.generation, group.phase)
+            if not same or present is None:
+                return None
+            now_ns = time.time_ns()
+            if step.kind == "run":
+                return present.running(now_ns, **place)
+            if step.kind == "restart":
+                return present.restarted(step.cause, step.reason, now_ns, step.without)
+            return present.over(step.kind, step.reason, now_ns)
+
+        await self._change(name, update)
+
+    async def _place(self, name: str, group: Group) -> dict[str, Any]:
+        """Returns the address at which the ranks meet, and a port that is free there."""
+        master = group.ranks()[0].node
+        reply = await self._peers.ask(master, pb.AgreeRequest(group=name, port=group.spec.master_port))
+        address = self._peers.address(master)
+        host = "127.0.0.1" if address.startswith("unix:") else address.rpartition(":")[0].strip("[]")
+        return {"address": host, "port": reply.port}
+
+    async def _tell(self, name: str, entry: Entry) -> None:
+        """Sends the record to nodes that have not confirmed it."""
+        group, ballot = entry.known, entry.ballot
+        assert group is not None
+        told = self._told.setdefault(name, {})
+        told[self._node] = ballot
+        states = self._peers.states()
+        late = [node for node in sorted(group.nodes) if told.get(node) != ballot and states.get(node) != "failed"]
+        proposal = pb.Proposal(ballot=packed_ballot(ballot), record=group.to_json())
+
+        async def one(node: str) -> None:
+            try:
+                await self._peers.ask(node, pb.AgreeRequest(group=name, id=group.spec.id, learn=proposal))
+                told[node] = ballot
+            except ProbingError as e:
+                _log.info("group %s: %s", name, e.message)
+
+        for at in range(0, len(late), _TELL):
+            await asyncio.gather(*map(one, late[at : at + _TELL]))
+
+    async def _renew(self, name: str, group: Group, now: float) -> None:
+        """Renews the leases of this node's launchers, if a quorum of voters knows no newer generation."""
+        spec = group.spec
+        due = now - self._leased.get(name, 0.0) >= spec.fence_s / _RENEWALS
+        mine = [rank.worker for rank in group.ranks() if rank.node == self._node] if group.phase == "running" else []
+        launchers = self._workers.serving(mine) if spec.fenced and due else []
+        if not launchers:
+            return
+        self._leased[name] = now
+        # The lease counts from the report that the launcher sent before the voters were asked.
+        numbers = [(launcher, launcher.number) for launcher in launchers]
+        request = pb.AgreeRequest(group=name, id=spec.id, lease=group.generation)
+        answers = await asyncio.gather(
+            *(self._peers.ask(node, request) for node in group.voters), return_exceptions=True
+        )
+        agreed = [
+            node
+            for node, answer in zip(group.voters, answers, strict=True)
+            if isinstance(answer, pb.AgreeReply) and answer.agrees
+        ]
+        if Quorum(group.voters).is_met(agreed):
+            for launcher, number in numbers:
+                _put(launcher, pb.WorkOrder(leased=name, generation=group.generation, report=number))
+
+    def _hang(self, row: Mapping[str, Any]) -> None:
+        entry, finding = self._records.entries.get(str(row.get("job"))), str(row.get("finding_id"))
+        group = entry.known if entry else None
+        if finding in self._findings:
+            return
+        self._findings[finding] = None
+        while len(self._findings) > _MAX_FINDINGS:
+            self._findings.popitem(last=False)
+        if group is None or group.phase != "running" or group.spec.on_hang == "report":
+            return
+        if not group.may_restart("hang", time.time_ns()):
+            _log.warning("group %s: a finding is only reported: %s", group.spec.name, escape(str(row.get("sentence"))))
+            return
+        self._hangs[group.spec.name] = group.generation, _restart(group, row)
+
+
+def _restart(group: Group, row: Mapping[str, Any]) -> Step:
+    without: set[str] = set()
+    ranks = {rank.rank: rank.node for rank in group.ranks()}
+    if group.spec.on_hang == "restart_without_node":
+        blamed = {int(word) for word in str(row.get("ranks") or "").split(",") if word.isdecimal()}
+        culprits = {node for rank, node in ranks.items() if rank in blamed}
+        left = set(ranks.values()) - culprits
+        without = culprits if culprits and len(left) >= max(1, group.spec.min_nodes) else set()
+    return Step("restart", "hang", escape(str(row.get("sentence")), 250), tuple(sorted(without)))
+
+
+def _group_row(group: Group, watched: Watched | None) -> Row:
+    spec, ranks = group.spec, group.ranks()
+    return {
+        "group": spec.name,
+        "owner": spec.owner,
+        "phase": group.phase,
+        "since": group.since_ns or None,
+        "reason": group.reason or None,
+        "generation": group.generation,
+        "version": spec.version,
+        "restarts": group.restarts,
+        "workers": len(spec.workers),
+        "world_size": len(ranks),
+        "master": ranks[0].worker,
+        "address": f"{group.address}:{group.port}" if group.port else None,
+        "excluded": ",".join(group.excluded) or None,
+        "waits_for": (watched.waits_for or None) if watched and group.phase == "ending" else None,
+        "restart": spec.restart,
+        "on_hang": spec.on_hang,
+        "command": " ".join(spec.command),
+    }
+
+
+def _there(group: Group | None, order: Order | None = None) -> Group:
+    if group is None or (group.phase == "deleted" and group.order != order):
+        raise NotFound("there is no such group", hint="`probingctl group list` shows the groups")
+    return group
+
+
+def _stopped(group: Group, who: str) -> Group | None:
+    return group.stopped(time.time_ns(), who) if group.phase in ("ending", "running") else None
+
+
+def _order(data: bytes) -> Order:
+    try:
+        return typed_json(Order, data[: 64 << 10])
+    except ValueError as e:
+        raise UsageError(f"the order is malformed: {escape(str(e), 200)}") from None
+
+
+def _check_member(request: pb.AgreeRequest, entry: Entry, caller: Caller | None) -> None:
+    """Raises PrivilegeError if certificates prove that the caller is no node of the group, or uses another's ballot."""
+    if caller is None or not caller.nodes:
+        return
+    if entry.known is not None and caller.nodes.isdisjoint(node.lower() for node in entry.known.nodes):
+        raise PrivilegeError(f"{caller.name} is no node of group {request.group}")
+    ballot = request.prepare if request.HasField("prepare") else request.accept.ballot
+    if not request.HasField("learn") and ballot.node.lower() not in caller.nodes:
+        raise PrivilegeError(f"{caller.name} proposes in the name of node {escape(ballot.node, 64)}")
+
+
+async def _pause(met: int) -> None:
+    """Waits a random time, so that of two proposers that met one comes first."""
+    await asyncio.sleep(random.uniform(0.01, 0.05 * 2 ** min(met, 5)))  # noqa: S311
+
+
+def _put(launcher: Launcher, order: pb.WorkOrder) -> None:
+    if launcher.orders.full():
+        # It reads nothing; when it connects again, it gets the newest records.
+        launcher.connected = False
+        return
+    launcher.orders.put_nowait(order)
+
+
+async def _send(launcher: Launcher, context: Context) -> None:
+    while True:
+        await context.write(await launcher.orders.get())
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,186 @@
+"""Groups of workers: created, started, failing, restarted and stopped, by real launchers under real daemons."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from e2e_support import Daemon
+from groups_scene import Launchers, User, living, ranks_of
+from network_namespaces import may_make_namespaces
+from site_of_nodes import Site, in_group, site_of
+from waiting import until
+
+GROUPS = "--groups.enabled=true"
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> User:
+    return User(tmp_path / "user")
+
+
+@pytest.fixture
+def launchers(user: User) -> Iterator[Launchers]:
+    made = Launchers(user)
+    yield made
+    made.close()
+
+
+def test_a_group_on_one_node(make_daemon: Callable[..., Daemon], user: User, launchers: Launchers) -> None:
+    daemon = make_daemon("n1", GROUPS).start()
+    launchers.start(daemon, "--slots", "5")
+    until(lambda: len(daemon.query("SELECT worker FROM cluster.workers")) == 5, what=daemon.tail)
+    create = (
+        "group",
+        "create",
+        "llama",
+        "--workers",
+        "n1-*",
+        "--master",
+        "n1-0",
+        "--backend",
+        "gloo",
+        "--env",
+        "NOTE=a\nb",
+    )
+    user.ctl(daemon, *create, "--restart", "on_failure", "--", *user.command)
+    assert user.status(daemon, "llama")["phase"] == "stopped"
+    user.ctl(daemon, "group", "start", "llama", "--force")
+    rows = ranks_of(user, daemon, "llama", "running", 5)
+    said = {}
+    for rank, row in rows.items():
+        lines = Path(row["log"]).read_text().splitlines()
+        said[rank] = json.loads(next(line for line in lines if line.startswith("{")))
+        assert living("llama")[row["pid"]] == ("llama", 1, str(rank))
+    assert [(one["RANK"], one["LOCAL_RANK"], one["NODE_RANK"]) for _, one in sorted(said.items())] == [
+        (str(rank), str(rank), "0") for rank in range(5)
+    ]
+    assert {(one["WORLD_SIZE"], one["BACKEND"], one["NOTE"], one["TORCHELASTIC_RUN_ID"]) for one in said.values()} == {
+        ("5", "gloo", "a\nb", "llama")
+    }
+
+    os.kill(rows[3]["pid"], signal.SIGKILL)
+    until(lambda: sorted(living("llama").values()) == [("llama", 2, str(rank)) for rank in range(5)], what=living)
+    status = user.status(daemon, "llama")
+    assert (status["phase"], status["generation"], status["restarts"]) == ("running", 2, 1)
+    assert status["why"] == "rank 3 (n1-3) was killed by SIGKILL"
+
+    for rank in range(5):
+        user.end(rank, 0)
+    until(lambda: user.status(daemon, "llama")["phase"] == "finished", what=lambda: user.status(daemon, "llama"))
+    assert living("llama") == {}
+
+
+NODES = ("n1", "n2", "n3", "n4")
+
+
+@pytest.fixture
+def site(base: Path, make_daemon: Callable[..., Daemon]) -> Iterator[Site]:
+    with site_of(base, make_daemon, NODES, (0.0,) * 4, [(GROUPS,)] * 4) as made:
+        yield made
+
+
+@pytest.fixture
+def crew(site: Site, tmp_path: Path) -> Iterator[Launchers]:
+    """Two workers on each of four nodes."""
+    user = User(tmp_path / "user", site.spaces[0].words, site.shown)
+    before = {
+        daemon.name: (*space.words, *in_group(group))
+        for daemon, space, group in zip(site.daemons, site.spaces, site.groups, strict=True)
+    }
+    made = Launchers(user, before)
+    for daemon in site.daemons:
+        made.start(daemon, "--slots", "2", "--allow", "*")
+    for daemon in site.daemons:
+        until(lambda d=daemon: len(d.query("FROM cluster.workers")) == 2, what=daemon.tail)  # type: ignore[misc]
+    yield made
+    made.close()
+
+
+def generations(name: str) -> dict[str, int]:
+    """Returns the generation of each living rank; fails if a rank has two processes."""
+    found: dict[str, int] = {}
+    for _, generation, rank in living(name).values():
+        assert rank not in found, living(name)
+        found[rank] = generation
+    return found
+
+
+@pytest.mark.skipif(not may_make_namespaces(), reason="network namespaces cannot be made here")
+def test_a_group_of_four_nodes(site: Site, crew: Launchers) -> None:
+    user, first = crew.user, site.daemons[0]
+    workers = ("--workers", "n*", "--master", "n3-1", "--backend", "gloo", "--restart", "on_failure")
+    user.ctl(first, "group", "create", "llama", *workers, "--grace", "1s", "--", *user.command)
+    user.ctl(first, "group", "start", "llama", "--force")
+    rows = ranks_of(user, first, "llama", "running", 8)
+    assert [row["worker"] for _, row in sorted(rows.items())] == [
+        f"n{node}-{number}" for node in (3, 1, 2, 4) for number in (0, 1)
+    ]
+    said = [json.loads(until(lambda row=row: _said(row["log"]))) for _, row in sorted(rows.items())]  # type: ignore[misc]
+    assert {(one["MASTER_ADDR"], one["WORLD_SIZE"], one["LOCAL_WORLD_SIZE"]) for one in said} == {
+        ("10.78.0.3", "8", "2")
+    }
+    assert [one["NODE_RANK"] for one in said] == ["0", "0", "1", "1", "2", "2", "3", "3"]
+
+    # A killed launcher: its ranks go on, and its successor finds them.
+    before = living("llama")
+    crew.kill("n2")
+    crew.again("n2")
+    launchers_of(site, "n2", crew.pid("n2"))
+    ranks_of(user, first, "llama", "running", 8)
+    assert living("llama") == before
+
+    # A killed daemon: nobody notices.
+    site.kill(2)
+    site.daemons[2].spawn()
+    site.daemons[2].wait_ready()
+    launchers_of(site, "n3", crew.pid("n3"))
+    ranks_of(user, first, "llama", "running", 8)
+    assert living("llama") == before
+
+    # The launcher begins anew in its own process, as for an upgrade.
+    pid = crew.pid("n4")
+    crew.processes["n4"].send_signal(signal.SIGHUP)
+    until(lambda: (user.home / "n4.launcher.log").read_text().count("connected") == 2)
+    launchers_of(site, "n4", pid)
+    ranks_of(user, first, "llama", "running", 8)
+    assert (living("llama"), crew.pid("n4"), crew.processes["n4"].poll()) == (before, pid, None)
+
+    # A rank that fails: all start again, and none of them twice.
+    user.end(3, 7)
+    until(lambda: generations("llama") == {str(rank): 2 for rank in range(8)}, what=living)
+    assert user.status(first, "llama")["why"] == "rank 3 (n1-1) exited with 7"
+
+    # A cut node takes nobody's rank while it may still run; after the heal the order that waited is carried out.
+    site.spaces[3].cut()
+    site.await_state(3, "failed")
+    user.ctl(first, "group", "restart", "llama", "--force")
+    until(lambda: "n4" in (user.status(first, "llama")["why"] or ""), what=lambda: user.status(first, "llama"))
+    until(lambda: generations("llama") == {"6": 2, "7": 2}, what=living)
+    site.spaces[3].join()
+    until(lambda: generations("llama") == {str(rank): 3 for rank in range(8)}, what=living)
+
+    user.ctl(first, "group", "stop", "llama")
+    until(lambda: not living("llama"), what=living)
+    user.ctl(first, "group", "set", "llama", "--master", "n4")
+    user.ctl(first, "group", "start", "llama", "--force")
+    rows = ranks_of(user, first, "llama", "running", 8)
+    assert [rows[rank]["worker"] for rank in range(3)] == ["n4-0", "n4-1", "n1-0"]
+    user.ctl(first, "group", "delete", "llama")
+    until(lambda: not living("llama"), what=living)
+    assert "(no groups)" in user.ctl(first, "group", "status").stdout
+
+
+def launchers_of(site: Site, node: str, pid: int) -> None:
+    """Waits until the launcher of a node is connected."""
+    daemon = site.daemons[NODES.index(node)]
+    sql = f"FROM cluster.workers WHERE launcher_pid = {pid} AND state = 'healthy' AND rank_state = 'running'"
+    until(lambda: len(daemon.query(sql)) == 2, what=lambda: daemon.query("FROM cluster.workers"))
+
+
+def _said(log: str) -> str:
+    return next((line for line in Path(log).read_text().splitlines() if line.startswith("{")), "")
