@@ -2,6 +2,7 @@
 
 Each line on stdin is an order as JSON, answered by a line. ``DIE_AT`` in the environment: the number of the point at
 which it kills itself; each call that changes a file, a process or a pipe is two points, one before and one after.
+``AHEAD``: by how many seconds its clocks are ahead.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import queue
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from probing.groups.group import Group
 from probing.groups.keys import trusted_keys
 from probing.launcher.allowed import Rules
 from probing.launcher.launcher import Launcher
+from probing.launcher.processes import Clock
 
 CHANGES = (
     (os, ("fsync", "memfd_create", "posix_spawn", "write", "ftruncate", "pidfd_open", "waitpid")),
@@ -51,12 +52,29 @@ def die_at(point: int) -> None:
             setattr(where, name, counted(getattr(where, name)))
 
 
-def answer(launcher: Launcher, order: dict[str, Any]) -> Any:
+class AheadClock(Clock):
+    """The machine's clocks, put forward: time passes when a test says so."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def boot_ns(self) -> int:
+        return super().boot_ns() + round(self.seconds * 1e9)
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.seconds
+
+
+def answer(launcher: Launcher, clock: AheadClock, order: dict[str, Any]) -> Any:
     match order["op"]:
+        case "advance":
+            clock.seconds += order["seconds"]
+            return clock.seconds
         case "apply":
             return launcher.apply(Group.from_json(order["group"].encode()))
         case "renew":
-            return launcher.renew(order["name"], order["generation"], time.monotonic() + order["seconds"])
+            return launcher.renew(order["name"], order["generation"], clock.monotonic() + order["seconds"])
         case "report":
             return launcher.report()
         case "clear":
@@ -72,7 +90,8 @@ def main() -> None:
         die_at(point)
     keys = trusted_keys(Path(directory) / "keys")
     rules = Rules(keys, os.getuid(), "root", tuple(json.loads(allow)))
-    launcher = Launcher(node, workers.split(), Path(directory) / "state", rules)
+    clock = AheadClock(float(os.environ.get("AHEAD", "0")))
+    launcher = Launcher(node, workers.split(), Path(directory) / "state", rules, clock)
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
@@ -93,7 +112,7 @@ def main() -> None:
         while not orders.empty():
             if not (line := orders.get()):
                 return launcher.close()
-            result = answer(launcher, json.loads(line))
+            result = answer(launcher, clock, json.loads(line))
             print(json.dumps(result), flush=True)
             launcher.step()
         launcher.wait(60)

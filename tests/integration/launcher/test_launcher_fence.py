@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ IGNORES_SIGTERM = (
 )
 
 
-def fenced(directory: Path, name: str, *command: str, fence_s: float, **fields: object) -> Owner:
-    return Owner(directory, name, *command, number=2, on_hang="restart_without_node", fence_s=fence_s, **fields)
+def fenced(directory: Path, name: str, *command: str, **fields: object) -> Owner:
+    defaults = {"on_hang": "restart_without_node", "fence_s": 1000.0, "grace_s": 100.0}
+    return Owner(directory, name, *command, number=2, **{**defaults, **fields})
 
 
 def start(launcher: LauncherProcess, owner: Owner, seconds: float) -> list[dict]:
@@ -33,59 +35,119 @@ def start(launcher: LauncherProcess, owner: Owner, seconds: float) -> list[dict]
 
 
 def test_ranks_are_dead_before_the_lease_is_over(directory: Path, name: str) -> None:
-    owner = fenced(directory, name, *IGNORES_SIGTERM, fence_s=3.0, grace_s=30.0)
+    owner = fenced(directory, name, *IGNORES_SIGTERM)
     with LauncherProcess(directory) as launcher:
-        begun = time.monotonic()
         # A lease is never longer than the fence, whatever a node says.
-        for row in start(launcher, owner, 1000.0):
+        for row in start(launcher, owner, 5000.0):
             until(lambda path=row["log"]: "ready" in Path(path).read_text())
-        until(lambda: living(name) == {})
-        assert time.monotonic() >= begun + 3.0 - 3.0 / 20
+        # The grace time, and a second for SIGKILL, before the end.
+        launcher.ask("advance", seconds=1000 - 100 - 60)
+        assert {row["state"] for row in launcher.rows()} == {"running"}
+        launcher.ask("advance", seconds=60)
+        launcher.until_states("ending")
+        launcher.ask("advance", seconds=40)
+        assert {row["state"] for row in launcher.rows()} == {"ending"}
+        assert len(living(name)) == 2
+        launcher.ask("advance", seconds=59)
         rows = launcher.until_states("fenced")
-        reason = "fenced: no word from a majority of the group's nodes for 3 s; ended by SIGKILL"
+        assert living(name) == {}
+        reason = "fenced: no word from a majority of the group's nodes for 1000 s; ended by SIGKILL"
         assert {row["reason"] for row in rows} == {reason}
         # It does not start again, though a lease comes.
-        launcher.ask("renew", name=name, generation=1, seconds=3.0)
+        launcher.ask("renew", name=name, generation=1, seconds=1000.0)
         assert {row["state"] for row in launcher.rows()} == {"fenced"}
         launcher.apply(owner.order("restart"))
         launcher.apply(owner.run())
         launcher.until_states("waiting")
-        launcher.ask("renew", name=name, generation=2, seconds=3.0)
+        launcher.ask("renew", name=name, generation=2, seconds=1000.0)
         launcher.until_states("running")
-        launcher.stop(owner)
+        launcher.apply(owner.order("stop"))
+        launcher.ask("advance", seconds=100)
+        launcher.until(lambda rows: all(row["clear"] for row in rows))
 
 
 def test_a_lease_that_is_renewed_lets_ranks_run(directory: Path, name: str) -> None:
-    owner = fenced(directory, name, "sleep", "1009", fence_s=1.3, grace_s=0.1)
+    owner = fenced(directory, name, "sleep", "1009")
     with LauncherProcess(directory) as launcher:
-        start(launcher, owner, 3.0)
-        until_s = time.monotonic() + 3.0
-        while time.monotonic() < until_s:
-            launcher.ask("renew", name=name, generation=1, seconds=3.0)
-            time.sleep(0.05)
+        start(launcher, owner, 1000.0)
+        for _ in range(23):
+            launcher.ask("advance", seconds=700.0)
+            launcher.ask("renew", name=name, generation=1, seconds=1000.0)
+            # Leases of other generations, and shorter ones, change nothing.
+            launcher.ask("renew", name=name, generation=1, seconds=-1.0)
+            launcher.ask("renew", name=name, generation=2, seconds=1.0)
         assert {row["state"] for row in launcher.rows()} == {"running"}
-        launcher.until_states("fenced")
+        launcher.ask("advance", seconds=900.0)
+        assert {row["signal"] for row in launcher.until_states("fenced")} == {signal.SIGTERM}
         launcher.stop(owner)
 
 
 def test_a_new_launcher_knows_the_lease(directory: Path, name: str) -> None:
-    owner = fenced(directory, name, "sleep", "1009", fence_s=2.0, grace_s=0.1)
+    owner = fenced(directory, name, "sleep", "1009")
     with LauncherProcess(directory) as launcher:
-        start(launcher, owner, 2.0)
+        start(launcher, owner, 1000.0)
         launcher.kill()
-    time.sleep(2.0)
-    assert len(living(name)) == 2
-    with LauncherProcess(directory) as launcher:
+    with LauncherProcess(directory, env={"AHEAD": "800"}) as launcher:
+        launcher.until_states("running")
+        launcher.kill()
+    with LauncherProcess(directory, env={"AHEAD": "1000"}) as launcher:
         launcher.until_states("fenced")
         assert living(name) == {}
 
 
-def test_a_group_without_fence_runs_without_word(directory: Path, name: str) -> None:
-    owner = Owner(directory, name, "sleep", "1009", number=1, fence_s=0.1)
+def test_a_launcher_without_its_state_file_fences_from_its_start(directory: Path, name: str) -> None:
+    owner = fenced(directory, name, "sleep", "1009")
     with LauncherProcess(directory) as launcher:
-        [row] = launcher.start(owner)
-        time.sleep(0.3)
-        assert launcher.rows() == [row]
+        start(launcher, owner, 1000.0)
+        launcher.kill()
+    (directory / "state" / "launcher.json").unlink()
+    with LauncherProcess(directory, env={"AHEAD": "3000"}) as launcher:
+        launcher.apply(owner.group)
+        launcher.until_states("running")
+        launcher.ask("advance", seconds=840)
+        assert {row["state"] for row in launcher.rows()} == {"running"}
+        launcher.ask("advance", seconds=160)
+        launcher.until_states("fenced")
+
+
+def test_the_lease_cuts_an_ending_short(directory: Path, name: str) -> None:
+    ignores = IGNORES_SIGTERM[3].replace("print", "signal.signal(signal.SIGUSR1, signal.SIG_IGN); print")
+    owner = fenced(directory, name, *IGNORES_SIGTERM[:3], ignores, grace_s=3600.0, save=("SIGUSR1",), save_s=3600.0)
+    with LauncherProcess(directory) as launcher:
+        for row in start(launcher, owner, 1000.0):
+            until(lambda path=row["log"]: "ready" in Path(path).read_text())
+        launcher.apply(owner.restart())
+        launcher.until_states("ending")
+        launcher.ask("advance", seconds=940)
+        assert len(living(name)) == 2
+        launcher.ask("advance", seconds=60)
+        launcher.until(lambda rows: all(row["clear"] for row in rows))
+        assert living(name) == {}
+
+
+def test_an_hour_has_to_pass_before_more_restarts(directory: Path, name: str) -> None:
+    owner = Owner(directory, name, "sleep", "1009", number=1, max_restarts=1)
+    with LauncherProcess(directory) as launcher:
+        launcher.start(owner)
+        launcher.apply(owner.restart())
+        launcher.apply(owner.run())
+        launcher.until_states("running")
+        launcher.ask("advance", seconds=3540)
+        owner.group = replace(owner.group, generation=3, attempts=())
+        launcher.apply(owner.group)
+        [row] = launcher.until_states("refused")
+        assert row["reason"] == "1 restart within an hour, and the specification allows 1"
+        launcher.ask("advance", seconds=60)
+        launcher.until_states("running")
+        launcher.stop(owner)
+
+
+def test_a_group_without_fence_runs_without_word(directory: Path, name: str) -> None:
+    owner = Owner(directory, name, "sleep", "1009", number=1, fence_s=1000.0)
+    with LauncherProcess(directory) as launcher:
+        rows = launcher.start(owner)
+        launcher.ask("advance", seconds=3000.0)
+        assert launcher.rows() == rows
         launcher.stop(owner)
 
 
