@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -41,7 +41,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class _Kept(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Kept:
     """A record on disk. ``number``: of the write, over all groups."""
 
     number: int

@@ -64,7 +64,8 @@ def test_a_group_on_one_node(make_daemon: Callable[..., Daemon], user: User, lau
     }
 
     assert '"RANK": "3"' in user.ctl(daemon, "group", "logs", "llama", "--rank", "3").stdout
-    assert [rank["rank"] for rank in daemon.json("ps", "--job", "llama")] == [0, 1, 2, 3, 4]
+    ps = "SELECT rank FROM process.processes WHERE job = 'llama' AND role = 'trainer' ORDER BY rank"
+    until(lambda: [row["rank"] for row in daemon.query(ps)] == [0, 1, 2, 3, 4], what=lambda: daemon.query(ps))
 
     os.kill(rows[3]["pid"], signal.SIGKILL)
     until(lambda: sorted(living("llama").values()) == [("llama", 2, str(rank)) for rank in range(5)], what=living)
