@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.outgoing import PeerStubs
 from probing.groups.group import Group
 from probing.groups.register import Accepted, Acceptor, Ballot, Committed, Promise, Proposal, Refusal
+from probing.groups.spec import stem_of
 
 __all__ = (
     "Entry",
@@ -39,14 +41,6 @@ _PORTS = 64
 MAX_GROUPS = 1024
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A record on disk. ``number``: of the write, over all groups."""
-
-    number: int
-    acceptor: Header
 
 
 @dataclass(slots=True)
@@ -82,40 +76,43 @@ class Records:
         self._collector = collector
         self.entries: dict[str, Entry] = {}
         self.loaded = False
-        self._damaged: set[str] = set()
-        self._number = 0
+        # ``stem_of`` groups whose state on disk cannot be read: without it, this node could break its promises.
+        self._unreadable: set[str] = set()
 
     async def load(self) -> None:
         """Reads the records that were kept. Raises PeerError while the collector does not answer."""
-        records, damaged = await asyncio.to_thread(self._collector.kept_groups, _KEEP_S)
-        self._damaged = set(damaged)
-        for name, text in records.items():
+        kept = await asyncio.to_thread(self._collector.kept_groups, _KEEP_S)
+        self._unreadable.update(kept["unreadable"])
+        for name, text in kept["records"].items():
             try:
-                kept = typed_json(_Kept, text.encode())
-                acceptor = Acceptor.from_dict(kept.acceptor)
+                acceptor = Acceptor.from_dict(typed_json(Header, text.encode()))
                 value = acceptor.committed.value
                 self.entries.setdefault(name, Entry(acceptor, Group.from_json(value) if value else None))
-                self._number = max(self._number, kept.number)
             except (FormatError, ValueError) as e:
-                _log.error("the record of group %.80r cannot be read, so this node has no vote on it: %s", name, e)
-                self._damaged.add(name)
+                _log.warning("this node takes no part in group %.80r, whose record cannot be read: %s", name, e)
+                self._unreadable.add(stem_of(name))
         self.loaded = True
+
+    def find(self, name: str) -> Entry | None:
+        """Returns the entry of a group, None if it is not known. Raises PeerError before the records are loaded, and if
+        the record cannot be read.
+        """
+        if not self.loaded:
+            raise PeerError("this node is starting", hint="ask again in some seconds")
+        if self._unreadable and stem_of(name) in self._unreadable:
+            raise PeerError(f"the record of group {name} cannot be read on this node", hint="its log says why")
+        return self.entries.get(name)
 
     def entry(self, name: str, identity: str = "") -> Entry:
         """Returns the entry of the group with this name and id, a new one if it is not known.
 
-        Raises PeerError before the records are loaded, and for a group whose record cannot be read: without it this
-        node might break its promises. Raises PrivilegeError if another group has the name, Overloaded if there are too
-        many groups.
+        Raises PeerError as ``find`` does, PrivilegeError if another group has the name, Overloaded if there are too
+        many.
         """
-        if not self.loaded:
-            raise PeerError("this node is starting", hint="ask again in some seconds")
-        if name in self._damaged:
-            raise PeerError(f"the record of group {name} cannot be read here", hint="the daemon's log names its file")
-        entry = self.entries.get(name)
+        entry = self.find(name)
         if entry is None:
             if len(self.entries) >= MAX_GROUPS:
-                raise Overloaded(f"this node has {MAX_GROUPS} groups", hint="delete groups that nobody uses")
+                raise Overloaded(f"this node has {MAX_GROUPS} groups", hint="give a group of yours a new specification")
             entry = self.entries[name] = Entry()
         if identity and entry.id not in ("", identity):
             raise PrivilegeError(f"another group has the name {name} here", hint="give the group another name")
@@ -137,8 +134,7 @@ class Records:
         group = _checked(name, proposal.value, entry)
 
         async def accepted() -> Accepted | Refusal:
-            if entry.known is not None and group.generation < entry.known.generation:
-                raise FormatError(f"the record of group {name} is older than the record here")
+            _check_order(entry.known, group)
             acceptor, answer = entry.acceptor.accept(proposal)
             await self._keep(name, entry, acceptor)
             return answer
@@ -155,6 +151,7 @@ class Records:
         async def learned() -> bool:
             if committed.ballot <= entry.ballot:
                 return False
+            _check_order(entry.known, group)
             await self._keep(name, entry, entry.acceptor.learn(committed))
             entry.known = group
             return True
@@ -164,9 +161,8 @@ class Records:
     async def _keep(self, name: str, entry: Entry, acceptor: Acceptor) -> None:
         """Writes the state to disk; only then it counts."""
         if acceptor != entry.acceptor:
-            self._number += 1
-            text = json.dumps({"number": self._number, "acceptor": acceptor.to_dict()}, separators=(",", ":"))
-            await asyncio.to_thread(self._collector.keep_group, name, text, self._number, _KEEP_S)
+            text = json.dumps(acceptor.to_dict(), separators=(",", ":")).encode()
+            await asyncio.to_thread(self._collector.keep_group, name, time.monotonic_ns(), text, _KEEP_S)
             entry.acceptor = acceptor
 
 
@@ -181,6 +177,12 @@ async def _whole(entry: Entry, step: Callable[[], Coroutine[Any, Any, _T]]) -> _
             return await step()
 
     return await asyncio.shield(asyncio.create_task(locked()))
+
+
+def _check_order(known: Group | None, group: Group) -> None:
+    """Raises FormatError for a record that cannot follow the known record: neither number ever decreases."""
+    if known is not None and (group.generation < known.generation or group.spec.version < known.spec.version):
+        raise FormatError(f"the record of group {known.spec.name} is older than the record here")
 
 
 def _checked(name: str, record: bytes, entry: Entry) -> Group:
@@ -280,9 +282,13 @@ def proposal_of(sent: pb.Proposal) -> Proposal:
     return Proposal(ballot_of(sent.ballot), sent.record, tuple(sent.base))
 
 
-def free_port(first: int) -> int:
-    """Returns the first free TCP port from ``first`` on. Raises PeerError if the next 64 are taken."""
+def free_port(first: int, taken: Collection[int] = ()) -> int:
+    """Returns the first free TCP port from ``first`` on, without those ``taken``. Raises PeerError if the next 64 are
+    in use.
+    """
     for port in range(first, min(first + _PORTS, 65_536)):
+        if port in taken:
+            continue
         with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as sock:
             # A rendezvous that ended lately leaves connections in TIME_WAIT, which its successor may ignore.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
