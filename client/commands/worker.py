@@ -63,7 +63,7 @@ def run(settings: Settings, options: Options) -> None:
     with opened(alone) as cluster:
         node = cluster.status()[0][1].node
         workers = _workers(node, options)
-        launcher = Launcher(node, workers, _state_directory(), rules)
+        launcher = Launcher(node, workers, _state_directory(node), rules)
         # A signal only wakes the loop, which then looks at this list.
         signals: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -133,8 +133,10 @@ def _workers(node: str, options: Options) -> tuple[str, ...]:
     return tuple(f"{node}-{number}" for number in range(options.slots or _gpus() or 1))
 
 
-def _state_directory() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "probing" / "launcher"
+def _state_directory(node: str) -> Path:
+    """Returns the launcher's directory. It has the node's name, since nodes may share the home directory."""
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return base / "probing" / "launcher" / node
 
 
 def _gpus() -> int:
