@@ -80,6 +80,16 @@ def test_a_group_on_one_node(make_daemon: Callable[..., Daemon], user: User, lau
     until(lambda: user.status(daemon, "llama")["phase"] == "finished", what=lambda: user.status(daemon, "llama"))
     assert living("llama") == {}
 
+    # A command that does not exist: the reason is where people look.
+    user.ctl(
+        daemon, "group", "create", "broken", "--workers", "n1-0,n1-1", "--master", "n1-0", "--", "/no/such/program"
+    )
+    user.ctl(daemon, "group", "start", "broken", "--force")
+    until(lambda: user.status(daemon, "broken")["phase"] == "failed", what=lambda: user.status(daemon, "broken"))
+    for command in (("diagnose", "--job", "broken"), ("ps", "--group", "broken")):
+        done = user.ctl(daemon, *command, check=1)
+        assert "group broken has no processes: it is failed, rank 0 (n1-0) exited with 127" in done.stderr, done.stderr
+
 
 NODES = ("n1", "n2", "n3", "n4")
 
