@@ -216,8 +216,12 @@ def _check_nodes(settings: Settings, groups: GroupsSeen, group: Group, *, force:
     nodes = dict.fromkeys(rank.node for rank in group.ranks())
     if unknown := [node for node in nodes if node not in groups.addresses]:
         raise UsageError(f"node {escape(unknown[0], 80)} is not known here", hint="`probingctl nodes` lists the nodes")
+    alone = replace(settings, nodes=(), all_nodes=False, where=())
+    with opened(alone) as cluster:
+        # The target is asked as it is: its address for other nodes may need a token.
+        is_target = list(nodes) == [cluster.status()[0][1].node]
     addresses = tuple(groups.addresses[node] for node in nodes)
-    with opened(replace(settings, nodes=addresses, all_nodes=True, where=())) as cluster:
+    with opened(alone if is_target else replace(alone, nodes=addresses, all_nodes=True)) as cluster:
         failures = [one for one in results(gathered(cluster, Wanted(), Plan())) if one.state == FAIL]
     for failure in failures:
         warn(f"{failure.check}: {failure.text}")

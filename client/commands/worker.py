@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ from probing.api.text import escape, listed, plural
 from probing.client.launching import Lease, Link, LogWanted
 from probing.client.session import opened
 from probing.client.settings import Settings
+from probing.client.web.peers import user_name
 from probing.groups.keys import trusted_keys
 from probing.groups.spec import node_of
 
@@ -59,7 +59,7 @@ def run(settings: Settings, options: Options) -> None:
 
     target = settings.target if options.join is None else options.join
     alone = replace(settings, target=target, nodes=(), all_nodes=False, where=())
-    rules = Rules(trusted_keys(), os.getuid(), getpass.getuser(), tuple(options.allow or ()))
+    rules = Rules(trusted_keys(), os.getuid(), user_name(), tuple(options.allow or ()))
     with opened(alone) as cluster:
         node = cluster.status()[0][1].node
         workers = _workers(node, options)
