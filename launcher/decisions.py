@@ -98,9 +98,9 @@ def start_verdict(group: Group, spec: Spec, history: History, rules: Rules, fact
     return Verdict("start")
 
 
-def ended_below(group: Group) -> int:
-    """Returns the generation below which all processes are ended."""
-    return group.generation + (group.phase not in ("ending", "running", "finished"))
+def ended_below(generation: int, phase: Phase) -> int:
+    """Returns the generation below which all processes are ended, if a record has ``generation`` and ``phase``."""
+    return generation + (phase not in ("ending", "running", "finished"))
 
 
 def recent_restarts(history: History, boot_id: str, boot_ns: int) -> int:

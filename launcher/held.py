@@ -26,9 +26,10 @@ _SECOND_NS = 1_000_000_000
 class Held:
     """A group whose records this launcher took.
 
-    ``ranks``: the workers of this launcher that have a rank in the record's generation. ``obstacle``: why it could not
-    be started, the last time. ``looked``: the newest generation since whose record the processes were listed;
-    ``cleared``: the newest generation before which no process is left. ``fenced``: the lease whose end ended the ranks.
+    ``ranks``: the workers of this launcher that have a rank in the record's generation. ``problem``: why the record is
+    no longer obeyed; ``obstacle``: why it could not be started, the last time. ``looked``: the newest generation since
+    whose record the processes were listed; ``cleared``: the newest generation before which no process is left.
+    ``fenced``: the lease whose end ended the ranks.
     """
 
     def __init__(self, history: History, workers: Collection[str], directory: Path) -> None:
@@ -38,7 +39,7 @@ class Held:
         self.spec: Spec | None = None
         self.table: list[Worker] = []
         self.ranks: list[Worker] = []
-        self.obstacle = ""
+        self.problem = self.obstacle = ""
         self.ending: Ending | None = None
         self.looked = self.cleared = -1
         self.fenced: tuple[str, int, int] | None = None
@@ -46,7 +47,7 @@ class Held:
 
     def take(self, group: Group, clock: Clock) -> None:
         """Makes ``group`` the record of the group. It must have been accepted."""
-        self.group, self.spec, self.obstacle = group, group.spec, ""
+        self.group, self.spec, self.problem, self.obstacle = group, group.spec, "", ""
         self.table = group.ranks() if group.phase in ("running", "finished") else []
         self.ranks = [worker for worker in self.table if worker.worker in self._workers]
         history = self.history
@@ -55,8 +56,15 @@ class Held:
         history.version, history.generation, history.phase = group.spec.version, group.generation, group.phase
         history.order = group.order.generation if group.order else 0
         history.record = group.to_json().decode()
-        if group.phase == "deleted":
-            history.record = history.ran = ""
+
+    def forget_deleted(self) -> bool:
+        """Forgets all but the numbers of a deleted group of which nothing is left; returns whether that is new."""
+        history = self.history
+        if history.phase != "deleted" or not history.record or self.cleared < history.generation:
+            return False
+        history.record = history.ran = ""
+        history.runs = []
+        return True
 
     def renewed(self, lease: tuple[str, int, int], least_ns: int) -> bool:
         """Takes a lease that ends later than the last one; returns whether it is to be written to the state file.
@@ -90,7 +98,7 @@ class Held:
     @property
     def below(self) -> int:
         """The generation below which all processes are to be ended."""
-        return 0 if self.group is None else ended_below(self.group)
+        return ended_below(self.history.generation, self.history.phase)
 
     @property
     def leaders(self) -> list[Leader]:

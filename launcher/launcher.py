@@ -36,6 +36,8 @@ __all__ = ("Launcher",)
 
 _SECOND_NS, _NEVER_NS = 1_000_000_000, 1 << 62
 _MAX_ROWS = 1024
+# In characters; the state file, in which a record may take four times as much, is read up to 96 MiB.
+_MAX_RECORDS = 16 << 20
 _IDLE = ("idle", "ended", "fenced")
 
 
@@ -86,8 +88,7 @@ class Launcher:
             return e.message
         held = self._held.get(spec.name)
         problem = record_problem(group, spec, held.history if held else None, self._rules)
-        if not problem and held is None and len(self._held) >= MAX_GROUPS and not self._forget_deleted():
-            problem = f"this launcher has {MAX_GROUPS:,} groups: delete some"
+        problem = problem or self._space_problem(group, held)
         if problem:
             self._refusals.add(group, problem, held is not None)
             return problem
@@ -113,9 +114,8 @@ class Launcher:
             return
         fence_ns = round(held.spec.fence_s * _SECOND_NS)
         left_ns = min(round((until - self._clock.monotonic()) * _SECOND_NS), fence_ns)
-        until_ns = self._clock.boot_ns() + left_ns
-        lease = (self._clock.boot_id, until_ns, generation)
-        if held.renewed(lease, fence_ns // 10):
+        lease = (self._clock.boot_id, self._clock.boot_ns() + left_ns, generation)
+        if left_ns > 0 and held.renewed(lease, fence_ns // 10):
             self._dirty = True
 
     def step(self) -> None:
@@ -194,8 +194,9 @@ class Launcher:
         if history.record:
             with suppress(ProbingError):
                 group = Group.from_json(history.record.encode())
-                if not record_problem(group, group.spec, history, self._rules):
-                    held.take(group, self._clock)
+                held.take(group, self._clock)
+                # Its key may be trusted no longer.
+                held.problem = record_problem(group, group.spec, history, self._rules)
         return held
 
     def _rows(self, held: Held, now_ns: int) -> list[dict[str, Any]]:
@@ -215,6 +216,12 @@ class Launcher:
         if held.group is not None and (held.group.phase != "deleted" or held.cleared < held.history.generation):
             named.update(held.group.spec.workers, (run.worker for run in held.history.runs))
         return [*(worker for worker in self.workers if worker in named), *others]
+
+    def _space_problem(self, group: Group, held: Held | None) -> str:
+        if held is None and len(self._held) >= MAX_GROUPS and not self._forget_deleted():
+            return f"this launcher has {MAX_GROUPS:,} groups: delete some"
+        size = sum(len(history.record) for history in self._state.groups) + len(group.spec_text)
+        return "the records of this launcher's groups are too large: delete some" if size > _MAX_RECORDS else ""
 
     def _forget_deleted(self) -> bool:
         """Forgets the group that was first deleted; returns whether there was one."""
@@ -282,7 +289,7 @@ class Launcher:
         if held.group is None or held.spec is None:
             return Verdict("idle", "this launcher has no valid record of the group")
         older = tuple(sorted(stat.pid for stat in self._watch.older(held)))
-        problem = self._file.problem or held.obstacle
+        problem = held.problem or self._file.problem or held.obstacle
         clock, unknown = self._clock, self._watch.problem
         facts = Facts(self.node, clock.boot_id, now_ns, len(held.ranks), older, problem, unknown)
         return start_verdict(held.group, held.spec, held.history, self._rules, facts)
@@ -292,11 +299,11 @@ class Launcher:
         # What was seen has to be on the disk first: an older generation must not start after a crash.
         if self._dirty or held.looked < history.generation or held.ending is not None:
             return
-        held.cleared = history.generation
-        held.obstacle = ""
+        held.cleared, held.obstacle = history.generation, ""
+        self._dirty = held.forget_deleted()
         if history.started < history.generation and self._verdict(held, now_ns).state == "start":
             start(held, self._state, self._file, self._children, self._clock)
-            self._dirty = bool(self._file.problem)
+            self._dirty |= bool(self._file.problem)
 
     def _write(self, now_ns: int) -> None:
         if self._dirty and now_ns >= self._next_write_ns:

@@ -11,7 +11,7 @@ from probing.launcher.census import Member
 from probing.launcher.children import Child
 from probing.launcher.decisions import Verdict
 from probing.launcher.held import Held
-from probing.launcher.processes import stat_of
+from probing.launcher.processes import still_alive
 from probing.launcher.state import Run
 
 __all__ = ("Refusals", "row")
@@ -114,10 +114,9 @@ def _refusal(group: Group, worker: str, generation: int, reason: str) -> dict[st
 
 def _left(run: Run, child: Child | None, members: Sequence[Member]) -> dict[str, Any]:
     """Returns what is said of processes that are left of a rank whose first process has ended."""
-    left = 0
-    for member in members if child is None else ():
-        stat = stat_of(member.stat.pid) if member.rank == run.rank else None
-        left += stat is not None and stat.start_ns == member.stat.start_ns and stat.alive
+    if child is not None:
+        return {}
+    left = sum(member.rank == run.rank and still_alive(member.stat) for member in members)
     if not left:
         return {}
     runs = "runs" if left == 1 else "run"

@@ -241,7 +241,7 @@ def test_a_fenced_group_starts_under_a_lease_of_its_generation(lease: Any, state
     [("ending", 7), ("running", 7), ("finished", 7), ("stopped", 8), ("failed", 8), ("deleted", 8)],
 )
 def test_generations_that_are_ended(phase: Any, below: int) -> None:
-    assert ended_below(record(phase, 7)) == below
+    assert ended_below(7, phase) == below
 
 
 @pytest.mark.parametrize(
