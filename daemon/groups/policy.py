@@ -79,7 +79,7 @@ def _start(group: Group, spec: Spec, watched: Watched, now: float, now_ns: int) 
     ranks = {rank.worker: rank.rank for rank in group.ranks()}
     refused = [row for row in every if row.state == "refused" and row.generation == group.generation]
     if refused := [row for row in refused if row.worker in ranks]:
-        return Step("failed", "failure", failure_text(refused, ranks))
+        return Step("failed", "failure", _failure_text(refused, ranks))
     fenced = spec.fenced and now - watched.since > spec.fence_s + _MARGIN_S
     blocked: dict[str, list[str]] = {}
     for worker in group.occupied:

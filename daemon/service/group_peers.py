@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -115,7 +115,7 @@ class Records:
         entry = self.entries.get(name)
         if entry is None:
             if len(self.entries) >= MAX_GROUPS:
-                raise Overloaded(f"this node has {MAX_GROUPS} groups", hint="delete groups that nobody uses")
+                raise Overloaded(f"this node has {MAX_GROUPS} groups", hint="give a group of yours a new specification")
             entry = self.entries[name] = Entry()
         if identity and entry.id not in ("", identity):
             raise PrivilegeError(f"another group has the name {name} here", hint="give the group another name")
@@ -137,8 +137,7 @@ class Records:
         group = _checked(name, proposal.value, entry)
 
         async def accepted() -> Accepted | Refusal:
-            if entry.known is not None and group.generation < entry.known.generation:
-                raise FormatError(f"the record of group {name} is older than the record here")
+            _check_order(entry.known, group)
             acceptor, answer = entry.acceptor.accept(proposal)
             await self._keep(name, entry, acceptor)
             return answer
@@ -155,6 +154,7 @@ class Records:
         async def learned() -> bool:
             if committed.ballot <= entry.ballot:
                 return False
+            _check_order(entry.known, group)
             await self._keep(name, entry, entry.acceptor.learn(committed))
             entry.known = group
             return True
@@ -165,7 +165,7 @@ class Records:
         """Writes the state to disk; only then it counts."""
         if acceptor != entry.acceptor:
             self._number += 1
-            text = json.dumps({"number": self._number, "acceptor": acceptor.to_dict()}, separators=(",", ":"))
+            text = json.dumps({"number": self._number, "acceptor": acceptor.to_dict()}, separators=(",", ":")).encode()
             await asyncio.to_thread(self._collector.keep_group, name, text, self._number, _KEEP_S)
             entry.acceptor = acceptor
 
@@ -181,6 +181,12 @@ async def _whole(entry: Entry, step: Callable[[], Coroutine[Any, Any, _T]]) -> _
             return await step()
 
     return await asyncio.shield(asyncio.create_task(locked()))
+
+
+def _check_order(known: Group | None, group: Group) -> None:
+    """Raises FormatError for a record that cannot follow the known record: neither number ever decreases."""
+    if known is not None and (group.generation < known.generation or group.spec.version < known.spec.version):
+        raise FormatError(f"the record of group {known.spec.name} is older than the record here")
 
 
 def _checked(name: str, record: bytes, entry: Entry) -> Group:
@@ -280,9 +286,13 @@ def proposal_of(sent: pb.Proposal) -> Proposal:
     return Proposal(ballot_of(sent.ballot), sent.record, tuple(sent.base))
 
 
-def free_port(first: int) -> int:
-    """Returns the first free TCP port from ``first`` on. Raises PeerError if the next 64 are taken."""
+def free_port(first: int, taken: Collection[int] = ()) -> int:
+    """Returns the first free TCP port from ``first`` on, without those ``taken``. Raises PeerError if the next 64 are
+    in use.
+    """
     for port in range(first, min(first + _PORTS, 65_536)):
+        if port in taken:
+            continue
         with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as sock:
             # A rendezvous that ended lately leaves connections in TIME_WAIT, which its successor may ignore.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
