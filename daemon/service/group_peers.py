@@ -60,7 +60,9 @@ class Entry:
     @property
     def id(self) -> str:
         """The id of the group whose record is here; empty if there is no record yet."""
-        value = self.acceptor.committed.value or self.acceptor.accepted.value
+        if self.known is not None:
+            return self.known.spec.id
+        value = self.acceptor.accepted.value
         return Group.from_json(value).spec.id if value else ""
 
     @property
@@ -71,8 +73,8 @@ class Entry:
     @property
     def generation(self) -> int:
         """The highest generation in a record that this node has accepted or learned."""
-        accepted = self.acceptor.accepted.value
-        return max(Group.from_json(accepted).generation if accepted else 0, self.known.generation if self.known else 0)
+        accepted, known = self.acceptor.accepted, self.known.generation if self.known else 0
+        return known if accepted.ballot <= self.ballot else max(known, Group.from_json(accepted.value).generation)
 
 
 class Records:
@@ -101,18 +103,25 @@ class Records:
                 self._damaged.add(name)
         self.loaded = True
 
-    def entry(self, name: str, identity: str = "") -> Entry:
-        """Returns the entry of the group with this name and id, a new one if it is not known.
+    def find(self, name: str) -> Entry | None:
+        """Returns the entry of the group with this name, None if there is none.
 
         Raises PeerError before the records are loaded, and for a group whose record cannot be read: without it this
-        node might break its promises. Raises PrivilegeError if another group has the name, Overloaded if there are too
-        many groups.
+        node might break its promises.
         """
         if not self.loaded:
             raise PeerError("this node is starting", hint="ask again in some seconds")
         if name in self._damaged:
             raise PeerError(f"the record of group {name} cannot be read here", hint="the daemon's log names its file")
-        entry = self.entries.get(name)
+        return self.entries.get(name)
+
+    def entry(self, name: str, identity: str = "") -> Entry:
+        """Returns the entry of the group with this name and id, a new one if it is not known.
+
+        Raises PeerError as ``find`` does, PrivilegeError if another group has the name, Overloaded if there are too
+        many groups.
+        """
+        entry = self.find(name)
         if entry is None:
             if len(self.entries) >= MAX_GROUPS:
                 raise Overloaded(f"this node has {MAX_GROUPS} groups", hint="give a group of yours a new specification")
