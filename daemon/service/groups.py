@@ -157,9 +157,6 @@ class Groups:
         _log.warning("group %s: %s by %s: generation %d", request.name, kind, caller, record.generation)
         return pb.GroupReply(node=self._node, groups=[record.to_json()])
 
-    def _stopped(self, group: Group, who: str) -> Group | None:
-        return group.stopped(self._wall_ns(), who) if group.phase in ("ending", "running") else None
-
     async def log(self, request: pb.GroupLogRequest, caller: Caller) -> pb.GroupLogReply:
         """Returns a part of the log of a rank, which its launcher reads. Raises ProbingError."""
         entry = self._records.find(request.name)
@@ -192,6 +189,9 @@ class Groups:
             raise NotFound(f"rank {request.rank} of group {group.spec.name}: {escape(part.problem, 200)}")
         return pb.GroupLogReply(node=self._node, data=part.data[:_MAX_LOG], end=part.end)
 
+    def _stopped(self, group: Group, who: str) -> Group | None:
+        return group.stopped(self._wall_ns(), who) if group.phase in ("ending", "running") else None
+
     async def _create(self, name: str, new: Group, caller: Caller) -> Group:
         if new.spec.name != name:
             raise UsageError("the request and the record name two groups")
@@ -221,14 +221,15 @@ class Groups:
             raise FormatError("the message has no name of a group")
         reply = pb.AgreeReply(node=self._node, agrees=True)
         if step in ("prepare", "accept", "learn"):
-            _check_member(request, self._records.entry(name, request.id), caller)
+            entry = self._records.entry(name, request.id)
+            _check_member(request, entry, caller)
             await self._vote(name, request, reply)
-            return reply
-        entry = self._records.find(name)
-        known = entry.known if entry else None
-        if step == "lease":
-            reply.agrees = entry is not None and entry.id == request.id and entry.generation <= request.lease
+        elif step == "lease":
+            found = self._records.find(name)
+            reply.agrees = found is not None and found.id == request.id and found.generation <= request.lease
         elif step == "rows":
+            found = self._records.find(name)
+            known = found.known if found else None
             reply.rows = rows_json(self._workers.of_group(name, known.spec.uid) if known else ())
         elif step == "port":
             reply.port = await self._port(name, max(1, request.port))
