@@ -216,6 +216,9 @@ coordination: install ## three daemons in namespaces, with clocks apart and a de
 night: install ## docs/night-on-call.md with real jobs on two nodes in namespaces: how soon each command names the fault
 	PROBINGD_TEST_LONG=1 $(HOST) $(PYTHON) -m pytest -s tests/e2e/test_night_on_call.py
 
+group-faults: install ## 50 random schedules of faults of groups of workers: four nodes in namespaces, no rank ever has two processes
+	$(HOST) $(PYTHON) tests/soak/group_faults.py --schedules 50
+
 crowd: install ## 100 clients at once for a minute on one service, some of which do not read or are half open
 	$(HOST) $(PYTHON) tests/soak/crowd.py
 

@@ -13,13 +13,13 @@ import pwd
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from probing.api.errors import FormatError, NotFound, Overloaded, PeerError, PrivilegeError, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.tables.schema import Row
-from probing.api.text import escape, plural
+from probing.api.text import escape, plural, with_owner
 from probing.api.typed import typed_json
 from probing.daemon.groups.policy import Step, Watched, absences, next_step
 from probing.daemon.groups.workers import Launcher, Workers
@@ -265,14 +265,15 @@ class Groups:
         self._ports[port] = name, now + _PORT_S
         return port
 
-    def finding(self, row: Mapping[str, Any]) -> None:
+    def finding(self, row: Mapping[str, Any], owner: Hashable) -> None:
         """Notes a stored row of ``diagnosis.findings``, for the policy of the group whose job it is about.
 
-        Does not wait. Only the node that made a finding acts on it, and once.
+        ``owner``: the uid of the job's user, since anybody may give a job the name of a group. Does not wait. Only the
+        node that made a finding acts on it, and once.
         """
         made_here = row.get("found_by") == self._node
         if made_here and row.get("severity") == "error" and row.get("state") == "open" and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._hang, dict(row))
+            self._loop.call_soon_threadsafe(self._hang, dict(row), owner)
 
     def absences(self, job: str) -> list[Missing]:
         """Returns which ranks of the group ``job`` do not run, and why, for its diagnosis. For any thread."""
@@ -509,9 +510,8 @@ class Groups:
                 order = pb.WorkOrder(leased=name, generation=group.generation, report=number)
                 launcher.put("lease", name, order)
 
-    def _hang(self, row: Mapping[str, Any]) -> None:
-        entry, finding = self._records.entries.get(str(row.get("job"))), str(row.get("finding_id"))
-        group = entry.known if entry else None
+    def _hang(self, row: Mapping[str, Any], owner: Hashable) -> None:
+        finding, group = str(row.get("finding_id")), self._of_job(str(row.get("job")), owner)
         if finding in self._findings:
             return
         self._findings[finding] = None
@@ -523,6 +523,13 @@ class Groups:
             _log.warning("group %s: a finding is only reported: %s", group.spec.name, escape(str(row.get("sentence"))))
             return
         self._hangs[group.spec.name] = group.generation, _restart(group, row)
+
+    def _of_job(self, job: str, owner: Hashable) -> Group | None:
+        """Returns the group whose ranks are the job of this name, which may name its owner, and this owner."""
+        name = job.removesuffix(with_owner("", owner)) if isinstance(owner, int) else job
+        entry = self._records.entries.get(name)
+        group = entry.known if entry else None
+        return group if group is not None and group.spec.uid == owner else None
 
 
 def _restart(group: Group, row: Mapping[str, Any]) -> Step:

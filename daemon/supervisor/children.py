@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -127,7 +128,7 @@ class Spawner:
         if kind == "injector":
             # While it has stopped a process, nothing else may keep it from the CPU. Containers may lack the right.
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, process.pid, -20)
+                resource.prlimit(process.pid, resource.RLIMIT_RTPRIO, (1, 1))
         return process
 
     def command(self, kind: str, rights: Rights) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,15 @@ def test_code_in_the_ranks_of_a_job(make_daemon: Callable[..., Daemon], tmp_path
         ]
         assert {row["caller"].partition(",")[0] for row in audit} == {"unix: uid 0"}
         assert "had code run in 1 process" in daemon.ctl("ps").stdout
+        # While a process is stopped, its injector may have the highest priority.
+        asking = subprocess.Popen(
+            (BIN / "probingctl", "-t", daemon.target, "eval", str(rows[0]["pid"]), "while 1: pass")
+        )
+        [injector] = until(lambda: daemon.children().get(INJECTOR), what="an injector")
+        limit = re.search(r"Max realtime priority +(\d+) +(\d+)", Path(f"/proc/{injector}/limits").read_text())
+        assert limit is not None
+        assert limit.groups() == ("1", "1")
+        assert asking.wait() == 1
         until(lambda: not daemon.children().get(INJECTOR), what="the end of the injectors")
         before = daemon.query(counted)[0]["n"]
         until(lambda: daemon.query(counted)[0]["n"] > before + 20, what="operations after it")
