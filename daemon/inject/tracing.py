@@ -149,15 +149,13 @@ def _urgency() -> Iterator[None]:
     Otherwise, where CPUs run short, a thread stays stopped until its tracer gets a CPU: milliseconds, as the kernel
     preempts ordinary threads at the next tick only (CONFIG_PREEMPT_LAZY).
     """
-    urgent = False
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-        urgent = True
     try:
         yield
     finally:
-        if urgent:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        os.sched_setscheduler(0, *before)
 
 
 def _stopped(tid: int) -> Iterator[Stop | None]:
