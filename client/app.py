@@ -88,6 +88,8 @@ GROUP_COMMANDS = {
     "restart": Entry("group", "End all ranks and start them again.", function="restart", options="StartOptions"),
     "status": Entry("group", "Groups, or one with its workers and ranks.", function="status", options="StatusOptions"),
     "list": Entry("group", "The same as status.", hidden=True, function="status", options="StatusOptions"),
+    "logs": Entry("group", "The output of a rank.", function="logs", options="LogOptions"),
+    "key": Entry("group", "Your public key, for launch.trusted on other nodes.", function="key", options=""),
     "delete": Entry("group", "End all ranks, and forget the group.", function="delete"),
 }
 RANKS_COMMANDS = {"check": Entry("ranks_check", "Whether the ranks of a job are numbered and placed as they must be.")}
@@ -229,7 +231,7 @@ def program() -> Program:
     ranks.add(RANKS_COMMANDS)
     top.add_command(cluster)
     top.add_command(ranks)
-    groups = _group(LazyGroup, "group", "Groups of workers: create, set, add, remove, start, stop, restart, status.")
+    groups = _group(LazyGroup, "group", "Groups of workers: create, start, stop, status.")
     groups.add(GROUP_COMMANDS)
     top.add_command(groups)
     return top

@@ -159,6 +159,15 @@ class Cluster(Queries):
         replies = self.some(lambda node, left: node.group(request, left))
         return [record for reply in replies for record in reply.groups]
 
+    def group_log(self, name: str, rank: int, start: int) -> tuple[bytes, int]:
+        """Returns a part of the log of a rank from position ``start`` on (negative: from that many bytes before the
+        end), and the position after it. Raises NotFound if no node has the rank.
+        """
+        request = pb.GroupLogRequest(name=name, rank=rank)
+        setattr(request, "from", start)
+        [reply] = self.some(lambda node, left: node.group_log(request, left))
+        return reply.data, reply.end
+
     def facts(self, job: str = "", *, run: str = "", hardware: bool = False) -> list[tuple[str, list[bytes]]]:
         """Returns, for each node that answers, its name and the facts of each run of ``job`` (empty: of all jobs) as
         JSON.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from probing.client.cluster import Cluster
     from probing.client.render.rows import Row
 
-__all__ = ("GroupsSeen", "chosen_workers", "clashes", "named", "seen", "sent")
+__all__ = ("GroupsSeen", "chosen_workers", "clashes", "named", "node_named", "seen", "sent")
 
 _MEMBERS = "SELECT DISTINCT member, address FROM cluster.members WHERE member <> '' AND address <> ''"
 _WORKERS = 'SELECT * FROM cluster.workers ORDER BY "group", rank, worker'
@@ -88,6 +88,20 @@ def sent(settings: Settings, groups: GroupsSeen, group: Group, request: pb.Group
 
 
 @contextmanager
+def node_named(settings: Settings, groups: GroupsSeen, node: str) -> Iterator[Cluster]:
+    """Returns a context with the one node of this name. Raises NotFound."""
+    alone = replace(settings, nodes=(), all_nodes=False, where=())
+    with opened(alone) as cluster:
+        if cluster.status()[0][1].node == node:
+            yield cluster
+            return
+    if not (address := groups.addresses.get(node)):
+        raise NotFound(f"node {escape(node, 64)} is not known here", hint="`probingctl nodes` lists the nodes")
+    with opened(replace(alone, target=address)) as cluster:
+        yield cluster
+
+
+@contextmanager
 def _node_of(settings: Settings, groups: GroupsSeen, group: Group) -> Iterator[Cluster]:
     alone = replace(settings, nodes=(), all_nodes=False, where=())
     with opened(alone) as cluster:
@@ -142,9 +156,11 @@ def clashes(groups: GroupsSeen, group: Group) -> list[str]:
     for other in groups.groups.values():
         if other.spec.name == group.spec.name or other.phase not in ("ending", "running"):
             continue
-        if shared := sorted(mine & {rank.worker for rank in other.ranks()}):
+        # A worker belongs to a user: a group of another user may name it, and gets nothing.
+        same_user = other.spec.uid == group.spec.uid
+        if same_user and (shared := sorted(mine & {rank.worker for rank in other.ranks()})):
             problems.append(f"{_workers_text(shared)} in group {other.spec.name}, which is {other.phase}")
-        elif other.ranks()[0].node == master.node and (other.port or other.spec.master_port) == master.master_port:
+        elif other.ranks()[0].node == master.node and other.port == master.master_port:
             problems.append(
                 f"group {other.spec.name} uses port {master.master_port} of node {master.node}: give --master-port"
             )

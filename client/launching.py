@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 from probing.api.errors import SERVED, FormatError, PrivilegeError, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -17,12 +17,21 @@ from probing.client.cluster import Cluster
 from probing.client.wire.loop import Work, in_loop
 from probing.groups.group import Group
 
-__all__ = ("Lease", "Link")
+__all__ = ("Lease", "Link", "LogWanted")
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 2.0
 _CALL_S = 365 * 86_400.0
 # The reports whose times are remembered; the daemon refers to the newest.
 _REMEMBERED = 256
+
+
+class LogWanted(NamedTuple):
+    """A part of the log of a rank that somebody asks for; ``start`` may be negative: bytes before the end."""
+
+    number: int
+    group: str
+    rank: int
+    start: int
 
 
 class Lease:
@@ -41,10 +50,11 @@ class Link:
 
     def __init__(self, cluster: Cluster, address: str, workers: Sequence[str], wake: Callable[[], None]) -> None:
         self._cluster, self._address, self._workers, self._wake = cluster, address, tuple(workers), wake
-        self.orders: deque[Group | Lease] = deque()
+        self.orders: deque[Group | Lease | LogWanted] = deque()
         self.problem: str | None = None
         self.refused: ProbingError | None = None
         self._rows = b"[]"
+        self._logs: list[pb.LogPart] = []
         self._changed = asyncio.Event()
         self._sent: OrderedDict[int, float] = OrderedDict()
         self._work = Work(self._run())
@@ -54,6 +64,16 @@ class Link:
 
         def put() -> None:
             self._rows = rows
+            self._changed.set()
+
+        in_loop(put)
+
+    def answer(self, wanted: LogWanted, data: bytes, end: int, problem: str = "") -> None:
+        """Sends a part of a log, which ends at position ``end``; or why there is none."""
+        part = pb.LogPart(id=wanted.number, data=data, end=end, problem=problem)
+
+        def put() -> None:
+            self._logs.append(part)
             self._changed.set()
 
         in_loop(put)
@@ -93,12 +113,16 @@ class Link:
         if order.group:
             with suppress(FormatError):
                 self.orders.append(Group.from_json(order.group))
+        elif order.HasField("log"):
+            log = order.log
+            self.orders.append(LogWanted(log.id, log.group, log.rank, getattr(log, "from")))
         elif (sent := self._sent.get(order.report)) is not None:
             self.orders.append(Lease(order.leased, order.generation, sent))
         self._wake()
 
     async def _reports(self) -> AsyncIterator[pb.WorkReport]:
         self._sent.clear()
+        self._logs.clear()
         number = 0
         while True:
             self._changed.clear()
@@ -107,5 +131,6 @@ class Link:
             while len(self._sent) > _REMEMBERED:
                 self._sent.popitem(last=False)
             first: dict[str, Any] = {"workers": self._workers, "version": version("probingd"), "pid": os.getpid()}
-            yield pb.WorkReport(number=number, rows=self._rows, **(first if number == 1 else {}))
+            logs, self._logs = self._logs, []
+            yield pb.WorkReport(number=number, rows=self._rows, logs=logs, **(first if number == 1 else {}))
             await self._changed.wait()

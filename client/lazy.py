@@ -77,7 +77,7 @@ def _loaded(name: str, entry: Entry) -> Any:
         epilog=_epilog(module),
         hidden=entry.hidden,
         context_settings=getattr(module, "CONTEXT", None),
-    )(_callback(getattr(module, entry.options, None), getattr(module, entry.function)))
+    )(_callback(getattr(module, entry.options or "-", None), getattr(module, entry.function)))
     return get_command(app)
 
 

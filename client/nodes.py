@@ -118,6 +118,7 @@ _R = TypeVar(
     pb.AnnotateReply,
     pb.FactsReply,
     pb.GroupReply,
+    pb.GroupLogReply,
 )
 
 

@@ -203,6 +203,12 @@ class SamplingConfig(NamedTuple):
         int, Option("bytes of the ring of samples, a power of two; a sample takes 2 KB; 0: by the number of CPUs", 0)
     ] = 0
     risk_freeze: Annotated[bool, Option("sample even on kernels that sampling is known to freeze")] = False
+    torch_modules: Annotated[
+        bool, Option("sample which torch module each trainer runs; a sample costs a CPU about a millisecond")
+    ] = False
+    torch_modules_interval_s: Annotated[
+        float, Option("mean of the seconds between two samples of a trainer's torch modules", 0.1, 60)
+    ] = 1.0
 
 
 class VariablesConfig(NamedTuple):

@@ -18,7 +18,8 @@ class Worker:
     """Calls ``turn`` at the start, then every ``interval_s`` seconds, and as soon as ``wake`` was called.
 
     An exception of a turn is logged, and does not end the thread. ``patience_s``: how long ``stop`` waits for a turn in
-    progress, in s; None: until it ends.
+    progress, in s; None: until it ends. ``aligned``: turns are at the same moments as those of other workers
+    (``until_next``); otherwise ``interval_s`` is the pause between two turns.
     """
 
     def __init__(
@@ -28,10 +29,12 @@ class Worker:
         interval_s: Callable[[], float],
         *,
         patience_s: float | None = None,
+        aligned: bool = True,
     ) -> None:
         self._turn = turn
         self._interval_s = interval_s
         self._patience_s = patience_s
+        self._aligned = aligned
         self._wake = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -63,4 +66,5 @@ class Worker:
                 _log.warning("%s: %s", self._thread.name, e.message)
             except Exception:  # an error with one process must not end the work for the others
                 _log.exception("a turn of %s failed", self._thread.name)
-            self._wake.wait(until_next(self._interval_s()))
+            pause_s = self._interval_s()
+            self._wake.wait(until_next(pause_s) if self._aligned else pause_s)

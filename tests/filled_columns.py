@@ -91,6 +91,9 @@ ELSEWHERE: dict[str, tuple[Elsewhere, ...]] = {
     "python.training_metrics": (
         Elsewhere("tests/unit/job_rows/test_job_rows_source.py", "a job that imports probing", ("name", "value")),
     ),
+    "python.torch_modules": (
+        Elsewhere("tests/integration/python_stack/test_torch_modules_rows.py", "sampling.torch_modules"),
+    ),
     "python.torch_nccl_flight_record": (
         Elsewhere(
             "tests/unit/nccl_uprobes/test_flight_dump.py",

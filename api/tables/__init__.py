@@ -55,6 +55,7 @@ TABLES: dict[str, Table] = {
         python.SAMPLES,
         python.STACKS,
         python.VARIABLES,
+        python.TORCH_MODULES,
         python.TRACE_EVENT,
         python.TRAINING_METRICS,
         python.FLIGHT_RECORD,

@@ -11,6 +11,7 @@ __all__ = (
     "FRAMES",
     "SAMPLES",
     "STACKS",
+    "TORCH_MODULES",
     "TRACE_EVENT",
     "TRAINING_METRICS",
     "VARIABLES",
@@ -130,6 +131,53 @@ TRAINING_METRICS = Table(
     "Step and loss of each rank, from watched variables of these names; metrics that jobs report by probing.metric.",
     _METRIC_COLUMNS,
     stored(_METRIC_COLUMNS),
+    sort_by=("job", "rank", "ts"),
+)
+
+_MODULE_COLUMNS = (
+    IDENTITY[0],
+    Column("ts", TIME, "Begin of the window in which the samples were taken, UTC."),
+    *IDENTITY[2:],
+    _RANK,
+    Column(
+        "model",
+        NAME,
+        "Class of the outermost module: several models of a process are told apart by it. Wrappers such as"
+        " DistributedDataParallel do not count as the outermost module. NULL if module is NULL.",
+    ),
+    Column(
+        "module",
+        NAME,
+        "Name of the module in its model, as named_modules() of torch has it, such as model.layers.3.mlp; of the"
+        " outermost module the class. NULL: no module was on the stack, as in an optimizer, a data loader or the"
+        " backward pass, which runs in threads of C++; or, in stage forward, the module is one of those beyond the 512"
+        " of a process that have rows of their own.",
+    ),
+    Column("class", NAME, "Class of the module; NULL if module is NULL."),
+    Column(
+        "stage",
+        NAME,
+        "backward while the thread runs or awaits the backward pass, else forward while a module runs, else other.",
+    ),
+    Column("samples", I64, "Number of samples in which the module was the innermost module on the stack."),
+    Column("samples_below", I64, "Number of samples in which the module was on the stack, as innermost or not."),
+    Column(
+        "interval_ns",
+        I64,
+        "Time that a sample stands for, ns: the length of the window divided by the number of all its samples.",
+    ),
+    Column(
+        "window_ns", I64, "Length of the window, ns: 10 s and the time to the next sample; less if the process ended."
+    ),
+    Column("t_end", TIME, "End of the window, UTC.", sql="make_timestamp_ns(epoch_ns(ts) + window_ns)"),
+)
+
+TORCH_MODULES = Table(
+    "python.torch_modules",
+    "Samples of the torch modules that the thread that trains runs, read from outside: one row for each module and"
+    " stage of a window of 10 s; no rows unless sampling.torch_modules is set.",
+    _MODULE_COLUMNS,
+    stored(_MODULE_COLUMNS),
     sort_by=("job", "rank", "ts"),
 )
 

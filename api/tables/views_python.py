@@ -111,7 +111,7 @@ TORCH_TRACE = view(
         *_STEPS_THEMSELVES,
         *chosen(train.STEPS, "s", "step"),
         Column("seq", I64, "Number of the row within its step: always 0, because there is one row.", sql="0"),
-        *unknown(TEXT, "only the job knows the modules of its model", "module"),
+        *unknown(TEXT, "no hook runs in the job; python.torch_modules has samples of modules", "module"),
         Column("stage", TEXT, "Always post step.", sql="'post step'"),
         _mb("allocated", f"coalesce(m.held, {_USED})", f"Memory {_HELD_BY_CUDA}."),
         _mb("max_allocated", "m.peak", "Largest value of allocated since the process is watched, MB."),

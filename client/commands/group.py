@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -11,7 +13,7 @@ from probing.api.errors import UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.text import escape, plural, utc
 from probing.client.commands.group_spec import write_ranks
-from probing.client.groups import GroupsSeen, clashes, named, seen, sent
+from probing.client.groups import GroupsSeen, clashes, named, node_named, seen, sent
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
 from probing.client.render.table import Field, render, terminal_width
@@ -23,10 +25,13 @@ from probing.groups.keys import OwnerKey
 
 __all__ = (
     "EXAMPLES",
+    "LogOptions",
     "Options",
     "StartOptions",
     "StatusOptions",
     "delete",
+    "key",
+    "logs",
     "restart",
     "start",
     "status",
@@ -37,6 +42,7 @@ EXAMPLES = (
     "probingctl group start llama",
     "probingctl group restart llama --without gn7",
     "probingctl group status llama",
+    "probingctl group logs llama --rank 3 --follow",
     "probingctl group stop llama",
 )
 _GROUPS = (
@@ -60,7 +66,8 @@ _RANKS = (
     Field("WHY", "reason", flex=True),
     Field("LOG", "log", flex=True),
 )
-_LIVING = ("running", "ending")
+_LIVING = ("starting", "running", "ending")
+_LOG_BYTES, _FOLLOW_S = 64 << 10, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,14 @@ class StatusOptions:
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The group; default: all, in a line each.")] = (
         None
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The group.")]
+    rank: Annotated[int, typer.Option(min=0, metavar="R", help="The rank; default: 0.")] = 0
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1, metavar="N", help="Last lines; default: 40.")] = 40
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with new lines until Ctrl-C.")] = False
 
 
 def start(settings: Settings, options: StartOptions) -> None:
@@ -120,6 +135,35 @@ def status(settings: Settings, options: StatusOptions) -> None:
     elif not rows:
         text += "(no groups)\n"
     write_objects(settings, objects, text, rows)
+
+
+def logs(settings: Settings, options: LogOptions) -> None:
+    groups = seen(settings)
+    group = named(groups, options.name)
+    rank = next((rank for rank in group.ranks() if rank.rank == options.rank), None)
+    if rank is None:
+        raise UsageError(f"group {group.spec.name} has no rank {options.rank}", hint=f"0 to {len(group.ranks()) - 1}")
+    with node_named(settings, groups, rank.node) as cluster:
+        data, end = cluster.group_log(group.spec.name, rank.rank, -_LOG_BYTES)
+        lines = data.splitlines(keepends=True)[-options.lines :]
+        _write_log(b"".join(lines))
+        while options.follow:
+            time.sleep(_FOLLOW_S)
+            data, end = cluster.group_log(group.spec.name, rank.rank, end)
+            _write_log(data)
+
+
+def key(settings: Settings) -> None:
+    del settings
+    sys.stdout.write(f"{OwnerKey.of_user().public}\n")
+
+
+def _write_log(data: bytes) -> None:
+    """Writes a part of a log; characters that could steer the terminal are escaped."""
+    for line in data.splitlines(keepends=True):
+        text = line.rstrip(b"\r\n")
+        sys.stdout.write(escape(text) + ("\n" if text != line else ""))
+    sys.stdout.flush()
 
 
 def _begin(settings: Settings, options: StartOptions, action: Action) -> None:
@@ -172,8 +216,12 @@ def _check_nodes(settings: Settings, groups: GroupsSeen, group: Group, *, force:
     nodes = dict.fromkeys(rank.node for rank in group.ranks())
     if unknown := [node for node in nodes if node not in groups.addresses]:
         raise UsageError(f"node {escape(unknown[0], 80)} is not known here", hint="`probingctl nodes` lists the nodes")
+    alone = replace(settings, nodes=(), all_nodes=False, where=())
+    with opened(alone) as cluster:
+        # The target is asked as it is: its address for other nodes may need a token.
+        is_target = list(nodes) == [cluster.status()[0][1].node]
     addresses = tuple(groups.addresses[node] for node in nodes)
-    with opened(replace(settings, nodes=addresses, all_nodes=True, where=())) as cluster:
+    with opened(alone if is_target else replace(alone, nodes=addresses, all_nodes=True)) as cluster:
         failures = [one for one in results(gathered(cluster, Wanted(), Plan())) if one.state == FAIL]
     for failure in failures:
         warn(f"{failure.check}: {failure.text}")

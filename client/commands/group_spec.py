@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import secrets
 import shlex
@@ -21,6 +20,7 @@ from probing.client.render.table import Field
 from probing.client.session import opened
 from probing.client.settings import Settings
 from probing.client.times import seconds
+from probing.client.web.peers import user_name
 from probing.groups.group import Group, created
 from probing.groups.keys import OwnerKey
 from probing.groups.spec import Spec, checked, node_of
@@ -103,7 +103,7 @@ def create(settings: Settings, options: Options) -> None:
     first = Spec(
         name=options.name,
         version=1 if old is None else old.spec.version + 1,
-        owner=getpass.getuser(),
+        owner=user_name(),
         uid=os.getuid(),
         signed_on=_signing_node(settings),
         workers=(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import signal
@@ -15,9 +14,10 @@ import typer
 
 from probing.api.errors import UsageError
 from probing.api.text import escape, listed, plural
-from probing.client.launching import Lease, Link
+from probing.client.launching import Lease, Link, LogWanted
 from probing.client.session import opened
 from probing.client.settings import Settings
+from probing.client.web.peers import user_name
 from probing.groups.keys import trusted_keys
 from probing.groups.spec import node_of
 
@@ -32,6 +32,7 @@ EXAMPLES = (
 )
 _REPORT_S = 0.5
 _MAX_SLOTS = 256
+_MAX_LOG = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,11 @@ def run(settings: Settings, options: Options) -> None:
 
     target = settings.target if options.join is None else options.join
     alone = replace(settings, target=target, nodes=(), all_nodes=False, where=())
-    rules = Rules(trusted_keys(), os.getuid(), getpass.getuser(), tuple(options.allow or ()))
+    rules = Rules(trusted_keys(), os.getuid(), user_name(), tuple(options.allow or ()))
     with opened(alone) as cluster:
         node = cluster.status()[0][1].node
         workers = _workers(node, options)
-        launcher = Launcher(node, workers, _state_directory(), rules)
+        launcher = Launcher(node, workers, _state_directory(node), rules)
         # A signal only wakes the loop, which then looks at this list.
         signals: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -82,7 +83,9 @@ def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
         launcher.wait(_REPORT_S)
         while link.orders:
             order = link.orders.popleft()
-            if isinstance(order, Lease):
+            if isinstance(order, LogWanted):
+                link.answer(order, *_log_part(launcher, order))
+            elif isinstance(order, Lease):
                 launcher.renew(order.group, order.generation, order.sent + fences.get(order.group, 0.0))
             else:
                 fences[order.spec.name] = order.spec.fence_s
@@ -105,6 +108,23 @@ def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
         )
 
 
+def _log_part(launcher: Launcher, wanted: LogWanted) -> tuple[bytes, int, str]:
+    """Returns a part of the log of a rank, the position after it, and why there is none."""
+    paths = [row["log"] for row in launcher.report() if (row["group"], row["rank"]) == (wanted.group, wanted.rank)]
+    if not paths or not paths[0]:
+        return b"", 0, "it has no log here"
+    try:
+        with open(os.open(paths[0], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            # A log that was rotated meanwhile begins anew.
+            start = wanted.start if 0 <= wanted.start <= size else max(0, size + min(wanted.start, 0))
+            file.seek(start if wanted.start <= size else 0)
+            data = file.read(_MAX_LOG)
+            return data, file.tell(), ""
+    except OSError as e:
+        return b"", 0, f"its log cannot be read: {e.strerror}"
+
+
 def _workers(node: str, options: Options) -> tuple[str, ...]:
     if options.name is not None:
         if node_of(options.name) != node:
@@ -113,8 +133,10 @@ def _workers(node: str, options: Options) -> tuple[str, ...]:
     return tuple(f"{node}-{number}" for number in range(options.slots or _gpus() or 1))
 
 
-def _state_directory() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "probing" / "launcher"
+def _state_directory(node: str) -> Path:
+    """Returns the launcher's directory. It has the node's name, since nodes may share the home directory."""
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return base / "probing" / "launcher" / node
 
 
 def _gpus() -> int:

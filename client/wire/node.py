@@ -244,6 +244,9 @@ class Node:
     async def group(self, request: pb.GroupRequest, seconds: float) -> pb.GroupReply:
         return await self._ask(pb.GroupReply, "Group", request, seconds)
 
+    async def group_log(self, request: pb.GroupLogRequest, seconds: float) -> pb.GroupLogReply:
+        return await self._ask(pb.GroupLogReply, "GroupLog", request, seconds)
+
     def work(self, reports: AsyncIterator[pb.WorkReport], seconds: float) -> Call:
         """Begins the connection of a launcher, on a channel of its own: sends reports, and reads orders."""
         return self._wire.call(self.address, "Work", reports, seconds, apart=True)

@@ -1,6 +1,7 @@
 """Serves the collector's control socket, by which the service reaches the collector.
 
-Each request has a handler, which returns header and payload of the answer.
+Each request has a handler, which gets the header with the payload as a field, and returns header and payload of the
+answer.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class ControlServer:
             handler = self._handlers.get(op)
             if handler is None:
                 raise UsageError(f"the collector has no request {op!r}")
-            header, payload = handler(request.header)
+            fields = {**request.header, "payload": request.payload} if request.payload else request.header
+            header, payload = handler(fields)
         except ProbingError as e:
             channel.send_error(e)
         except Exception as e:  # a bug in one handler must not end the daemon; the client sees it

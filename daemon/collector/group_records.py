@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from probing.api.errors import StoreError, UsageError
@@ -19,7 +20,7 @@ from probing.groups.spec import NAME
 
 __all__ = ("GroupRecords",)
 
-MAX_GROUPS, MAX_RECORD = 1024, 1 << 20
+MAX_GROUPS, MAX_RECORD = 1024, 4 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -31,8 +32,8 @@ class GroupRecords:
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
 
-    def keep(self, group: str, record: str, number: int) -> tuple[Header, bytes]:
-        """Writes the record of a group. ``number`` grows with each record of the group.
+    def keep(self, group: str, number: int, payload: bytes) -> tuple[Header, bytes]:
+        """Writes the record of a group, the payload in UTF-8. ``number`` grows with each record of the group.
 
         Raises UsageError for a record that is too large, and for a late one, whose number a newer record has passed:
         its sender has stopped waiting for it. Raises StoreError.
@@ -41,28 +42,31 @@ class GroupRecords:
             if number <= self._numbers.get(group, -1):
                 raise UsageError(f"a newer record of group {group[:64]} was written meanwhile")
             self._numbers[group] = number
-            self._write(group, record)
+            self._write(group, payload)
         return {}, b""
 
-    def _write(self, group: str, record: str) -> None:
+    def _write(self, group: str, record: bytes) -> None:
         if len(record) > MAX_RECORD:
-            raise UsageError(f"the record of a group has {len(record):,} characters", hint=f"at most {MAX_RECORD:,}")
+            raise UsageError(f"the record of a group has {len(record):,} bytes", hint=f"at most {MAX_RECORD:,}")
         if not NAME.fullmatch(group):
             raise UsageError("the record has no name of a group")
         path = self._directory / f"{group}.json"
         partial = path.with_suffix(f".{os.urandom(8).hex()}.new")
         try:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
+            if not self._directory.exists():
+                self._directory.mkdir(mode=0o700)
+                _sync(self._directory.parent)
             if not path.exists() and len(self._files()) >= MAX_GROUPS:
-                raise UsageError(f"this node has {MAX_GROUPS} groups", hint="delete groups that nobody uses")
+                raise UsageError(f"this node has {MAX_GROUPS} groups", hint="give a group of yours a new specification")
             with partial.open("x") as file:
-                json.dump({"record": record}, file)
+                json.dump({"record": record.decode("utf-8", "replace")}, file)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
-            self._sync()
+            _sync(self._directory)
         except OSError as e:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
             raise StoreError(f"the record of a group cannot be written to {path}: {e.strerror}") from e
 
     def kept(self) -> tuple[Header, bytes]:
@@ -72,7 +76,7 @@ class GroupRecords:
         for path in self._files():
             try:
                 with path.open("rb") as file:
-                    entry = typed_json(dict[str, str], file.read(4 * MAX_RECORD))
+                    entry = typed_json(dict[str, str], file.read(8 * MAX_RECORD))
                 records[path.stem] = entry["record"]
             except (OSError, ValueError, KeyError) as e:
                 _log.error("the record of a group in %s cannot be read, so this node has no vote on it: %s", path, e)
@@ -82,9 +86,10 @@ class GroupRecords:
     def _files(self) -> list[Path]:
         return sorted(self._directory.glob("*.json"))
 
-    def _sync(self) -> None:
-        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -31,6 +31,8 @@ __all__ = ("SETTINGS", "Changes")
 SETTINGS = {
     "sampling.hz": True,
     "sampling.off_cpu": True,
+    "sampling.torch_modules": True,
+    "sampling.torch_modules_interval_s": False,
     "variables.watch": True,
     "variables.interval_s": False,
     "cuda.syncs": False,

@@ -36,6 +36,7 @@ from probing.daemon.net.rdma.source import RdmaPorts
 from probing.daemon.net.tcp.source import TcpSource
 from probing.daemon.python_stack.sampling.source import PythonSampler
 from probing.daemon.python_stack.source import StacksOnDemand
+from probing.daemon.python_stack.torch_modules.source import TorchModules
 from probing.daemon.python_stack.values.watch import VariableWatch
 from probing.daemon.source import Assemble, ProbedLibrary, ProbeSlot, Records, RingConsumer, Source
 from probing.daemon.source_state import SourceState, Totals
@@ -160,6 +161,7 @@ SOURCES: tuple[SourceType, ...] = (
     StacksOnDemand,
     PythonSampler,
     VariableWatch,
+    TorchModules,
     LogSource,
     JobRows,
     ProcessMemorySource,

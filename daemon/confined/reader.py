@@ -26,7 +26,7 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any proc
 * ``process_context`` (``address``, ``published_ns``): header, ``labels.process_context.answer_context``.
 * ``stacks``: ``python_stack.stacks.dump``. ``native``: ``python_stack.native.registers``.
 * ``blocked``, ``codes``, ``threads``: ``off_cpu.stacks``, ``codes`` and ``thread_states`` of ``python_stack.sampling``.
-* ``vars``: ``python_stack.values.read``.
+* ``vars``: ``python_stack.values.read``. ``modules``: ``python_stack.torch_modules.look``.
 * ``sockets``, ``tcp_totals``, ``tcp_sockets``: ``net.tcp.reading``.
 * ``links``, ``link_details``: ``net.interfaces.reading``.
 * ``rdma_devices``, ``rdma_ports``: ``net.rdma.reading``.
@@ -63,6 +63,7 @@ from probing.daemon.python_stack.sampling.codes import answer_codes
 from probing.daemon.python_stack.sampling.off_cpu.stacks import answer_blocked
 from probing.daemon.python_stack.sampling.thread_states import answer_threads
 from probing.daemon.python_stack.stacks.dump import handlers as stack_handlers
+from probing.daemon.python_stack.torch_modules.look import handlers as module_handlers
 from probing.daemon.python_stack.values.read import handlers as value_handlers
 
 __all__ = ("main", "serve")
@@ -224,6 +225,7 @@ _OF_A_TARGET: dict[str, Callable[[Target, Header], Message]] = {
     "threads": _by_request(answer_threads),
     **{op: _by_request(handler) for op, handler in native_handlers().items()},
     **{op: _by_request(handler) for op, handler in stack_handlers().items()},
+    **{op: _in_header(handler) for op, handler in module_handlers().items()},
     **{op: _in_header(handler) for op, handler in value_handlers().items()},
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,7 +11,7 @@ from probing.groups.group import Group
 from probing.groups.report import WorkerRow
 from probing.groups.spec import Spec, node_of
 
-__all__ = ("Step", "Watched", "next_step")
+__all__ = ("Step", "Watched", "absences", "next_step")
 
 # After the fence has passed on the node that is gone, this much time is left for clocks and scheduling, s.
 _MARGIN_S = 5.0
@@ -66,14 +66,20 @@ class Watched:
 def next_step(group: Group, watched: Watched, now: float, now_ns: int) -> Step | None:
     """Returns the next change of the record; None if nothing is due. Writes ``watched.waits_for`` and ``failed``."""
     if group.phase == "ending":
-        return _start(group, group.spec, watched, now)
+        return _start(group, group.spec, watched, now, now_ns)
     if group.phase == "running":
         return _running(group, group.spec, watched, now, now_ns)
     return None
 
 
-def _start(group: Group, spec: Spec, watched: Watched, now: float) -> Step | None:
-    rows = {row.worker: row for each in watched.rows.values() for row in each or ()}
+def _start(group: Group, spec: Spec, watched: Watched, now: float, now_ns: int) -> Step | None:
+    # Of a refusal and a row with what the launcher knows, the latter.
+    every = sorted((row for each in watched.rows.values() for row in each or ()), key=lambda row: row.seen)
+    rows = {row.worker: row for row in every}
+    ranks = {rank.worker: rank.rank for rank in group.ranks()}
+    refused = [row for row in every if row.state == "refused" and row.generation == group.generation]
+    if refused := [row for row in refused if row.worker in ranks]:
+        return Step("failed", "failure", _failure_text(refused, ranks))
     fenced = spec.fenced and now - watched.since > spec.fence_s + _MARGIN_S
     blocked: dict[str, list[str]] = {}
     for worker in group.occupied:
@@ -85,7 +91,7 @@ def _start(group: Group, spec: Spec, watched: Watched, now: float) -> Step | Non
             blocked.setdefault(f"the launcher of {worker}, which is not connected", []).append(worker)
         elif row.seen < group.generation or not row.clear:
             blocked.setdefault(f"the end of older processes of {worker}", []).append(worker)
-    absent = [rank.worker for rank in group.ranks() if _is_absent(rank.worker, group, rows)]
+    absent = [worker for worker in ranks if _is_absent(worker, group, rows)]
     if blocked:
         watched.waits_for = f"waits for {listed(list(blocked)[:4])}"
         return None
@@ -94,7 +100,8 @@ def _start(group: Group, spec: Spec, watched: Watched, now: float) -> Step | Non
         return Step("run")
     watched.waits_for = f"waits for a launcher that serves {listed(absent[:8])}"
     without = {node_of(worker) for worker in absent}
-    if spec.min_nodes and now - watched.since > _PATIENCE_S and _nodes_left(group, without) >= spec.min_nodes:
+    patient = now - watched.since <= _PATIENCE_S or not group.may_restart("failure", now_ns)
+    if spec.min_nodes and not patient and _nodes_left(group, without) >= spec.min_nodes:
         return Step("restart", "failure", f"no launcher serves {listed(absent[:8])}", tuple(sorted(without)))
     return None
 
@@ -106,12 +113,13 @@ def _is_absent(worker: str, group: Group, rows: Mapping[str, WorkerRow]) -> bool
 
 def _running(group: Group, spec: Spec, watched: Watched, now: float, now_ns: int) -> Step | None:
     ranks = {rank.worker: rank.rank for rank in group.ranks()}
-    rows = [
-        row
+    by_worker = {
+        row.worker: row
         for each in watched.rows.values()
         for row in each or ()
         if row.generation == group.generation and row.worker in ranks
-    ]
+    }
+    rows = by_worker.values()
     failed = sorted((row for row in rows if row.failed), key=lambda row: (row.since_ns, ranks[row.worker]))
     ended = [row for row in rows if row.state == "ended"]
     gone = _gone(group, watched, now)
@@ -125,7 +133,7 @@ def _running(group: Group, spec: Spec, watched: Watched, now: float, now_ns: int
     if not failed:
         watched.failed = None
         return None
-    reason = failure_text(failed, ranks)
+    reason = _failure_text(failed, ranks)
     if failed[0].state == "refused":
         # The next start would be refused, too.
         return Step("failed", "failure", reason)
@@ -149,13 +157,29 @@ def _again(
         watched.failed = now
     if not group.may_restart(cause, now_ns):
         limit = plural(group.spec.max_restarts, "restart")
-        return Step("failed", cause, f"{reason}; {limit} within an hour are the limit")
+        return Step("failed", cause, f"{reason}; its limit of {limit} within an hour is reached")
     if now - watched.failed < min(2.0**group.restarts, _MAX_PAUSE_S):
         return None
     return Step("restart", cause, reason, without)
 
 
-def failure_text(failed: Sequence[WorkerRow], ranks: Mapping[str, int]) -> str:
+def absences(group: Group, watched: Watched) -> Iterator[tuple[int, str, str]]:
+    """Yields rank, node and a sentence for each rank of a running generation that does not run, as far as known."""
+    rows = {row.worker: row for each in watched.rows.values() for row in each or () if row.seen >= group.generation}
+    for rank in group.ranks() if group.phase == "running" else ():
+        row, name = rows.get(rank.worker), f"rank {rank.rank} of group {group.spec.name}"
+        if watched.rows.get(rank.node, []) is None:
+            yield rank.rank, rank.node, f"{name} is on node {rank.node}, which does not answer"
+        elif row is None:
+            yield rank.rank, rank.node, f"{name} was not started: no launcher serves worker {rank.worker}"
+        elif row.state == "ended":
+            yield rank.rank, rank.node, f"{name} ({rank.worker}) {_how(row)}"
+        elif row.state in ("refused", "waiting", "fenced", "idle"):
+            verb = "was ended" if row.state == "fenced" else "was not started"
+            yield rank.rank, rank.node, f"{name} {verb} by worker {rank.worker}: {row.reason}"
+
+
+def _failure_text(failed: Sequence[WorkerRow], ranks: Mapping[str, int]) -> str:
     """Returns the sentence about ranks that failed, the first one to fail first."""
     first = failed[0]
     if first.state == "refused":
@@ -165,7 +189,7 @@ def failure_text(failed: Sequence[WorkerRow], ranks: Mapping[str, int]) -> str:
     else:
         text = f"rank {ranks[first.worker]} ({first.worker}) {_how(first)}"
     others = [ranks[row.worker] for row in failed[1:]]
-    return f"{text}; then {'ranks' if len(others) > 1 else 'rank'} {ranks_of(others)}" if others else text
+    return f"{text}; then {ranks_of(others)}" if others else text
 
 
 def _how(row: WorkerRow) -> str:

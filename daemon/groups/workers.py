@@ -6,16 +6,17 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from probing.api.errors import SERVED, Overloaded, PrivilegeError, UsageError
 from probing.api.tables.schema import Row
 from probing.api.text import escape
-from probing.groups.report import WorkerRow
-from probing.groups.spec import NAME, node_of
+from probing.groups.report import MAX_ROWS, WorkerRow
+from probing.groups.spec import is_worker, node_of
 
 __all__ = ("Launcher", "Workers")
 
-MAX_LAUNCHERS, MAX_NAMES, MAX_ORDERS = 256, 256, 256
+MAX_LAUNCHERS, MAX_NAMES = 256, 256
 # After this time a launcher that went away is forgotten, s; its processes may run on meanwhile.
 _FORGET_S = 86_400.0
 
@@ -24,7 +25,7 @@ _FORGET_S = 86_400.0
 class Launcher:
     """A launcher of ``user`` (``uid``) with ``pid``. ``heard``: the time of its last report, on time.monotonic().
 
-    ``orders`` is what it still has to be sent. ``number``: the number of its last report.
+    ``number``: the number of its last report.
     """
 
     uid: int
@@ -37,7 +38,26 @@ class Launcher:
     connected: bool = True
     number: int = 0
     rows: list[WorkerRow] = field(default_factory=list)
-    orders: asyncio.Queue[object] = field(default_factory=lambda: asyncio.Queue(MAX_ORDERS))
+    # The readings of logs that it has still to answer, by their numbers.
+    readings: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
+    _orders: dict[tuple[str, str], object] = field(default_factory=dict)
+    _ordered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, kind: str, group: str, order: object) -> None:
+        """Has an order sent. Of the orders of a kind for a group, the newest counts: a launcher that does not read
+        keeps no more of them waiting.
+        """
+        # A lease follows the record of its generation.
+        self._orders.pop((kind, group), None)
+        self._orders[kind, group] = order
+        self._ordered.set()
+
+    async def next_order(self) -> object:
+        """Returns the next order to send, once there is one."""
+        while not self._orders:
+            self._ordered.clear()
+            await self._ordered.wait()
+        return self._orders.pop(next(iter(self._orders)))
 
 
 class Workers:
@@ -66,12 +86,13 @@ class Workers:
         if not 0 < len(names) <= MAX_NAMES or len(set(names)) < len(names):
             raise UsageError(f"the launcher names {len(names)} workers", hint=f"1 to {MAX_NAMES}, each once")
         for name in names:
-            if node_of(name) != self._node or not NAME.fullmatch(name) or not name.rpartition("-")[2].isdecimal():
+            if node_of(name) != self._node or not is_worker(name):
                 raise UsageError(
                     f"{escape(name, 80)} is no worker of node {self._node}",
                     hint=f"workers of this node are named {self._node}-0, {self._node}-1, ...",
                 )
-        for launcher in {id(old): old for name in names if (old := self._by_worker.get(name))}.values():
+        others = {id(other): other for name in names if (other := self._by_worker.get(name))}.values()
+        for launcher in others:
             if launcher.uid != uid and (launcher.connected or self._state(launcher) != "failed"):
                 raise PrivilegeError(
                     f"worker {launcher.workers[0]} belongs to {launcher.user}", hint="choose other names by --name"
@@ -82,21 +103,28 @@ class Workers:
                     hint="end it, or choose other names by --name",
                     code=SERVED,
                 )
+        for launcher in others:
             self.forget(launcher)
+        self._forget_old()
         if len(self._launchers()) >= MAX_LAUNCHERS:
             raise Overloaded(f"{MAX_LAUNCHERS} launchers are connected")
         launcher = Launcher(uid, user, tuple(names), pid, version, self._now(), self._wall_ns())
         self._by_worker.update(dict.fromkeys(names, launcher))
         return launcher
 
-    def report(self, launcher: Launcher, number: int, rows: list[WorkerRow]) -> bool:
-        """Notes a report. Returns whether its rows differ from those of the last report. Rows of foreign workers are
-        left out."""
+    def report(self, launcher: Launcher, number: int, rows: list[WorkerRow]) -> None:
+        """Notes a report. Rows of workers that the launcher does not serve are left out."""
         launcher.heard, launcher.number, launcher.connected = self._now(), number, True
-        kept = [row for row in rows if row.worker in launcher.workers]
-        changed = kept != launcher.rows
-        launcher.rows = kept
-        return changed
+        served = set(launcher.workers)
+        # A launcher says once that it refused a record, and does not say which generation it has seen.
+        refusals = {(row.worker, row.group): row for row in [*launcher.rows, *rows] if _is_refusal(row)}
+        kept = {(row.worker, row.group): row for row in rows if row.worker in served and not _is_refusal(row)}
+        still = []
+        for place, refusal in list(refusals.items())[-MAX_ROWS:]:
+            taken = kept.get(place)
+            if refusal.worker in served and (taken is None or taken.seen < refusal.generation):
+                still.append(refusal)
+        launcher.rows = [*still, *kept.values()]
 
     def leave(self, launcher: Launcher) -> None:
         """Notes that the connection ended. The rows stay until another launcher serves the workers."""
@@ -107,12 +135,15 @@ class Workers:
             if self._by_worker.get(name) is launcher:
                 del self._by_worker[name]
 
-    def of_group(self, group: str) -> list[WorkerRow]:
-        """Returns the last rows about ``group`` of launchers that are connected and heard from."""
+    def of_group(self, group: str, uid: int) -> list[WorkerRow]:
+        """Returns the last rows about a group of the user ``uid``, of launchers that are connected and heard from.
+
+        A launcher of another user knows nothing about the group's processes.
+        """
         return [
             row
             for launcher in self._launchers()
-            if launcher.connected and self._state(launcher) != "failed"
+            if launcher.uid == uid and launcher.connected and self._state(launcher) != "failed"
             for row in launcher.rows
             if row.group == group
         ]
@@ -123,12 +154,8 @@ class Workers:
         return list(found.values())
 
     def rows(self) -> Iterator[Row]:
-        """Yields rows of ``cluster.workers``."""
-        oldest = self._now() - _FORGET_S
+        """Yields rows of ``cluster.workers``. For any thread."""
         for launcher in self._launchers():
-            if launcher.heard < oldest:
-                self.forget(launcher)
-                continue
             common = {
                 "user": launcher.user,
                 "uid": launcher.uid,
@@ -153,13 +180,20 @@ class Workers:
                     "since": row.since_ns or None,
                     "pid": row.pid,
                     "start_ns": row.start_ns,
-                    "exit_code": -row.signal if row.signal else row.exit_code,
+                    "exit_code": row.exit_code if row.signal is None else -row.signal,
                     "reason": row.reason or None,
                     "log": row.log or None,
                 }
 
     def _launchers(self) -> list[Launcher]:
-        return list({id(launcher): launcher for launcher in self._by_worker.values()}.values())
+        # The list is made at once, while other threads wait.
+        return list({id(launcher): launcher for launcher in list(self._by_worker.values())}.values())
+
+    def _forget_old(self) -> None:
+        oldest = self._now() - _FORGET_S
+        for launcher in self._launchers():
+            if launcher.heard < oldest:
+                self.forget(launcher)
 
     def _state(self, launcher: Launcher) -> str:
         silent = self._now() - launcher.heard
@@ -168,3 +202,7 @@ class Workers:
         if silent >= self._suspect_s or not launcher.connected:
             return "suspect"
         return "healthy"
+
+
+def _is_refusal(row: WorkerRow) -> bool:
+    return row.state == "refused" and row.seen == 0

@@ -100,6 +100,7 @@ RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Record": Scope.PEER,
     "Work": Scope.LAUNCH,
     "Group": _group_scope,
+    "GroupLog": Scope.LAUNCH,
     "Agree": Scope.PEER,
     **dict.fromkeys(FLIGHT, Scope.READ),
 }

@@ -102,9 +102,9 @@ class CollectorClient:
         """Sets labels; returns the number of ranks. ``request``: fields of ``labels.source.LabelRequest``."""
         return int(_read(Header, self._request({"op": "label", **request}, timeout), "ranks")["ranks"])
 
-    def keep_group(self, group: str, record: str, number: int, timeout: float) -> None:
+    def keep_group(self, group: str, record: bytes, number: int, timeout: float) -> None:
         """Writes the record of a group to disk, unless one with a higher ``number`` was written before."""
-        self._request({"op": "keep_group", "group": group, "record": record, "number": number}, timeout)
+        self._request({"op": "keep_group", "group": group, "number": number}, timeout, payload=record)
 
     def kept_groups(self, timeout: float) -> tuple[dict[str, str], list[str]]:
         """Returns the records of groups on disk by name, and the groups whose records cannot be read."""
@@ -153,12 +153,14 @@ class CollectorClient:
         else:
             self._keep(channel)
 
-    def _request(self, header: Header, timeout: float, cancelled: _Cancelled = _never) -> Message:
-        channel, message = self._ask(header, timeout, cancelled)
+    def _request(self, header: Header, timeout: float, cancelled: _Cancelled = _never, payload: bytes = b"") -> Message:
+        channel, message = self._ask(header, timeout, cancelled, payload)
         self._keep(channel)
         return message
 
-    def _ask(self, header: Header, timeout: float, cancelled: _Cancelled) -> tuple[Channel, Message]:
+    def _ask(
+        self, header: Header, timeout: float, cancelled: _Cancelled, payload: bytes = b""
+    ) -> tuple[Channel, Message]:
         deadline = time.monotonic() + timeout
         while True:
             with self._lock:
@@ -167,7 +169,7 @@ class CollectorClient:
             if channel is None:
                 channel = self._connect(timeout)
             try:
-                return channel, self._exchange(channel, header, deadline, cancelled)
+                return channel, self._exchange(channel, header, payload, deadline, cancelled)
             except ChannelClosed as e:
                 # A kept connection may belong to a collector that has been replaced meanwhile.
                 if not reused:
@@ -175,10 +177,12 @@ class CollectorClient:
             except ChannelTimeout as e:
                 raise PeerError(f"the collector did not answer within {timeout:.1f} s", hint=_HINT) from e
 
-    def _exchange(self, channel: Channel, header: Header, deadline: float, cancelled: _Cancelled) -> Message:
+    def _exchange(
+        self, channel: Channel, header: Header, payload: bytes, deadline: float, cancelled: _Cancelled
+    ) -> Message:
         """Sends one request and returns the answer. Closes ``channel`` unless it can be used for another request."""
         try:
-            channel.send(header, timeout=max(deadline - time.monotonic(), 0.001))
+            channel.send(header, payload, timeout=max(deadline - time.monotonic(), 0.001))
             if not wait_readable(channel.fileno(), deadline, cancelled):
                 raise ChannelTimeout("no answer in time")
             message = channel.receive(max(deadline - time.monotonic(), 0.001))

@@ -6,9 +6,9 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -41,7 +41,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class _Kept(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Kept:
     """A record on disk. ``number``: of the write, over all groups."""
 
     number: int
@@ -59,7 +60,9 @@ class Entry:
     @property
     def id(self) -> str:
         """The id of the group whose record is here; empty if there is no record yet."""
-        value = self.acceptor.committed.value or self.acceptor.accepted.value
+        if self.known is not None:
+            return self.known.spec.id
+        value = self.acceptor.accepted.value
         return Group.from_json(value).spec.id if value else ""
 
     @property
@@ -70,8 +73,8 @@ class Entry:
     @property
     def generation(self) -> int:
         """The highest generation in a record that this node has accepted or learned."""
-        accepted = self.acceptor.accepted.value
-        return max(Group.from_json(accepted).generation if accepted else 0, self.known.generation if self.known else 0)
+        accepted, known = self.acceptor.accepted, self.known.generation if self.known else 0
+        return known if accepted.ballot <= self.ballot else max(known, Group.from_json(accepted.value).generation)
 
 
 class Records:
@@ -100,21 +103,28 @@ class Records:
                 self._damaged.add(name)
         self.loaded = True
 
-    def entry(self, name: str, identity: str = "") -> Entry:
-        """Returns the entry of the group with this name and id, a new one if it is not known.
+    def find(self, name: str) -> Entry | None:
+        """Returns the entry of the group with this name, None if there is none.
 
         Raises PeerError before the records are loaded, and for a group whose record cannot be read: without it this
-        node might break its promises. Raises PrivilegeError if another group has the name, Overloaded if there are too
-        many groups.
+        node might break its promises.
         """
         if not self.loaded:
             raise PeerError("this node is starting", hint="ask again in some seconds")
         if name in self._damaged:
             raise PeerError(f"the record of group {name} cannot be read here", hint="the daemon's log names its file")
-        entry = self.entries.get(name)
+        return self.entries.get(name)
+
+    def entry(self, name: str, identity: str = "") -> Entry:
+        """Returns the entry of the group with this name and id, a new one if it is not known.
+
+        Raises PeerError as ``find`` does, PrivilegeError if another group has the name, Overloaded if there are too
+        many groups.
+        """
+        entry = self.find(name)
         if entry is None:
             if len(self.entries) >= MAX_GROUPS:
-                raise Overloaded(f"this node has {MAX_GROUPS} groups", hint="delete groups that nobody uses")
+                raise Overloaded(f"this node has {MAX_GROUPS} groups", hint="give a group of yours a new specification")
             entry = self.entries[name] = Entry()
         if identity and entry.id not in ("", identity):
             raise PrivilegeError(f"another group has the name {name} here", hint="give the group another name")
@@ -136,8 +146,7 @@ class Records:
         group = _checked(name, proposal.value, entry)
 
         async def accepted() -> Accepted | Refusal:
-            if entry.known is not None and group.generation < entry.known.generation:
-                raise FormatError(f"the record of group {name} is older than the record here")
+            _check_order(entry.known, group)
             acceptor, answer = entry.acceptor.accept(proposal)
             await self._keep(name, entry, acceptor)
             return answer
@@ -154,6 +163,7 @@ class Records:
         async def learned() -> bool:
             if committed.ballot <= entry.ballot:
                 return False
+            _check_order(entry.known, group)
             await self._keep(name, entry, entry.acceptor.learn(committed))
             entry.known = group
             return True
@@ -164,7 +174,7 @@ class Records:
         """Writes the state to disk; only then it counts."""
         if acceptor != entry.acceptor:
             self._number += 1
-            text = json.dumps({"number": self._number, "acceptor": acceptor.to_dict()}, separators=(",", ":"))
+            text = json.dumps({"number": self._number, "acceptor": acceptor.to_dict()}, separators=(",", ":")).encode()
             await asyncio.to_thread(self._collector.keep_group, name, text, self._number, _KEEP_S)
             entry.acceptor = acceptor
 
@@ -182,6 +192,12 @@ async def _whole(entry: Entry, step: Callable[[], Coroutine[Any, Any, _T]]) -> _
     return await asyncio.shield(asyncio.create_task(locked()))
 
 
+def _check_order(known: Group | None, group: Group) -> None:
+    """Raises FormatError for a record that cannot follow the known record: neither number ever decreases."""
+    if known is not None and (group.generation < known.generation or group.spec.version < known.spec.version):
+        raise FormatError(f"the record of group {known.spec.name} is older than the record here")
+
+
 def _checked(name: str, record: bytes, entry: Entry) -> Group:
     """Returns the record. A group belongs to the first owner whose record a node has."""
     group = Group.from_json(record)
@@ -195,7 +211,7 @@ def _checked(name: str, record: bytes, entry: Entry) -> Group:
 
 
 class GroupPeers:
-    """Calls Agree of other nodes; calls about this node are answered by ``local``. Implements ``register.Peers``."""
+    """Calls Agree of other nodes; calls about this node are answered by ``local``. Implements ``proposer.Peers``."""
 
     def __init__(
         self,
@@ -279,9 +295,13 @@ def proposal_of(sent: pb.Proposal) -> Proposal:
     return Proposal(ballot_of(sent.ballot), sent.record, tuple(sent.base))
 
 
-def free_port(first: int) -> int:
-    """Returns the first free TCP port from ``first`` on. Raises PeerError if the next 64 are taken."""
+def free_port(first: int, taken: Collection[int] = ()) -> int:
+    """Returns the first free TCP port from ``first`` on, without those ``taken``. Raises PeerError if the next 64 are
+    in use.
+    """
     for port in range(first, min(first + _PORTS, 65_536)):
+        if port in taken:
+            continue
         with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as sock:
             # A rendezvous that ended lately leaves connections in TIME_WAIT, which its successor may ignore.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import pwd
 import random
 import time
@@ -15,12 +16,12 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from probing.api.errors import FormatError, NotFound, PeerError, PrivilegeError, ProbingError, UsageError
+from probing.api.errors import FormatError, NotFound, Overloaded, PeerError, PrivilegeError, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.tables.schema import Row
 from probing.api.text import escape, plural
 from probing.api.typed import typed_json
-from probing.daemon.groups.policy import Step, Watched, next_step
+from probing.daemon.groups.policy import Step, Watched, absences, next_step
 from probing.daemon.groups.workers import Launcher, Workers
 from probing.daemon.query.caller import Caller
 from probing.daemon.service.group_peers import (
@@ -35,6 +36,7 @@ from probing.daemon.service.group_peers import (
 )
 from probing.daemon.service.limits import Context
 from probing.daemon.source_state import SourceState
+from probing.diagnosis.facts import Missing
 from probing.groups.group import Group, Order
 from probing.groups.proposer import Proposer
 from probing.groups.register import Accepted, Ballot, Committed, Promise, Proposal, Quorum, Refusal
@@ -50,21 +52,45 @@ _NODES_A_SECOND = 50
 # A lease is renewed this often within the time of the fence.
 _RENEWALS = 6
 _TELL = 16
-_MAX_FINDINGS = 4096
+# A port that a group was given stays its own for this time, in which its rank 0 begins to listen, s.
+_PORT_S = 60.0
+# A change whose proposer went away is finished after this time; by the second voter after twice this time, s.
+_OPEN_S = 5.0
+_MAX_FINDINGS, _MAX_ABSENT = 4096, 64
+_MAX_READINGS, _READ_S, _MAX_LOG = 16, 5.0, 256 << 10
 _log = logging.getLogger("probing.groups")
 _Update = Callable[[Group | None], Group | None]
 
 
 class Groups:
-    """The groups of this node. Belongs to one event loop; ``finding`` may be called by any thread."""
+    """The groups of this node. Belongs to one event loop; any thread may call ``finding`` and ask for rows.
 
-    def __init__(self, node: str, peers: GroupPeers, records: Records, workers: Workers) -> None:
+    ``now``: a clock like time.monotonic(), s; ``wall_ns``: Unix time.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        peers: GroupPeers,
+        records: Records,
+        workers: Workers,
+        now: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
         self._node, self._peers, self._records, self._workers = node, peers, records, workers
+        self._now, self._wall_ns = now, wall_ns
         self._watched: dict[str, Watched] = {}
         # The ballot of the record that each node has confirmed to know, by group.
         self._told: dict[str, dict[str, Ballot]] = {}
+        # The ballot of the record that all nodes have confirmed to know, by group.
+        self._told_all: dict[str, Ballot] = {}
         self._asked: dict[str, float] = {}
-        self._leased: dict[str, float] = {}
+        # The generation whose leases were asked for last, and when.
+        self._leased: dict[str, tuple[int, float]] = {}
+        # A proposal that is not known to be committed, and since when, by group.
+        self._open: dict[str, tuple[Ballot, float]] = {}
+        # The group that was given a port last, and until when the port is kept for it.
+        self._ports: dict[int, tuple[str, float]] = {}
         self._busy: set[str] = set()
         # The generation that hangs and the step that follows, by group.
         self._hangs: dict[str, tuple[int, Step]] = {}
@@ -74,6 +100,7 @@ class Groups:
         self._beat: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._problem = ""
+        self._readings = 0
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -101,6 +128,9 @@ class Groups:
                     self._brief(launcher)
                     sender = asyncio.create_task(_send(launcher, context))
                 self._workers.report(launcher, report.number, rows_from(report.rows))
+                for part in report.logs:
+                    if (reading := launcher.readings.pop(part.id, None)) is not None and not reading.done():
+                        reading.set_result(part)
                 if sender is not None and sender.done():
                     break
         finally:
@@ -123,9 +153,44 @@ class Groups:
         elif kind == "order":
             record = await self._order(request.name, _order(request.order))
         else:
-            record = await self._change(request.name, lambda group: _stopped(_there(group), str(caller)))
+            record = await self._change(request.name, lambda group: self._stopped(_there(group), str(caller)))
         _log.warning("group %s: %s by %s: generation %d", request.name, kind, caller, record.generation)
         return pb.GroupReply(node=self._node, groups=[record.to_json()])
+
+    async def log(self, request: pb.GroupLogRequest, caller: Caller) -> pb.GroupLogReply:
+        """Returns a part of the log of a rank, which its launcher reads. Raises ProbingError."""
+        entry = self._records.find(request.name)
+        group = _there(entry.known if entry else None)
+        if caller.listener == "unix" and caller.uid not in (0, group.spec.uid):
+            raise PrivilegeError(f"the logs of group {group.spec.name} are for {group.spec.owner}")
+        worker = next((rank.worker for rank in group.ranks() if rank.rank == request.rank), "")
+        if not (launchers := self._workers.serving([worker])):
+            raise NotFound(
+                f"no launcher here serves rank {request.rank} of group {group.spec.name}",
+                hint=f"`probingctl group status {group.spec.name}` names the worker of each rank",
+            )
+        launcher, wanted = launchers[0], pb.LogWanted(group=request.name, rank=request.rank)
+        setattr(wanted, "from", getattr(request, "from"))
+        if launcher.uid != group.spec.uid:
+            raise PrivilegeError(f"{worker} is served for {launcher.user}, not for {group.spec.owner}")
+        if len(launcher.readings) >= _MAX_READINGS:
+            raise Overloaded(f"{_MAX_READINGS} logs of this launcher are read already", hint="ask again in a while")
+        self._readings += 1
+        wanted.id = self._readings
+        reading = launcher.readings[wanted.id] = asyncio.get_running_loop().create_future()
+        try:
+            launcher.put(f"log {wanted.id}", request.name, pb.WorkOrder(log=wanted))
+            part: pb.LogPart = await asyncio.wait_for(reading, _READ_S)
+        except asyncio.TimeoutError:
+            raise PeerError(f"the launcher of {worker} does not answer", hint="`probingctl group status`") from None
+        finally:
+            launcher.readings.pop(wanted.id, None)
+        if part.problem:
+            raise NotFound(f"rank {request.rank} of group {group.spec.name}: {escape(part.problem, 200)}")
+        return pb.GroupLogReply(node=self._node, data=part.data[:_MAX_LOG], end=part.end)
+
+    def _stopped(self, group: Group, who: str) -> Group | None:
+        return group.stopped(self._wall_ns(), who) if group.phase in ("ending", "running") else None
 
     async def _create(self, name: str, new: Group, caller: Caller) -> Group:
         if new.spec.name != name:
@@ -137,14 +202,15 @@ class Groups:
             if group is None:
                 if new.spec.version != 1:
                     raise UsageError(f"there is no group {name}", hint=f"probingctl group create {name} ...")
-                return new
+                # Only what the owner signed.
+                return Group(new.spec_text, new.signature, new.key)
             return None if group.signature == new.signature else group.renewed(new)
 
         return await self._change(name, update, new)
 
     async def _order(self, name: str, order: Order) -> Group:
         def update(group: Group | None) -> Group | None:
-            return None if _there(group, order).order == order else _there(group, order).ordered(order, time.time_ns())
+            return None if _there(group, order).order == order else _there(group, order).ordered(order, self._wall_ns())
 
         return await self._change(name, update)
 
@@ -159,12 +225,14 @@ class Groups:
             _check_member(request, entry, caller)
             await self._vote(name, request, reply)
         elif step == "lease":
-            known = self._records.entries.get(name)
-            reply.agrees = known is not None and known.id == request.id and known.generation <= request.lease
+            found = self._records.find(name)
+            reply.agrees = found is not None and found.id == request.id and found.generation <= request.lease
         elif step == "rows":
-            reply.rows = rows_json(self._workers.of_group(name))
+            found = self._records.find(name)
+            known = found.known if found else None
+            reply.rows = rows_json(self._workers.of_group(name, known.spec.uid) if known else ())
         elif step == "port":
-            reply.port = await asyncio.to_thread(free_port, max(1, request.port))
+            reply.port = await self._port(name, max(1, request.port))
         return reply
 
     async def _vote(self, name: str, request: pb.AgreeRequest, reply: pb.AgreeReply) -> None:
@@ -185,6 +253,18 @@ class Groups:
             reply.accepted.CopyFrom(packed_proposal(answer.accepted))
             reply.committed.CopyFrom(packed_proposal(Proposal(committed.ballot, committed.value)))
 
+    async def _port(self, name: str, first: int) -> int:
+        """Returns a free port, and keeps it for the group until its ranks have begun to listen."""
+        now = self._now()
+        self._ports = {port: (group, until) for port, (group, until) in self._ports.items() if until > now}
+        taken = {port for port, (group, _) in self._ports.items() if group != name}
+        for entry in self._entries():
+            if (group := entry.known) is not None and group.phase == "running" and group.spec.name != name:
+                taken |= {group.port} if group.ranks()[0].node == self._node else set()
+        port = await asyncio.to_thread(free_port, first, taken)
+        self._ports[port] = name, now + _PORT_S
+        return port
+
     def finding(self, row: Mapping[str, Any]) -> None:
         """Notes a stored row of ``diagnosis.findings``, for the policy of the group whose job it is about.
 
@@ -193,6 +273,13 @@ class Groups:
         made_here = row.get("found_by") == self._node
         if made_here and row.get("severity") == "error" and row.get("state") == "open" and self._loop is not None:
             self._loop.call_soon_threadsafe(self._hang, dict(row))
+
+    def absences(self, job: str) -> list[Missing]:
+        """Returns which ranks of the group ``job`` do not run, and why, for its diagnosis. For any thread."""
+        entry, watched = self._records.entries.get(job), self._watched.get(job)
+        if entry is None or entry.known is None or watched is None:
+            return []
+        return [Missing("rank", text, rank, node) for rank, node, text in absences(entry.known, watched)][:_MAX_ABSENT]
 
     def group_rows(self) -> Iterable[Row]:
         """Yields rows of ``cluster.groups``."""
@@ -239,16 +326,16 @@ class Groups:
             group = self._records.entry(name).known
             assert group is not None
             _log.warning("group %s: generation %d is %s: %s", name, group.generation, group.phase, group.reason)
-            self._watched.setdefault(name, Watched()).note(group, time.monotonic())
+            self._watched.setdefault(name, Watched()).note(group, self._now())
             for launcher in self._workers.serving([*group.spec.workers, *group.occupied]):
-                _put(launcher, pb.WorkOrder(group=group.to_json()))
+                launcher.put("record", name, pb.WorkOrder(group=committed.value))
 
     def _brief(self, launcher: Launcher) -> None:
         """Sends a launcher that has just connected the records of its groups."""
         mine = set(launcher.workers)
-        for entry in self._entries():
+        for name, entry in self._records.entries.items():
             if entry.known is not None and not mine.isdisjoint((*entry.known.spec.workers, *entry.known.occupied)):
-                _put(launcher, pb.WorkOrder(group=entry.known.to_json()))
+                launcher.put("record", name, pb.WorkOrder(group=entry.acceptor.committed.value))
 
     async def _run(self) -> None:
         while True:
@@ -256,7 +343,7 @@ class Groups:
                 if not self._records.loaded:
                     await self._records.load()
                 for name, entry in list(self._records.entries.items()):
-                    if entry.known is not None and name not in self._busy:
+                    if name not in self._busy and not self._is_idle(name, entry):
                         self._begin(name, self._turn(name, entry))
                 self._problem = ""
             except ProbingError as e:
@@ -269,7 +356,7 @@ class Groups:
         async def run() -> None:
             try:
                 await turn
-            except (PeerError, FormatError, UsageError, PrivilegeError) as e:
+            except ProbingError as e:
                 _log.info("group %s: %s", name, e.message)
             finally:
                 self._busy.discard(name)
@@ -279,12 +366,22 @@ class Groups:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _is_idle(self, name: str, entry: Entry) -> bool:
+        """Returns whether a group needs no turn: most groups are stopped, and all nodes know so."""
+        living = entry.known is not None and entry.known.phase in ("ending", "running")
+        told = self._told_all.get(name) == entry.ballot
+        return told and not living and entry.acceptor.accepted.ballot <= entry.ballot
+
     async def _turn(self, name: str, entry: Entry) -> None:
-        group, now = entry.known, time.monotonic()
-        assert group is not None
+        if self._is_left(name, entry):
+            await self._change(name, lambda _: None, Group.from_json(entry.acceptor.accepted.value))
+        group, now = entry.known, self._now()
+        if group is None:
+            return
         watched = self._watched.setdefault(name, Watched())
         watched.note(group, now)
-        if self._node in group.voters:
+        # Voters tell, and a node that changed the record, since the voters may not know of the change.
+        if self._node in group.voters or name in self._told:
             await self._tell(name, entry)
         await self._renew(name, group, now)
         if (hang := self._hangs.pop(name, None)) is not None and hang[0] == group.generation:
@@ -293,11 +390,29 @@ class Groups:
         if group.phase not in ("ending", "running") or not self._leads(group):
             return
         nodes = group.nodes
-        if now - self._asked.get(name, 0.0) >= max(_ASK_S, len(nodes) / _NODES_A_SECOND):
+        if now - self._asked.get(name, -math.inf) >= max(_ASK_S, len(nodes) / _NODES_A_SECOND):
             self._asked[name] = now
             await self._hear(name, nodes, watched)
-        if (step := next_step(group, watched, time.monotonic(), time.time_ns())) is not None:
+        if (step := next_step(group, watched, self._now(), self._wall_ns())) is not None:
             await self._take(name, group, step)
+
+    def _is_left(self, name: str, entry: Entry) -> bool:
+        """Returns whether the proposer of a change seems to have gone away before it told this node the outcome."""
+        accepted = entry.acceptor.accepted
+        if accepted.ballot <= entry.ballot:
+            self._open.pop(name, None)
+            return False
+        ballot, since = self._open.setdefault(name, (accepted.ballot, self._now()))
+        if ballot != accepted.ballot:
+            del self._open[name]
+            return False
+        voters = Group.from_json(accepted.value).voters
+        turn = voters.index(self._node) if self._node in voters else len(voters)
+        if self._now() - since < _OPEN_S * (turn + 1):
+            return False
+        # If too few voters answer, it is tried again after the same time.
+        del self._open[name]
+        return True
 
     def _leads(self, group: Group) -> bool:
         states = self._peers.states()
@@ -308,10 +423,10 @@ class Groups:
             try:
                 reply = await self._peers.ask(node, pb.AgreeRequest(group=name, rows=True))
                 # A node speaks for its workers only.
-                rows = [row for row in rows_from(reply.rows) if node_of(row.worker) == node]
-                watched.heard(node, rows, time.monotonic())
+                rows = [row for row in rows_from(reply.rows) if row.group == name and node_of(row.worker) == node]
+                watched.heard(node, rows, self._now())
             except ProbingError:
-                watched.heard(node, None, time.monotonic())
+                watched.heard(node, None, self._now())
 
         await asyncio.gather(*map(one, nodes))
 
@@ -325,7 +440,7 @@ class Groups:
             same = present is not None and (present.generation, present.phase) == (group.generation, group.phase)
             if not same or present is None:
                 return None
-            now_ns = time.time_ns()
+            now_ns = self._wall_ns()
             if step.kind == "run":
                 return present.running(now_ns, **place)
             if step.kind == "restart":
@@ -348,9 +463,13 @@ class Groups:
         assert group is not None
         told = self._told.setdefault(name, {})
         told[self._node] = ballot
+        late = [node for node in sorted(group.nodes) if told.get(node) != ballot]
+        if not late:
+            self._told_all[name] = ballot
+            return
         states = self._peers.states()
-        late = [node for node in sorted(group.nodes) if told.get(node) != ballot and states.get(node) != "failed"]
-        proposal = pb.Proposal(ballot=packed_ballot(ballot), record=group.to_json())
+        late = [node for node in late if states.get(node) != "failed"]
+        proposal = pb.Proposal(ballot=packed_ballot(ballot), record=entry.acceptor.committed.value)
 
         async def one(node: str) -> None:
             try:
@@ -365,12 +484,15 @@ class Groups:
     async def _renew(self, name: str, group: Group, now: float) -> None:
         """Renews the leases of this node's launchers, if a quorum of voters knows no newer generation."""
         spec = group.spec
-        due = now - self._leased.get(name, 0.0) >= spec.fence_s / _RENEWALS
-        mine = [rank.worker for rank in group.ranks() if rank.node == self._node] if group.phase == "running" else []
-        launchers = self._workers.serving(mine) if spec.fenced and due else []
+        if group.phase != "running" or not spec.fenced:
+            return
+        leased, asked = self._leased.get(name, (-1, 0.0))
+        if leased == group.generation and now - asked < spec.fence_s / _RENEWALS:
+            return
+        launchers = self._workers.serving([rank.worker for rank in group.ranks() if rank.node == self._node])
         if not launchers:
             return
-        self._leased[name] = now
+        self._leased[name] = group.generation, now
         # The lease counts from the report that the launcher sent before the voters were asked.
         numbers = [(launcher, launcher.number) for launcher in launchers]
         request = pb.AgreeRequest(group=name, id=spec.id, lease=group.generation)
@@ -384,7 +506,8 @@ class Groups:
         ]
         if Quorum(group.voters).is_met(agreed):
             for launcher, number in numbers:
-                _put(launcher, pb.WorkOrder(leased=name, generation=group.generation, report=number))
+                order = pb.WorkOrder(leased=name, generation=group.generation, report=number)
+                launcher.put("lease", name, order)
 
     def _hang(self, row: Mapping[str, Any]) -> None:
         entry, finding = self._records.entries.get(str(row.get("job"))), str(row.get("finding_id"))
@@ -396,7 +519,7 @@ class Groups:
             self._findings.popitem(last=False)
         if group is None or group.phase != "running" or group.spec.on_hang == "report":
             return
-        if not group.may_restart("hang", time.time_ns()):
+        if not group.may_restart("hang", self._wall_ns()):
             _log.warning("group %s: a finding is only reported: %s", group.spec.name, escape(str(row.get("sentence"))))
             return
         self._hangs[group.spec.name] = group.generation, _restart(group, row)
@@ -442,10 +565,6 @@ def _there(group: Group | None, order: Order | None = None) -> Group:
     return group
 
 
-def _stopped(group: Group, who: str) -> Group | None:
-    return group.stopped(time.time_ns(), who) if group.phase in ("ending", "running") else None
-
-
 def _order(data: bytes) -> Order:
     try:
         return typed_json(Order, data[: 64 << 10])
@@ -469,17 +588,9 @@ async def _pause(met: int) -> None:
     await asyncio.sleep(random.uniform(0.01, 0.05 * 2 ** min(met, 5)))  # noqa: S311
 
 
-def _put(launcher: Launcher, order: pb.WorkOrder) -> None:
-    if launcher.orders.full():
-        # It reads nothing; when it connects again, it gets the newest records.
-        launcher.connected = False
-        return
-    launcher.orders.put_nowait(order)
-
-
 async def _send(launcher: Launcher, context: Context) -> None:
     while True:
-        await context.write(await launcher.orders.get())
+        await context.write(await launcher.next_order())
 
 
 def _user(uid: int) -> str:

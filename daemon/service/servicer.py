@@ -365,6 +365,13 @@ class NodeService(NodeServicer):
         return await self._enabled_groups().group(request, caller)
 
     @answering
+    async def GroupLog(  # noqa: N802
+        self, request: pb.GroupLogRequest, context: Context, caller: Caller
+    ) -> pb.GroupLogReply:
+        del context
+        return await self._enabled_groups().log(request, caller)
+
+    @answering
     async def Agree(self, request: pb.AgreeRequest, context: Context, caller: Caller) -> pb.AgreeReply:  # noqa: N802
         del context
         return await self._enabled_groups().agree(request, caller)

@@ -51,7 +51,7 @@ MAY_BE_EMPTY = {
     # Tests need no GPU.
     *("gpu.devices", "gpu.events", "gpu.links", "gpu.processes", "gpu.utilization"),
     *("probing.audit", "probing.cost", "probing.losses", "probing.views"),
-    *("python.torch_nccl_flight_record", "python.trace_event", "train.labels"),
+    *("python.torch_modules", "python.torch_nccl_flight_record", "python.trace_event", "train.labels"),
     *("diagnosis.findings", "rdma.ports", "train.steps"),
     *("net.paths", "rdma.qps"),
 }

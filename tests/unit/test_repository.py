@@ -12,7 +12,7 @@ from pathlib import Path
 import tomllib
 
 from probing.api.tables import TABLES, Table
-from probing.client.app import CLUSTER_COMMANDS, COMMANDS, RANKS_COMMANDS
+from probing.client.app import CLUSTER_COMMANDS, COMMANDS, GROUP_COMMANDS, RANKS_COMMANDS
 from probing.daemon.collector.source_set import SOURCES
 from probing.daemon.source import Source
 from probing.daemon.supervisor.children import PROGRAMS
@@ -73,7 +73,7 @@ def test_each_part_is_in_its_list() -> None:
     rules = {module for name, module in loaded.items() if name.startswith("probing.diagnosis.rules.")}
     assert rules - set(RULES) == set(), "RULES in diagnosis/ladder.py lacks these"
     commands = {name.rpartition(".")[2] for name in loaded if name.startswith("probing.client.commands.")}
-    entries = (*COMMANDS.values(), *CLUSTER_COMMANDS.values(), *RANKS_COMMANDS.values())
+    entries = (*COMMANDS.values(), *CLUSTER_COMMANDS.values(), *RANKS_COMMANDS.values(), *GROUP_COMMANDS.values())
     assert commands - {entry.module for entry in entries} == set(), "COMMANDS in client/app.py lacks these"
 
 

@@ -51,6 +51,14 @@ def test_turns_come_by_time(turns: Turns, started: Callable[[float], Worker]) ->
     assert turns.came(3)
 
 
+def test_turns_that_are_not_aligned_come_after_the_pause(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probing.daemon.worker.until_next", lambda _: FOR_EVER)
+    worker = Worker("test", turns, lambda: 0.001, aligned=False)
+    worker.start()
+    assert turns.came(3)
+    worker.stop()
+
+
 def test_a_worker_that_waits_is_woken(turns: Turns, started: Callable[[float], Worker]) -> None:
     worker = started(FOR_EVER)
     assert turns.came()

@@ -69,6 +69,12 @@ class Frames:
             return self._objects.find(self._objects.entries(names), name)
         return None
 
+    def first(self, frame: RawFrame) -> int:
+        """Returns the address of the first local of ``frame``, an argument if it has arguments; 0 if there is none."""
+        self.load([frame])
+        slots = self._slots.get(frame.code)
+        return (self.local(frame, slots.names[0]) if slots is not None and slots.names else None) or 0
+
     def locals(self, frame: RawFrame, limit: int) -> Iterator[tuple[str, int]]:
         """Yields name and address of the first ``limit`` locals of ``frame`` that are set."""
         left = limit

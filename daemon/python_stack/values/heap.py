@@ -5,13 +5,16 @@ change.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from typing import NamedTuple
 
 from probing.api.errors import CorruptTarget, TargetTimeout
 from probing.daemon.processes.memory import PAGE, Memory, Range
 from probing.daemon.python_stack.walk.snapshot import Snapshot, is_count, word
 
-__all__ = ("CHANGED", "Heap", "Torn")
+__all__ = ("CHANGED", "Heap", "Proof", "Torn")
 
 MAX_NOTED = 16_384
 # The reason for a value that changed while it was read.
@@ -20,6 +23,20 @@ CHANGED = "it changed while it was read"
 
 # (Whether the bytes begin with a reference count, the bytes).
 _Noted = tuple[bool, bytes]
+
+
+class Proof(NamedTuple):
+    """Noted bytes in a short form. ``ranges``: addresses and sizes in turn; ``counted``: for each range, whether it
+    begins with a reference count; ``digest``: of the bytes, without these counts.
+    """
+
+    ranges: array[int]
+    counted: bytes
+    digest: int | None
+
+    @property
+    def wanted(self) -> list[Range]:
+        return list(zip(self.ranges[::2], self.ranges[1::2], strict=True))
 
 
 class Torn(CorruptTarget):
@@ -112,6 +129,20 @@ class Heap:
         if len(self._kept) < MAX_NOTED:
             self._kept.update(self._noted)
 
+    def proof(self) -> Proof:
+        """Returns a proof of the bytes noted since ``begin``."""
+        counted = bytes(noted[0] for noted in self._noted.values())
+        ranges = array("Q", chain.from_iterable(self._noted))
+        return Proof(ranges, counted, _digest(counted, [noted[1] for noted in self._noted.values()]))
+
+    def holds(self, proofs: Sequence[Proof]) -> list[bool]:
+        """Returns whether each of ``proofs``, which may be those of another ``Heap``, is right now. It reads all bytes
+        in one batch.
+        """
+        read = iter(self.sample([wanted for proof in proofs for wanted in proof.wanted]))
+        now = [_digest(proof.counted, list(islice(read, len(proof.counted)))) for proof in proofs]
+        return [digest is not None and digest == proof.digest for digest, proof in zip(now, proofs, strict=True)]
+
     def held_together(self) -> bool:
         """Returns whether all values kept since ``refresh`` are still equal, and so are of one moment."""
         there, back = self._later(self._kept)
@@ -131,6 +162,16 @@ class Heap:
 
 def _same(noted: dict[Range, _Noted], later: list[bytes | None]) -> bool:
     return all(now is not None and _equal(*before, now) for before, now in zip(noted.values(), later, strict=True))
+
+
+def _digest(counted: bytes, read: Sequence[bytes | None]) -> int | None:
+    """Returns a digest of the bytes that must not change; None if bytes are missing, or a count is no count."""
+    parts = []
+    for has_count, data in zip(counted, read, strict=True):
+        if data is None or (has_count and not is_count(word(data, 0))):
+            return None
+        parts.append(data[8:] if has_count else data)
+    return hash(b"".join(parts))
 
 
 def _equal(counted: bool, before: bytes, now: bytes) -> bool:

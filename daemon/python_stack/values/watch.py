@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from probing.api.errors import ProbingError
 from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
@@ -18,38 +15,28 @@ from probing.daemon.processes.discovery import Discovery
 from probing.daemon.python_stack.values.heap import CHANGED
 from probing.daemon.python_stack.values.names import parse_name
 from probing.daemon.python_stack.values.requests import Values
-from probing.daemon.source import Identity, ProcessKey, Sink, Source
-from probing.daemon.source_state import SourceState, Totals
+from probing.daemon.python_stack.visits import TIMEOUT_S, TrainerVisits
+from probing.daemon.source import Identity, Sink
 from probing.daemon.stack_wire import NamedVariable
-from probing.daemon.worker import Worker
 
 __all__ = ("VariableWatch",)
 
 INTERVAL_S = 1.0
-PARALLEL = 4
-# The time for reading a process, s; if it takes longer, it is tried again at the next poll.
-TIMEOUT_S = 1.0
 STEPS = ("step", "global_step", "iteration", "iter", "it")
 LOSSES = ("loss", "train_loss")
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Reported:
-    """The last values reported for a process. ``reading``: the read in progress, if there is one."""
+    """The last values reported for a process."""
 
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     step: int | None = None
-    reason: str = ""
-    reading: Future[None] | None = None
 
 
-class VariableWatch(Source):
-    """Watches variables. ``wanted`` returns the names to watch in a process, ``interval_s`` the pause between two
+class VariableWatch(TrainerVisits[_Reported]):
+    """Watches variables. ``watched`` returns the names to watch in a process, ``interval_s`` the pause between two
     polls, s.
-
-    Each process is read separately, ``PARALLEL`` at once: a process that does not answer delays the others only if no
-    thread is left, and then at most by a timeout.
     """
 
     name = "variables"
@@ -59,95 +46,57 @@ class VariableWatch(Source):
         self,
         values: Values,
         sink: Sink,
-        wanted: Callable[[Identity], tuple[str, ...]],
+        watched: Callable[[Identity], tuple[str, ...]],
         processes: Discovery,
         clock: Clock,
         node: str,
         *,
         interval_s: Callable[[], float] = lambda: INTERVAL_S,
     ) -> None:
+        super().__init__(processes, interval_s)
         self._values = values
         self._sink = sink
-        self._wanted = wanted
-        self._processes = processes
+        self._watched = watched
         self._clock = clock
         self._node = node
-        self._reported: dict[ProcessKey, _Reported] = {}
-        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="watch")
-        self._worker = Worker("variables", self.look, interval_s, patience_s=TIMEOUT_S + INTERVAL_S)
 
     @classmethod
     def make(cls, context: Context) -> VariableWatch:
         settings = context.settings
 
-        def wanted(process: Identity) -> tuple[str, ...]:
+        def watched(process: Identity) -> tuple[str, ...]:
             names: tuple[str, ...] = settings.value("variables.watch", process)
             return names
 
         return cls(
             context.find(Values),
             context.sink,
-            wanted,
+            watched,
             context.processes,
             context.clock,
             context.node,
             interval_s=lambda: float(settings.value("variables.interval_s")),
         )
 
-    def start(self) -> None:
-        self._worker.start()
+    def wanted(self, who: Identity) -> bool:
+        return bool(self._watched(who))
 
-    def stop(self) -> None:
-        """Stops polling; reads in progress end at their own deadlines."""
-        self._worker.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def new_state(self) -> _Reported:
+        return _Reported()
 
-    def settings_changed(self) -> bool:
-        """Polls at once, since other variables may be watched now. Returns False."""
-        self._worker.wake()
-        return False
-
-    def states(self, totals: Totals) -> list[SourceState]:
-        return [totals.of(self.name, self.table, reason=self.reason)]
-
-    @property
-    def reason(self) -> str:
-        """Why a watched process could not be read at the last try; empty when no read failed."""
-        return next((reported.reason for reported in list(self._reported.values()) if reported.reason), "")
-
-    def look(self) -> list[Future[None]]:
-        """Starts to read all watched variables, except of processes that are still being read."""
-        live = {who.key: who for who in self._processes.live() if who.role == "trainer"}
-        for key in self._reported.keys() - live.keys():
-            del self._reported[key]
-        begun = []
-        for key, who in live.items():
-            names = self._wanted(who)
-            reported = self._reported.setdefault(key, _Reported())
-            if not names:
-                reported.values.clear()
-                reported.reason = ""
-            elif reported.reading is None or reported.reading.done():
-                reported.reading = self._pool.submit(self._read, who, reported, names)
-                begun.append(reported.reading)
-        return begun
-
-    def _read(self, who: Identity, reported: _Reported, names: tuple[str, ...]) -> None:
-        try:
-            read = self._values.of_process(who.pid, who.start_ns, names, time.monotonic() + TIMEOUT_S)
-        except ProbingError as e:
-            if reported.reason != e.message:
-                _log.warning("cannot read variables of process %d: %s", who.pid, e.message)
-            reported.reason = e.message
-            return
-        reported.reason = ""
+    def visit(self, who: Identity, state: _Reported) -> None:
+        """Reads the watched variables of a process, and puts rows of those that have changed. Raises ProbingError."""
+        names = self._watched(who)
+        if not names:
+            return  # they are no longer watched since the round began
+        read = self._values.of_process(who.pid, who.start_ns, names, time.monotonic() + TIMEOUT_S)
         ts = self._clock.pair().real_ns
         common = {**who._asdict(), "node": self._node, "ts": ts}
         chosen = _one_each(read, who.trains)
         step = _step(chosen)
-        self._put_values(common, reported, chosen, step)
-        if step is not None and step != reported.step:
-            reported.step = step
+        self._put_values(common, state, chosen, step)
+        if step is not None and step != state.step:
+            state.step = step
             row = {**common, "step": step, "loss": _number(chosen, LOSSES)}
             self._sink.put("python.training_metrics", batch_of("python.training_metrics", [row]))
 

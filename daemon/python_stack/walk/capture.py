@@ -79,9 +79,16 @@ class _Again(NamedTuple):
 
 
 def capture(
-    memory: Memory, runtime: int, layout: Layout, deadline: float, known: Known, limits: Limits = LIMITS
+    memory: Memory,
+    runtime: int,
+    layout: Layout,
+    deadline: float,
+    known: Known,
+    limits: Limits = LIMITS,
+    attempts: int = ATTEMPTS,
 ) -> Capture:
-    """Returns the stacks of the CPython whose ``_PyRuntime`` is at address ``runtime``, and updates ``known``.
+    """Returns the stacks of the CPython whose ``_PyRuntime`` is at address ``runtime``, and updates ``known``. Stacks
+    that none of ``attempts`` proves are not ``complete``.
 
     ``deadline`` is on time.monotonic(): stacks read by then are returned, unproven. Raises TargetTimeout when even the
     threads are not listed by then, CorruptTarget when no interpreter is there or the walk costs more than ``memory``
@@ -89,7 +96,7 @@ def capture(
     """
     proven: dict[_Key, _Found] = {}
     again, known.again = known.again, None
-    for _ in range(ATTEMPTS):
+    for _ in range(attempts):
         began, cost = time.monotonic(), memory.bytes_read
         plan = _plan(known) if again is None else again.plan
         read = memory.read_many(plan.wanted) if plan.wanted else []

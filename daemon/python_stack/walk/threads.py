@@ -10,7 +10,7 @@ from probing.api.errors import CorruptTarget, ProcessGone
 from probing.daemon.processes.procfs import clean_text, parse_stat, parse_status
 from probing.daemon.python_stack.walk.walker import RawThread
 
-__all__ = ("KernelThread", "check_process", "match_threads", "read_start_ns", "read_threads")
+__all__ = ("KernelThread", "check_process", "match_threads", "read_start_ns", "read_thread", "read_threads")
 
 MAX_THREADS = 4096
 MAX_LISTED = 16_384
@@ -51,14 +51,22 @@ def read_threads(pid: int) -> list[KernelThread]:
     threads = []
     for tid in tids[:MAX_LISTED]:
         try:
-            stat = parse_stat(_read(pid, f"task/{tid}/stat"))
-            own = _own_tids(_read(pid, f"task/{tid}/status"))[-1] if namespaced else tid
+            threads.append(read_thread(pid, tid, namespaced=namespaced))
         except (CorruptTarget, ProcessGone):
             continue  # the thread ended after it was listed
-        threads.append(KernelThread(tid, own, clean_text(stat.comm, 64), _STATES.get(stat.state, "sleeping")))
     if not threads:
         raise ProcessGone(f"process {pid} exited")
     return threads
+
+
+def read_thread(pid: int, tid: int, *, namespaced: bool = True) -> KernelThread:
+    """Returns a thread of process ``pid``. ``namespaced``: whether its id may differ in the process's own namespace.
+
+    Raises ProcessGone when the thread ended, CorruptTarget.
+    """
+    stat = parse_stat(_read(pid, f"task/{tid}/stat"))
+    own = (_own_tids(_read(pid, f"task/{tid}/status"))[-1] if namespaced else 0) or tid
+    return KernelThread(tid, own, clean_text(stat.comm, 64), _STATES.get(stat.state, "sleeping"))
 
 
 def match_threads(threads: Sequence[RawThread], kernel: Sequence[KernelThread]) -> list[int | None]:

@@ -167,7 +167,8 @@ def test_a_limited_token_asks_for_its_jobs_alone() -> None:
     [
         (Scope.READ, {Scope.READ}, {Scope.READ}),
         (Scope.PROBE, {Scope.READ}, {Scope.READ, Scope.PROBE}),
-        (Scope.ADMIN, {Scope.READ}, {Scope.READ, Scope.PROBE, Scope.ADMIN}),
+        (Scope.ADMIN, {Scope.READ}, {Scope.READ, Scope.PROBE, Scope.LAUNCH, Scope.ADMIN}),
+        (Scope.LAUNCH, {Scope.READ}, {Scope.READ, Scope.LAUNCH}),
         (Scope.PEER, {Scope.READ, Scope.PEER}, {Scope.READ}),
     ],
 )

@@ -680,30 +680,76 @@ class MemberUpdate(_message.Message):
     def __init__(self, record: _Optional[_Union[MemberRecord, _Mapping]] = ..., claim: _Optional[int] = ..., since_s: _Optional[int] = ...) -> None: ...
 
 class WorkReport(_message.Message):
-    __slots__ = ("number", "workers", "version", "pid", "rows")
+    __slots__ = ("number", "workers", "version", "pid", "rows", "logs")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    LOGS_FIELD_NUMBER: _ClassVar[int]
     number: int
     workers: _containers.RepeatedScalarFieldContainer[str]
     version: str
     pid: int
     rows: bytes
-    def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., rows: _Optional[bytes] = ...) -> None: ...
+    logs: _containers.RepeatedCompositeFieldContainer[LogPart]
+    def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., rows: _Optional[bytes] = ..., logs: _Optional[_Iterable[_Union[LogPart, _Mapping]]] = ...) -> None: ...
 
 class WorkOrder(_message.Message):
-    __slots__ = ("group", "leased", "generation", "report")
+    __slots__ = ("group", "leased", "generation", "report", "log")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
     group: bytes
     leased: str
     generation: int
     report: int
-    def __init__(self, group: _Optional[bytes] = ..., leased: _Optional[str] = ..., generation: _Optional[int] = ..., report: _Optional[int] = ...) -> None: ...
+    log: LogWanted
+    def __init__(self, group: _Optional[bytes] = ..., leased: _Optional[str] = ..., generation: _Optional[int] = ..., report: _Optional[int] = ..., log: _Optional[_Union[LogWanted, _Mapping]] = ...) -> None: ...
+
+class LogWanted(_message.Message):
+    __slots__ = ("id", "group", "rank")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    group: str
+    rank: int
+    def __init__(self, id: _Optional[int] = ..., group: _Optional[str] = ..., rank: _Optional[int] = ..., **kwargs) -> None: ...
+
+class LogPart(_message.Message):
+    __slots__ = ("id", "data", "end", "problem")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    data: bytes
+    end: int
+    problem: str
+    def __init__(self, id: _Optional[int] = ..., data: _Optional[bytes] = ..., end: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class GroupLogRequest(_message.Message):
+    __slots__ = ("name", "rank")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rank: int
+    def __init__(self, name: _Optional[str] = ..., rank: _Optional[int] = ..., **kwargs) -> None: ...
+
+class GroupLogReply(_message.Message):
+    __slots__ = ("node", "data", "end")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    data: bytes
+    end: int
+    def __init__(self, node: _Optional[str] = ..., data: _Optional[bytes] = ..., end: _Optional[int] = ...) -> None: ...
 
 class GroupRequest(_message.Message):
     __slots__ = ("name", "create", "order", "stop")

@@ -119,6 +119,11 @@ class NodeStub:
                 request_serializer=probing_dot_v1_dot_node__pb2.GroupRequest.SerializeToString,
                 response_deserializer=probing_dot_v1_dot_node__pb2.GroupReply.FromString,
                 _registered_method=True)
+        self.GroupLog = channel.unary_unary(
+                '/probing.v1.Node/GroupLog',
+                request_serializer=probing_dot_v1_dot_node__pb2.GroupLogRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.GroupLogReply.FromString,
+                _registered_method=True)
         self.Agree = channel.unary_unary(
                 '/probing.v1.Node/Agree',
                 request_serializer=probing_dot_v1_dot_node__pb2.AgreeRequest.SerializeToString,
@@ -251,6 +256,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GroupLog(self, request, context):
+        """Returns a part of the log of a rank of a group, which its launcher on this node reads. Scope: launch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Agree(self, request, context):
         """Agrees with another node on the record of a group. Scope: peer.
         """
@@ -345,6 +357,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Group,
                     request_deserializer=probing_dot_v1_dot_node__pb2.GroupRequest.FromString,
                     response_serializer=probing_dot_v1_dot_node__pb2.GroupReply.SerializeToString,
+            ),
+            'GroupLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.GroupLog,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.GroupLogRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.GroupLogReply.SerializeToString,
             ),
             'Agree': grpc.unary_unary_rpc_method_handler(
                     servicer.Agree,
@@ -811,6 +828,33 @@ class Node:
             '/probing.v1.Node/Group',
             probing_dot_v1_dot_node__pb2.GroupRequest.SerializeToString,
             probing_dot_v1_dot_node__pb2.GroupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GroupLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/probing.v1.Node/GroupLog',
+            probing_dot_v1_dot_node__pb2.GroupLogRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.GroupLogReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,112 @@
+"""The base of sources that read each trainer again and again, by readers."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from probing.api.errors import ProbingError
+from probing.daemon.processes.discovery import Discovery
+from probing.daemon.source import Identity, ProcessKey, Source
+from probing.daemon.source_state import SourceState, Totals
+from probing.daemon.worker import Worker
+
+__all__ = ("TIMEOUT_S", "TrainerVisits")
+
+PARALLEL = 4
+# The time for reading a process, s; if it takes longer, it is tried again at the next visit.
+TIMEOUT_S = 1.0
+_log = logging.getLogger(__name__)
+_State = TypeVar("_State")
+
+
+@dataclass(slots=True)
+class _Visited(Generic[_State]):
+    """A trainer. ``state``: the state that the source keeps of it; ``reading``: its last read."""
+
+    who: Identity
+    state: _State
+    reason: str = ""
+    reading: Future[None] | None = None
+
+
+class TrainerVisits(Source, ABC, Generic[_State]):
+    """Visits trainers. ``interval_s`` returns the pause between two rounds, s; ``aligned``: see ``Worker``.
+
+    Each process is read separately, ``PARALLEL`` at once: a process that does not answer delays the others only if no
+    thread is left, and then at most by a timeout.
+    """
+
+    def __init__(self, processes: Discovery, interval_s: Callable[[], float], *, aligned: bool = True) -> None:
+        self._processes = processes
+        self._visited: dict[ProcessKey, _Visited[_State]] = {}
+        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix=self.name)
+        patience_s = TIMEOUT_S + 1.0
+        self._worker = Worker(self.name, self.look, interval_s, patience_s=patience_s, aligned=aligned)
+
+    @abstractmethod
+    def wanted(self, who: Identity) -> bool:
+        """Returns whether to read a trainer now."""
+
+    @abstractmethod
+    def new_state(self) -> _State:
+        """Returns the state of a trainer before its first visit."""
+
+    @abstractmethod
+    def visit(self, who: Identity, state: _State) -> None:
+        """Reads a trainer, in a thread of the pool. Raises ProbingError if it cannot be read."""
+
+    def left(self, who: Identity, state: _State) -> None:
+        """Called when a trainer has ended, or is no longer wanted."""
+
+    def look(self) -> list[Future[None]]:
+        """Starts to read all wanted trainers, except those that are still being read."""
+        live = {who.key: who for who in self._processes.live() if who.role == "trainer" and self.wanted(who)}
+        for key in self._visited.keys() - live.keys():
+            visited = self._visited.pop(key)
+            self.left(visited.who, visited.state)
+        begun = []
+        for key, who in live.items():
+            if key not in self._visited:
+                self._visited[key] = _Visited(who, self.new_state())
+            visited = self._visited[key]
+            visited.who = who
+            if visited.reading is None or visited.reading.done():
+                visited.reading = self._pool.submit(self._visit, who, visited)
+                begun.append(visited.reading)
+        return begun
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def stop(self) -> None:
+        """Stops the visits; reads in progress end at their own deadlines."""
+        self._worker.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def settings_changed(self) -> bool:
+        """Starts a round at once, since other trainers may be wanted now. Returns False."""
+        self._worker.wake()
+        return False
+
+    def states(self, totals: Totals) -> list[SourceState]:
+        return [totals.of(self.name, self.table, reason=self.reason)]
+
+    @property
+    def reason(self) -> str:
+        """Why a trainer could not be read at the last try; empty when no read failed."""
+        return next((visited.reason for visited in list(self._visited.values()) if visited.reason), "")
+
+    def _visit(self, who: Identity, visited: _Visited[_State]) -> None:
+        try:
+            self.visit(who, visited.state)
+        except ProbingError as e:
+            if visited.reason != e.message:
+                _log.warning("%s: process %d cannot be read: %s", self.name, who.pid, e.message)
+            visited.reason = e.message
+        else:
+            visited.reason = ""
