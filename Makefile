@@ -174,7 +174,8 @@ bench: install ## the figures of docs/benchmarks.md
 # Not a part of `make bench`: for each CPython it takes minutes.
 inject: install pythons ## code run a thousand times in a process of each CPython, with a debug allocator; the steps beside a control
 	PYTHONMALLOC=debug PROBINGD_TEST_LONG=1 $(HOST) $(PYTHON) -m pytest --timeout 1800 tests/integration/inject
-	$(HOST) $(PYTHON) bench/inject.py $(wildcard $(HOME)/.pyenv/versions/3.*/bin/python)
+	$(HOST) $(PYTHON) bench/inject.py \
+	    $(wildcard $(foreach minor,8 9 10 11 12 13,$(HOME)/.pyenv/versions/3.$(minor).*/bin/python) .build/sid-bin/python3.1[45])
 
 opentelemetry: install ## the SDK of OpenTelemetry, for `make bench BENCH=job_rows` to compare with
 	$(PYTHON) -m pip install -q --disable-pip-version-check --target .build/opentelemetry opentelemetry-sdk

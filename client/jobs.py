@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from probing.api.errors import NotFound, UsageError
+from probing.api.errors import NotFound, ProbingError, UsageError
 from probing.api.text import names_owner, sql_text
 from probing.client.absence import partial
 from probing.client.render.rows import rows_of
@@ -52,7 +52,22 @@ def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
             raise UsageError(f"{text} fits several jobs: {fitting}{more}", hint="give the whole name, or a run")
     if silent := silent_nodes(cluster, asked):
         raise partial(f"job {text} was not found", silent)
+    if group := _group_text(cluster, name):
+        raise NotFound(f"group {text} has no processes: {group}", hint=f"probingctl group status {text}")
     raise NotFound(f"there is no job {text}", hint="`probingctl ps` lists the jobs that run now")
+
+
+def _group_text(cluster: Queries, name: str) -> str:
+    """Returns the phase of the group of this name (a literal of SQL), and why; empty if there is no such group."""
+    sql = f'SELECT phase, coalesce(waits_for, reason) AS why FROM cluster.groups WHERE "group" = {name}'
+    try:
+        rows = [
+            row for answer in cluster.query_each(f"{sql} ORDER BY generation DESC LIMIT 1") for row in rows_of(answer)
+        ]
+    except ProbingError:
+        # A node of a version without groups has no such table.
+        return ""
+    return f"it is {rows[0]['phase']}, {rows[0]['why'] or 'and was never started'}" if rows else ""
 
 
 def _is_pid(text: str) -> bool:

@@ -40,6 +40,7 @@ MAX_WORKERS = 16_384
 _MAX_WORDS, _MAX_WORD, _MAX_VARIABLES, _MAX_TEXT = 1024, 64 << 10, 256, 128 << 10
 _MAX_RESTARTS, _MAX_S, _MAX_VERSION, _MAX_UID, _MAX_LOG = 100, 3600.0, 1 << 53, 1 << 32, 1 << 40
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_ID = re.compile(r"[A-Za-z0-9]{0,64}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 GIVEN = frozenset(
@@ -304,6 +305,6 @@ def _numbers(spec: Spec) -> list[_Problem]:
     if not 4096 <= spec.log_bytes <= _MAX_LOG:
         problems.append((f"its logs are rotated at {spec.log_bytes} bytes", f"give 4096 to {_MAX_LOG}"))
     owned = 0 < len(spec.owner) <= 64 and spec.owner.isprintable() and 0 <= spec.uid < _MAX_UID
-    if not (owned and 1 <= spec.version < _MAX_VERSION and NAME.fullmatch(spec.signed_on)):
+    if not (owned and 1 <= spec.version < _MAX_VERSION and NAME.fullmatch(spec.signed_on) and _ID.fullmatch(spec.id)):
         problems.append(("its owner, version or node is malformed", "make it by `probingctl group create`"))
     return problems

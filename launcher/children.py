@@ -96,14 +96,17 @@ class Children:
     def poll(self) -> bool:
         """Records what became of children and reaps them; returns whether a run has changed."""
         changed = False
-        self._reap()
         for child in self:
-            if child.report >= 0:
-                changed |= self._read(child)
-            if child.run.pid in self._statuses or child.handle.ended():
+            changed |= child.report >= 0 and self._read(child)
+        # Until no status is left: the pid of a process that was reaped may be that of the next one that is started.
+        while True:
+            self._reap()
+            ended = [child for child in self if child.run.pid in self._statuses or child.handle.ended()]
+            if not ended:
+                return changed
+            changed = True
+            for child in ended:
                 self._finish(child)
-                changed = True
-        return changed
 
     def _read(self, child: Child) -> bool:
         try:

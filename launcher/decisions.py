@@ -16,7 +16,8 @@ from probing.launcher.state import History
 
 __all__ = ("Facts", "Verdict", "ended_below", "recent_restarts", "record_problem", "start_verdict")
 
-_HOUR_NS = 3_600_000_000_000
+# An hour, less the time that a record may take to this launcher: the cluster counts from when it was made.
+_HOUR_NS = 3_540_000_000_000
 _ORDER: dict[Phase, int] = {"ending": 0, "running": 1, "finished": 2}
 _LAST = 3
 
@@ -24,7 +25,8 @@ _LAST = 3
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What the launcher knows at one moment. ``boot_ns``: ns since boot. ``ranks``: ranks of the generation that run
-    here. ``older``: pids of processes of older generations. ``problem``: why it may start nothing, or empty.
+    here. ``older``: pids of processes of older generations. ``problem``: why nothing may be started; ``unknown``: why
+    the processes are not known; or empty.
     """
 
     node: str
@@ -33,6 +35,7 @@ class Facts:
     ranks: int
     older: tuple[int, ...] = ()
     problem: str = ""
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,8 @@ def record_problem(group: Group, spec: Spec, history: History | None, rules: Rul
         return f"the record of group {name} is not signed by its owner"
     if history is None:
         return ""
-    if group.key != history.key:
-        return f"group {name} had another key before: give the group another name"
+    if (group.key, spec.id) != (history.key, history.id):
+        return f"another group had the name {name}: give the group another name"
     order = group.order.generation if group.order else 0
     for what, number, seen in (
         ("generation", group.generation, history.generation),
@@ -86,6 +89,8 @@ def start_verdict(group: Group, spec: Spec, history: History, rules: Rules, fact
         return Verdict("refused", problem)
     if problem := _restart_problem(group, spec, history, facts) or facts.problem:
         return Verdict("refused", problem)
+    if facts.unknown:
+        return Verdict("waiting", facts.unknown)
     if facts.older:
         return Verdict("waiting", _older_text(facts.older))
     if spec.fenced and not _lease_holds(history, facts):
@@ -93,9 +98,9 @@ def start_verdict(group: Group, spec: Spec, history: History, rules: Rules, fact
     return Verdict("start")
 
 
-def ended_below(group: Group) -> int:
-    """Returns the generation below which all processes are ended."""
-    return group.generation + (group.phase not in ("ending", "running", "finished"))
+def ended_below(generation: int, phase: Phase) -> int:
+    """Returns the generation below which all processes are ended, if a record has ``generation`` and ``phase``."""
+    return generation + (phase not in ("ending", "running", "finished"))
 
 
 def recent_restarts(history: History, boot_id: str, boot_ns: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from probing.api.errors import ProbingError
-from probing.api.text import escape, utc_second
+from probing.api.text import utc_second
 from probing.diagnosis.ranks import Worker
 from probing.groups.group import Group
 from probing.groups.spec import Spec, environment
@@ -14,23 +14,22 @@ from probing.launcher.census import Leader, Owner
 from probing.launcher.decisions import ended_below
 from probing.launcher.ending import Ending
 from probing.launcher.logs import log_path
-from probing.launcher.spawn import Plan, plan_bytes
+from probing.launcher.processes import Clock
+from probing.launcher.spawn import Plan
 from probing.launcher.state import History, Run
 
 __all__ = ("Held",)
 
 _SECOND_NS = 1_000_000_000
-_MAX_ADDRESS, _MAX_PORT = 255, 65_535
-_ADDRESS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-_%")
 
 
 class Held:
     """A group whose records this launcher took.
 
-    ``ranks``: the workers of this launcher that have a rank in the record's generation. ``problem``: why the record
-    cannot be started; ``obstacle``: why it could not be, the last time. ``looked``: the newest generation since whose
-    record the processes were listed; ``cleared``: the newest generation before which no process is left. ``fenced``:
-    the lease whose end ended the ranks.
+    ``ranks``: the workers of this launcher that have a rank in the record's generation. ``problem``: why the record is
+    no longer obeyed; ``obstacle``: why it could not be started, the last time. ``looked``: the newest generation since
+    whose record the processes were listed; ``cleared``: the newest generation before which no process is left.
+    ``fenced``: the lease whose end ended the ranks.
     """
 
     def __init__(self, history: History, workers: Collection[str], directory: Path) -> None:
@@ -46,24 +45,26 @@ class Held:
         self.fenced: tuple[str, int, int] | None = None
         self._written_ns = 0
 
-    def take(self, group: Group, spec: Spec) -> None:
+    def take(self, group: Group, clock: Clock) -> None:
         """Makes ``group`` the record of the group. It must have been accepted."""
-        self.group, self.spec = group, spec
-        self.problem = self.obstacle = ""
-        self.table = []
-        if group.phase in ("running", "finished"):
-            try:
-                self.table = group.ranks()
-            except ProbingError as e:
-                self.problem = e.message
+        self.group, self.spec, self.problem, self.obstacle = group, group.spec, "", ""
+        self.table = group.ranks() if group.phase in ("running", "finished") else []
         self.ranks = [worker for worker in self.table if worker.worker in self._workers]
-        self.problem = self.problem or self._place_problem(group) or self._text_problem()
         history = self.history
-        history.version, history.generation, history.phase = spec.version, group.generation, group.phase
+        if history.since is None or group.generation > history.generation:
+            history.since = (clock.boot_id, clock.boot_ns())
+        history.version, history.generation, history.phase = group.spec.version, group.generation, group.phase
         history.order = group.order.generation if group.order else 0
         history.record = group.to_json().decode()
-        if group.phase == "deleted":
-            history.record = history.ran = ""
+
+    def forget_deleted(self) -> bool:
+        """Forgets all but the numbers of a deleted group of which nothing is left; returns whether that is new."""
+        history = self.history
+        if history.phase != "deleted" or not history.record or self.cleared < history.generation:
+            return False
+        history.record = history.ran = ""
+        history.runs = []
+        return True
 
     def renewed(self, lease: tuple[str, int, int], least_ns: int) -> bool:
         """Takes a lease that ends later than the last one; returns whether it is to be written to the state file.
@@ -97,7 +98,7 @@ class Held:
     @property
     def below(self) -> int:
         """The generation below which all processes are to be ended."""
-        return 0 if self.group is None else ended_below(self.group)
+        return ended_below(self.history.generation, self.history.phase)
 
     @property
     def leaders(self) -> list[Leader]:
@@ -146,26 +147,10 @@ class Held:
     ) -> Plan:
         assert self.spec is not None
         name, rank = self.history.name, worker.rank
-        mark = {"PROBING_GROUP": f"{name}/{generation}", "RANK": str(rank), "PROBING_WORKER": worker.worker}
+        mark = {variable: env[variable] for variable in ("PROBING_GROUP", "PROBING_WORKER", "RANK")}
         header = f"=== {utc_second(unix_ns)} pid PID: {what}group {name}, generation {generation}, rank {rank} ==="
         cwd = self.spec.cwd or _home()
-        return Plan(words, {**env, **mark}, mark, cwd, header, self.log_path(rank))
-
-    def _text_problem(self) -> str:
-        if not self.ranks:
-            return ""
-        try:
-            plan_bytes(self.plan(self.ranks[0], 0, {}))
-        except ValueError as e:
-            return f"its command or environment cannot be given to a program: {e}"
-        return ""
-
-    def _place_problem(self, group: Group) -> str:
-        if len(group.address) > _MAX_ADDRESS or not _ADDRESS.issuperset(group.address):
-            return f"the master's address {escape(group.address, 80)} is no address"
-        if not 0 <= group.port <= _MAX_PORT:
-            return f"the master's port {group.port} is no port"
-        return ""
+        return Plan(words, env, mark, cwd, header, self.log_path(rank))
 
 
 def _home() -> str:

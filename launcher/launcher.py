@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 
 from probing.api.errors import ProbingError
 from probing.groups.group import Group
-from probing.groups.spec import Spec
 from probing.launcher.allowed import Rules
 from probing.launcher.census import become_subreaper
 from probing.launcher.children import Child, Children
@@ -27,7 +26,7 @@ from probing.launcher.ending import Ending
 from probing.launcher.held import Held
 from probing.launcher.logs import rotate
 from probing.launcher.processes import Clock
-from probing.launcher.reports import refusal_row, row
+from probing.launcher.reports import Refusals, row
 from probing.launcher.saving import Saves
 from probing.launcher.starting import start
 from probing.launcher.state import MAX_GROUPS, History, StateFile, lock, state_directory
@@ -36,7 +35,10 @@ from probing.launcher.watch import Watch
 __all__ = ("Launcher",)
 
 _SECOND_NS, _NEVER_NS = 1_000_000_000, 1 << 62
-_MAX_REFUSALS = 256
+_MAX_ROWS = 1024
+# In characters; the state file, in which a record may take four times as much, is read up to 96 MiB.
+_MAX_RECORDS = 16 << 20
+_IDLE = ("idle", "ended", "fenced")
 
 
 class Launcher:
@@ -59,7 +61,7 @@ class Launcher:
         self._children = Children(self._clock)
         self._watch = Watch(node, self._children, self._clock)
         self._saves = Saves()
-        self._refusals: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+        self._refusals = Refusals(self.workers)
         self._dirty = bool(self._damage)
         self._next_tick_ns = self._next_write_ns = 0
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -77,28 +79,29 @@ class Launcher:
     def apply(self, group: Group) -> str:
         """Obeys a record; what it means is done by ``step``. Returns why it is refused, or an empty text.
 
-        A refusal is also a row of the next report, once.
+        A refusal is also in the report.
         """
         try:
             spec = group.spec
+            group.ranks()
         except ProbingError as e:
             return e.message
         held = self._held.get(spec.name)
         problem = record_problem(group, spec, held.history if held else None, self._rules)
-        if not problem and held is None and len(self._held) >= MAX_GROUPS and not self._forget_deleted():
-            problem = f"this launcher has {MAX_GROUPS:,} groups: delete some"
+        problem = problem or self._space_problem(group, held)
         if problem:
-            self._refuse(group, spec, problem)
+            self._refusals.add(group, problem, held is not None)
             return problem
+        self._refusals.forget(spec.name)
         if held is None:
-            history = History(spec.name, group.key)
+            history = History(spec.name, group.key, spec.id)
             if self._state.lost and group.phase in ("running", "finished"):
                 # An earlier launcher may have started it, and the ranks may have ended since.
                 history.started = group.generation
             self._state.groups.append(history)
             held = self._held[spec.name] = Held(history, self.workers, self._directory)
         if group != held.group:
-            held.take(group, spec)
+            held.take(group, self._clock)
             self._watch.due = self._dirty = True
         return ""
 
@@ -111,9 +114,8 @@ class Launcher:
             return
         fence_ns = round(held.spec.fence_s * _SECOND_NS)
         left_ns = min(round((until - self._clock.monotonic()) * _SECOND_NS), fence_ns)
-        until_ns = self._clock.boot_ns() + left_ns
-        lease = (self._clock.boot_id, until_ns, generation)
-        if held.renewed(lease, fence_ns // 10):
+        lease = (self._clock.boot_id, self._clock.boot_ns() + left_ns, generation)
+        if left_ns > 0 and held.renewed(lease, fence_ns // 10):
             self._dirty = True
 
     def step(self) -> None:
@@ -149,24 +151,17 @@ class Launcher:
             os.eventfd_write(self._waker, 1)
 
     def report(self) -> list[dict[str, Any]]:
-        """Returns a row for each group and each of its workers here, and once a row for each record that was refused.
+        """Returns a row for each group and each of its workers here, in the form of ``groups.report.WorkerRow``.
 
-        Times (``since_ns``) are Unix time; ``start_ns`` is ns since boot. ``seen``: the highest generation seen.
-        ``clear``: no process of a generation older than ``seen`` is left, and none will be started.
+        ``clear``: no process of a generation older than ``seen`` is left, and none will be started. A deleted group has
+        rows until it is clear. A group whose records were all refused has rows; a refused record of another group has
+        rows once, with the generation 0. Of more than 1,024 rows only the newest are returned.
         """
-        rows = [row for rows in self._refusals.values() for row in rows]
-        for key in self._refusals:
-            self._refusals[key] = []
         now_ns = self._clock.boot_ns()
-        for held in self._held.values():
-            verdict = self._verdict(held, now_ns)
-            restarts = recent_restarts(held.history, self._clock.boot_id, now_ns)
-            for worker in self._workers_of(held):
-                run = held.run_of(worker)
-                members = self._watch.members(held, run.generation) if run else ()
-                child = self._children.of(run) if run else None
-                rows.append(row(held, worker, child, verdict, restarts=restarts, members=members))
-        return rows
+        rows = [row for held in self._held.values() for row in self._rows(held, now_ns)]
+        if len(rows) > _MAX_ROWS:
+            rows.sort(key=lambda row: (row["state"] in _IDLE, -row["since_ns"]))
+        return [*self._refusals.rows(), *rows[:_MAX_ROWS]]
 
     def clear(self, name: str, generation: int) -> bool:
         """Returns whether no process of a generation older than ``generation`` is left, and none will be started."""
@@ -199,16 +194,34 @@ class Launcher:
         if history.record:
             with suppress(ProbingError):
                 group = Group.from_json(history.record.encode())
-                if not record_problem(group, group.spec, history, self._rules):
-                    held.take(group, group.spec)
+                held.take(group, self._clock)
+                # Its key may be trusted no longer.
+                held.problem = record_problem(group, group.spec, history, self._rules)
         return held
+
+    def _rows(self, held: Held, now_ns: int) -> list[dict[str, Any]]:
+        verdict = self._verdict(held, now_ns)
+        restarts = recent_restarts(held.history, self._clock.boot_id, now_ns)
+        rows = []
+        for worker in self._workers_of(held):
+            run = held.run_of(worker)
+            members = self._watch.members(held, run.generation) if run else ()
+            child = self._children.of(run) if run else None
+            rows.append(row(held, worker, child, verdict, restarts=restarts, members=members))
+        return rows
 
     def _workers_of(self, held: Held) -> list[str]:
         named = {child.run.worker for child in self._watch.ranks(held)}
         others = sorted(named.difference(self.workers))
-        if held.spec is not None:
-            named.update(held.spec.workers, (run.worker for run in held.history.runs))
+        if held.group is not None and (held.group.phase != "deleted" or held.cleared < held.history.generation):
+            named.update(held.group.spec.workers, (run.worker for run in held.history.runs))
         return [*(worker for worker in self.workers if worker in named), *others]
+
+    def _space_problem(self, group: Group, held: Held | None) -> str:
+        if held is None and len(self._held) >= MAX_GROUPS and not self._forget_deleted():
+            return f"this launcher has {MAX_GROUPS:,} groups: delete some"
+        size = sum(len(history.record) for history in self._state.groups) + len(group.spec_text)
+        return "the records of this launcher's groups are too large: delete some" if size > _MAX_RECORDS else ""
 
     def _forget_deleted(self) -> bool:
         """Forgets the group that was first deleted; returns whether there was one."""
@@ -219,15 +232,6 @@ class Launcher:
                 del self._held[history.name]
                 return True
         return False
-
-    def _refuse(self, group: Group, spec: Spec, problem: str) -> None:
-        key = (spec.name, group.generation, problem)
-        if key in self._refusals:
-            return
-        while len(self._refusals) >= _MAX_REFUSALS:
-            del self._refusals[next(iter(self._refusals))]
-        workers = [worker for worker in self.workers if worker in spec.workers] or [""]
-        self._refusals[key] = [refusal_row(group, spec, worker, problem) for worker in workers]
 
     def _due_s(self) -> float:
         now_ns = self._clock.boot_ns()
@@ -285,8 +289,9 @@ class Launcher:
         if held.group is None or held.spec is None:
             return Verdict("idle", "this launcher has no valid record of the group")
         older = tuple(sorted(stat.pid for stat in self._watch.older(held)))
-        problem = held.problem or self._file.problem or self._watch.problem or held.obstacle
-        facts = Facts(self.node, self._clock.boot_id, now_ns, len(held.ranks), older, problem)
+        problem = held.problem or self._file.problem or held.obstacle
+        clock, unknown = self._clock, self._watch.problem
+        facts = Facts(self.node, clock.boot_id, now_ns, len(held.ranks), older, problem, unknown)
         return start_verdict(held.group, held.spec, held.history, self._rules, facts)
 
     def _start(self, held: Held, now_ns: int) -> None:
@@ -294,11 +299,11 @@ class Launcher:
         # What was seen has to be on the disk first: an older generation must not start after a crash.
         if self._dirty or held.looked < history.generation or held.ending is not None:
             return
-        held.cleared = history.generation
-        held.obstacle = ""
+        held.cleared, held.obstacle = history.generation, ""
+        self._dirty = held.forget_deleted()
         if history.started < history.generation and self._verdict(held, now_ns).state == "start":
             start(held, self._state, self._file, self._children, self._clock)
-            self._dirty = bool(self._file.problem)
+            self._dirty |= bool(self._file.problem)
 
     def _write(self, now_ns: int) -> None:
         if self._dirty and now_ns >= self._next_write_ns:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ("Clock", "Handle", "Mark", "Stat", "mark_in", "mark_of", "send", "stat_of", "stats")
+__all__ = ("Clock", "Handle", "Mark", "Stat", "mark_in", "mark_of", "send", "stat_of", "stats", "still_alive")
 
 # USER_HZ is 100 on every Linux that runs here (include/asm-generic/param.h).
 _TICK_NS = 10_000_000
@@ -138,6 +138,15 @@ def stat_of(pid: int) -> Stat | None:
     return Stat(
         pid, int(fields[1]), int(fields[3]), fields[0].decode("ascii"), int(fields[19]) * _TICK_NS, int(fields[17])
     )
+
+
+def still_alive(stat: Stat) -> bool:
+    """Returns whether the process of ``stat`` still runs, as far as is known."""
+    try:
+        now = stat_of(stat.pid)
+    except OSError:
+        return True
+    return now is not None and now.start_ns == stat.start_ns and now.alive
 
 
 def stats() -> dict[int, Stat]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from probing.api.text import plural
 from probing.groups.group import Group
-from probing.groups.spec import Spec
 from probing.launcher.census import Member
 from probing.launcher.children import Child
 from probing.launcher.decisions import Verdict
 from probing.launcher.held import Held
-from probing.launcher.processes import stat_of
+from probing.launcher.processes import still_alive
 from probing.launcher.state import Run
 
-__all__ = ("refusal_row", "row")
+__all__ = ("Refusals", "row")
+
+_MAX_REFUSALS = 256
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 def row(
@@ -55,16 +58,54 @@ def row(
     }
 
 
-def refusal_row(group: Group, spec: Spec, worker: str, reason: str) -> dict[str, Any]:
-    """Returns the row of a record that was refused."""
+class Refusals:
+    """Records that were refused, as rows."""
+
+    def __init__(self, workers: Sequence[str]) -> None:
+        self._workers = workers
+        self._unknown: dict[str, list[dict[str, Any]]] = {}
+        self._said: dict[tuple[str, str], None] = {}
+        self._new: list[dict[str, Any]] = []
+
+    def add(self, group: Group, reason: str, known: bool) -> None:
+        """Notes a refusal. ``known``: whether another record of the group was taken."""
+        name = group.spec.name
+        workers = [worker for worker in self._workers if worker in group.spec.workers]
+        rows = [_refusal(group, worker, 0 if known else group.generation, reason) for worker in workers]
+        if not known:
+            # Nobody needs to know why what is not to run is refused.
+            self._unknown.pop(name, None)
+            if group.phase in ("ending", "running"):
+                _put(self._unknown, name, rows)
+        elif (name, reason) not in self._said:
+            _put(self._said, (name, reason), None)
+            self._new = [*self._new, *rows][-_MAX_REFUSALS:]
+
+    def forget(self, name: str) -> None:
+        """Notes that a record of group ``name`` was taken."""
+        self._unknown.pop(name, None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns the rows of refusals: once, if another record of the group was taken."""
+        new, self._new = self._new, []
+        return [*(row for rows in self._unknown.values() for row in rows), *new]
+
+
+def _put(bounded: dict[_K, _V], key: _K, value: _V) -> None:
+    while len(bounded) >= _MAX_REFUSALS:
+        del bounded[next(iter(bounded))]
+    bounded[key] = value
+
+
+def _refusal(group: Group, worker: str, generation: int, reason: str) -> dict[str, Any]:
     return {
         "worker": worker,
-        "group": spec.name,
+        "group": group.spec.name,
         "seen": 0,
         "clear": False,
         "restarts": 0,
         **_EMPTY,
-        "generation": group.generation,
+        "generation": generation,
         "state": "refused",
         "since_ns": group.since_ns,
         "reason": reason,
@@ -73,10 +114,9 @@ def refusal_row(group: Group, spec: Spec, worker: str, reason: str) -> dict[str,
 
 def _left(run: Run, child: Child | None, members: Sequence[Member]) -> dict[str, Any]:
     """Returns what is said of processes that are left of a rank whose first process has ended."""
-    left = 0
-    for member in members if child is None else ():
-        stat = stat_of(member.stat.pid) if member.rank == run.rank else None
-        left += stat is not None and stat.start_ns == member.stat.start_ns and stat.alive
+    if child is not None:
+        return {}
+    left = sum(member.rank == run.rank and still_alive(member.stat) for member in members)
     if not left:
         return {}
     runs = "runs" if left == 1 else "run"

@@ -35,10 +35,10 @@ def main() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     os.write(1, header.replace(b"PID", b"%d" % os.getpid(), 1) + b"\n")
     env = dict(variable.split(b"=", 1) for variable in variables)
-    what = "directory " + os.fsdecode(directory)
+    what, missing = "directory " + os.fsdecode(directory), CANNOT_RUN
     try:
         os.chdir(directory)
-        what = "command " + os.fsdecode(words[0])
+        what, missing = "command " + os.fsdecode(words[0]), NOT_FOUND
         os.execvpe(words[0], words, env)  # noqa: S606
     except OSError as e:
         text = f"the {what} cannot be used: {e.strerror}".encode("utf-8", "backslashreplace")
@@ -47,7 +47,7 @@ def main() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         with suppress(OSError):
             os.write(report, text[:4096])
-        os._exit(NOT_FOUND if isinstance(e, FileNotFoundError) and what.startswith("c") else CANNOT_RUN)
+        os._exit(missing if isinstance(e, FileNotFoundError) else CANNOT_RUN)
 
 
 def _close(fd: int) -> None:

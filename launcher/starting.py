@@ -24,10 +24,9 @@ def start(held: Held, state: State, file: StateFile, children: Children, clock: 
     history, before = held.history, deepcopy(held.history)
     history.started, history.runs = history.generation, []
     history.ran = history.record if held.spec.save else ""
-    if held.group.order and history.generation > held.group.order.generation:
+    if held.group.order and history.generation > held.group.order.generation and history.since:
         # More than the limit need not be remembered.
-        recent = [*history.restarts, (clock.boot_id, clock.boot_ns())]
-        history.restarts = recent[-held.spec.max_restarts - 1 :]
+        history.restarts = [*history.restarts, history.since][-held.spec.max_restarts - 1 :]
     if not file.write(state):
         history.started, history.runs, history.ran = before.started, before.runs, before.ran
         history.restarts = before.restarts

@@ -52,18 +52,21 @@ class Run:
 class History:
     """What is remembered of a group: the highest numbers seen, and what was started.
 
-    ``record``: its last record, as JSON; ``ran``: the record by which ``started`` was, if it has a save step.
-    ``order``: generation of the owner's newest order. ``started``: the last generation that was started here.
-    ``restarts``: boot and ns since boot of each start without an order. ``lease``: boot, ns since boot at which the
-    ranks must be dead, and generation; ``saving``: the same of the end of the last save step.
+    ``id``: of its specification. ``record``: its last record, as JSON; ``ran``: the record by which ``started`` was, if
+    it has a save step. ``since``: boot and ns since boot when ``generation`` was first seen. ``order``: generation of
+    the owner's newest order. ``started``: the last generation that was started here. ``restarts``: ``since`` of each
+    start without an order. ``lease``: boot, ns since boot at which the ranks must be dead, and generation; ``saving``:
+    the same of the end of the last save step.
     """
 
     name: str
     key: str
+    id: str = ""
     record: str = ""
     ran: str = ""
     version: int = 0
     generation: int = 0
+    since: tuple[str, int] | None = None
     phase: Phase = "stopped"
     order: int = 0
     started: int = 0

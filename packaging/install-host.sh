@@ -13,7 +13,8 @@ dest=${DESTDIR:-}
 bin=${BIN:-/usr/local/bin}
 # The path has the version, because the next Python of the host cannot run packages that were installed for this one.
 python=$(readlink -f "${PYTHON:-/usr/bin/python3}")
-systemd=$(find "$root/packaging/systemd" -name 'probing*' -printf '%f ')
+systemd=$(find "$root/packaging/systemd" -maxdepth 1 -name 'probing*' -printf '%f ')
+of_users=probing-worker.service
 
 say() { echo "install-host: $*"; }
 
@@ -62,6 +63,8 @@ install_all() {
     for unit in $systemd; do
         sed "s#/opt/probingd#$prefix#g" "$root/packaging/systemd/$unit" >"$dest/usr/lib/systemd/system/$unit"
     done
+    mkdir -p "$dest/usr/lib/systemd/user"
+    sed "s#/opt/probingd#$prefix#g" "$root/packaging/systemd/user/$of_users" >"$dest/usr/lib/systemd/user/$of_users"
     install -D -m 755 -t "$dest/usr/lib/systemd/system-generators" "$root/packaging/generator/probingd"
     install -D -m 644 -t "$dest/usr/lib/sysusers.d" "$root/packaging/sysusers.d/probingd.conf"
     install -D -m 644 -t "$dest/usr/lib/tmpfiles.d" "$root/packaging/tmpfiles.d/probingd.conf"
@@ -79,6 +82,7 @@ uninstall_all() {
         systemctl disable --quiet --now probingd.service probing-web.service 2>/dev/null || true
     fi
     for unit in $systemd; do rm -f "$dest/usr/lib/systemd/system/$unit"; done
+    rm -f "$dest/usr/lib/systemd/user/$of_users"
     rm -f "$dest/usr/lib/systemd/system-generators/probingd" "$dest/usr/lib/sysusers.d/probingd.conf" "$dest/usr/lib/tmpfiles.d/probingd.conf"
     for name in probingd probingctl; do
         [ "$(readlink "$dest$bin/$name" || true)" != "$prefix/bin/$name" ] || rm "$dest$bin/$name"

@@ -12,7 +12,7 @@ from probing.api.errors import UsageError
 from probing.api.text import escape, sql_text
 from probing.client.diagnosis.endings import MOST, ended, recent
 from probing.client.diagnosis.findings import OPEN, Verdicts, open_by_run, verdict_lines
-from probing.client.options import Job, Wide
+from probing.client.options import Wide
 from probing.client.render.output import write_objects, write_rows
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, by_job, show_value, terminal_width, wrapped
@@ -61,7 +61,15 @@ _ENDED = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    job: Job = None
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--job",
+            "--group",
+            metavar="JOB",
+            help="Only this job or group: its name, the end of its name, a run, or a pid of it.",
+        ),
+    ] = None
     ended: Annotated[bool, typer.Option("--ended", help="Processes that have ended, the newest first.")] = False
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="With --ended: how far back, or an instant; default: 1d.")

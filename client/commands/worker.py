@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ from probing.api.text import escape, listed, plural
 from probing.client.launching import Lease, Link, LogWanted
 from probing.client.session import opened
 from probing.client.settings import Settings
+from probing.client.web.peers import user_name
 from probing.groups.keys import trusted_keys
 from probing.groups.spec import node_of
 
@@ -59,11 +59,11 @@ def run(settings: Settings, options: Options) -> None:
 
     target = settings.target if options.join is None else options.join
     alone = replace(settings, target=target, nodes=(), all_nodes=False, where=())
-    rules = Rules(trusted_keys(), os.getuid(), getpass.getuser(), tuple(options.allow or ()))
+    rules = Rules(trusted_keys(), os.getuid(), user_name(), tuple(options.allow or ()))
     with opened(alone) as cluster:
         node = cluster.status()[0][1].node
         workers = _workers(node, options)
-        launcher = Launcher(node, workers, _state_directory(), rules)
+        launcher = Launcher(node, workers, _state_directory(node), rules)
         # A signal only wakes the loop, which then looks at this list.
         signals: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -133,8 +133,10 @@ def _workers(node: str, options: Options) -> tuple[str, ...]:
     return tuple(f"{node}-{number}" for number in range(options.slots or _gpus() or 1))
 
 
-def _state_directory() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "probing" / "launcher"
+def _state_directory(node: str) -> Path:
+    """Returns the launcher's directory. It has the node's name, since nodes may share the home directory."""
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return base / "probing" / "launcher" / node
 
 
 def _gpus() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import secrets
 import shlex
@@ -16,6 +15,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.text import escape
 from probing.client.groups.records import GroupsSeen, named, sent, target_name
 from probing.client.groups.rows import order_of_worker
+from probing.client.web.peers import user_name
 from probing.groups.group import Group, created
 from probing.groups.keys import OwnerKey
 from probing.groups.spec import Spec, checked, node_of
@@ -82,7 +82,7 @@ def first_spec(cluster: Cluster, groups: GroupsSeen, name: str, fields: Fields) 
     first = Spec(
         name=name,
         version=1 if old is None else old.spec.version + 1,
-        owner=getpass.getuser(),
+        owner=user_name(),
         uid=os.getuid(),
         signed_on=target_name(cluster),
         workers=(),

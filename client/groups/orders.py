@@ -87,9 +87,11 @@ def clashes(groups: GroupsSeen, group: Group) -> list[str]:
     for other in groups.groups.values():
         if other.spec.name == group.spec.name or other.phase not in ("ending", "running"):
             continue
-        if shared := sorted(mine & {rank.worker for rank in other.ranks()}):
+        # A worker belongs to a user: a group of another user may name it, and gets nothing.
+        same_user = other.spec.uid == group.spec.uid
+        if same_user and (shared := sorted(mine & {rank.worker for rank in other.ranks()})):
             problems.append(f"{_workers_text(shared)} in group {other.spec.name}, which is {other.phase}")
-        elif other.ranks()[0].node == master.node and (other.port or other.spec.master_port) == master.master_port:
+        elif other.ranks()[0].node == master.node and other.port == master.master_port:
             problems.append(
                 f"group {other.spec.name} uses port {master.master_port} of node {master.node}: give --master-port"
             )

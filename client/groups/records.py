@@ -85,30 +85,35 @@ def node_of_rank(cluster: Cluster, groups: GroupsSeen, group: Group, rank: int) 
     node = next((each.node for each in group.ranks() if each.rank == rank), None)
     if node is None:
         raise UsageError(f"group {group.spec.name} has no rank {rank}", hint=f"0 to {len(group.ranks()) - 1}")
-    target = _target(cluster)
-    return target if _name_of(target) == node else _node(cluster, groups, node)
+    return _node(cluster, groups, node)
 
 
 def nodes_at(cluster: Cluster, groups: GroupsSeen, nodes: Iterable[str]) -> Cluster:
     """Returns the nodes of these names alone; their outcomes count for ``cluster``. Raises NotFound."""
-    return _sharing(cluster.at([_address(groups, node) for node in dict.fromkeys(nodes)]), cluster)
+    names = list(dict.fromkeys(nodes))
+    # The target is asked as it is: its address for other nodes may need a token.
+    if not cluster.named and names == [target_name(cluster)]:
+        return _target(cluster)
+    return _sharing(cluster.at([_address(groups, name) for name in names]), cluster)
 
 
 def target_name(cluster: Cluster) -> str:
     """Returns the name of the target, the node on which the user signs."""
-    return _name_of(_target(cluster))
+    return _target(cluster).status()[0][1].node
 
 
 def _node_of(cluster: Cluster, groups: GroupsSeen, group: Group) -> Cluster:
-    target = _target(cluster)
     first = group.voters[0]
-    name = "" if cluster.named else _name_of(target)
-    return target if name in group.nodes or first not in groups.addresses else _node(cluster, groups, first)
+    if first not in groups.addresses or (not cluster.named and target_name(cluster) in group.nodes):
+        return _target(cluster)
+    return _node(cluster, groups, first)
 
 
 def _node(cluster: Cluster, groups: GroupsSeen, node: str) -> Cluster:
     if cluster.named:
         return nodes_at(cluster, groups, [node])
+    if target_name(cluster) == node:
+        return _target(cluster)
     _address(groups, node)
     # The target says which of its peers may be shown a token.
     return _sharing(cluster.afresh(all_nodes=True, node=node), cluster)
@@ -122,10 +127,6 @@ def _address(groups: GroupsSeen, node: str) -> str:
 
 def _target(cluster: Cluster) -> Cluster:
     return _sharing(cluster.afresh(all_nodes=False), cluster)
-
-
-def _name_of(target: Cluster) -> str:
-    return target.status()[0][1].node
 
 
 def _sharing(other: Cluster, cluster: Cluster) -> Cluster:

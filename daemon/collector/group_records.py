@@ -16,7 +16,7 @@ from pathlib import Path
 from probing.api.errors import StoreError, UsageError
 from probing.api.typed import typed_json
 from probing.daemon.ipc import Header
-from probing.groups.spec import stem_of
+from probing.groups.spec import NAME
 
 __all__ = ("GroupRecords",)
 
@@ -30,36 +30,36 @@ class GroupRecords:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = threading.Lock()
-        # The number of the last record of each group.
         self._numbers: dict[str, int] = {}
 
     def keep(self, group: str, number: int, payload: bytes) -> tuple[Header, bytes]:
-        """Writes the record of a group, the payload in UTF-8. ``number`` grows with each request: a request that was
-        given up may come after its successor, and must not undo it.
+        """Writes the record of a group, the payload in UTF-8. ``number`` grows with each record of the group.
 
-        Raises UsageError for a record that is too large or too old, and StoreError.
+        Raises UsageError for a record that is too large, and for a late one, whose number a newer record has passed:
+        its sender has stopped waiting for it. Raises StoreError.
         """
-        if len(payload) > MAX_RECORD:
-            raise UsageError(f"the record of a group has {len(payload):,} bytes", hint=f"at most {MAX_RECORD:,}")
-        text = json.dumps({"group": group, "record": payload.decode("utf-8", "replace")}).encode()
-        path = self._directory / f"{stem_of(group)}.json"
         with self._lock:
-            if number <= self._numbers.get(group, 0):
-                raise UsageError("a newer record of the group was kept meanwhile")
-            if not path.exists() and len(self._files()) >= MAX_GROUPS:
-                raise UsageError(f"this node has {MAX_GROUPS} groups", hint="give a group of yours a new specification")
-            self._write(path, text)
+            if number <= self._numbers.get(group, -1):
+                raise UsageError(f"a newer record of group {group[:64]} was written meanwhile")
             self._numbers[group] = number
+            self._write(group, payload)
         return {}, b""
 
-    def _write(self, path: Path, text: bytes) -> None:
-        partial = path.with_suffix(".new")
+    def _write(self, group: str, record: bytes) -> None:
+        if len(record) > MAX_RECORD:
+            raise UsageError(f"the record of a group has {len(record):,} bytes", hint=f"at most {MAX_RECORD:,}")
+        if not NAME.fullmatch(group):
+            raise UsageError("the record has no name of a group")
+        path = self._directory / f"{group}.json"
+        partial = path.with_suffix(f".{os.urandom(8).hex()}.new")
         try:
             if not self._directory.exists():
                 self._directory.mkdir(mode=0o700)
                 _sync(self._directory.parent)
-            with partial.open("wb") as file:
-                file.write(text)
+            if not path.exists() and len(self._files()) >= MAX_GROUPS:
+                raise UsageError(f"this node has {MAX_GROUPS} groups", hint="give a group of yours a new specification")
+            with partial.open("x") as file:
+                json.dump({"record": record.decode("utf-8", "replace")}, file)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
@@ -70,20 +70,18 @@ class GroupRecords:
             raise StoreError(f"the record of a group cannot be written to {path}: {e.strerror}") from e
 
     def kept(self) -> tuple[Header, bytes]:
-        """Returns all records as JSON: ``records``, a dict by name of the group; and ``unreadable``, ``stem_of`` each
-        group whose file cannot be read.
-        """
+        """Returns ``records`` by name of the group, and ``damaged``: the groups whose records cannot be read."""
         records: dict[str, str] = {}
-        unreadable: list[str] = []
+        damaged: list[str] = []
         for path in self._files():
             try:
                 with path.open("rb") as file:
                     entry = typed_json(dict[str, str], file.read(8 * MAX_RECORD))
-                records[entry["group"]] = entry["record"]
+                records[path.stem] = entry["record"]
             except (OSError, ValueError, KeyError) as e:
-                _log.error("the record of a group in %s cannot be read: %s", path, e)
-                unreadable.append(path.stem)
-        return {}, json.dumps({"records": records, "unreadable": unreadable}).encode()
+                _log.error("the record of a group in %s cannot be read, so this node has no vote on it: %s", path, e)
+                damaged.append(path.stem)
+        return {}, json.dumps({"records": records, "damaged": damaged}).encode()
 
     def _files(self) -> list[Path]:
         return sorted(self._directory.glob("*.json"))

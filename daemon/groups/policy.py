@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,7 +11,7 @@ from probing.groups.group import Group
 from probing.groups.report import WorkerRow
 from probing.groups.spec import Spec, node_of
 
-__all__ = ("Step", "Watched", "next_step")
+__all__ = ("Step", "Watched", "absences", "next_step")
 
 # After the fence has passed on the node that is gone, this much time is left for clocks and scheduling, s.
 _MARGIN_S = 5.0
@@ -161,6 +161,22 @@ def _again(
     if now - watched.failed < min(2.0**group.restarts, _MAX_PAUSE_S):
         return None
     return Step("restart", cause, reason, without)
+
+
+def absences(group: Group, watched: Watched) -> Iterator[tuple[int, str, str]]:
+    """Yields rank, node and a sentence for each rank of a running generation that does not run, as far as known."""
+    rows = {row.worker: row for each in watched.rows.values() for row in each or () if row.seen >= group.generation}
+    for rank in group.ranks() if group.phase == "running" else ():
+        row, name = rows.get(rank.worker), f"rank {rank.rank} of group {group.spec.name}"
+        if watched.rows.get(rank.node, []) is None:
+            yield rank.rank, rank.node, f"{name} is on node {rank.node}, which does not answer"
+        elif row is None:
+            yield rank.rank, rank.node, f"{name} was not started: no launcher serves worker {rank.worker}"
+        elif row.state == "ended":
+            yield rank.rank, rank.node, f"{name} ({rank.worker}) {_how(row)}"
+        elif row.state in ("refused", "waiting", "fenced", "idle"):
+            verb = "was ended" if row.state == "fenced" else "was not started"
+            yield rank.rank, rank.node, f"{name} {verb} by worker {rank.worker}: {row.reason}"
 
 
 def _failure_text(failed: Sequence[WorkerRow], ranks: Mapping[str, int]) -> str:

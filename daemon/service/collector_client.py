@@ -102,13 +102,14 @@ class CollectorClient:
         """Sets labels; returns the number of ranks. ``request``: fields of ``labels.source.LabelRequest``."""
         return int(_read(Header, self._request({"op": "label", **request}, timeout), "ranks")["ranks"])
 
-    def keep_group(self, group: str, number: int, record: bytes, timeout: float) -> None:
-        """Writes the record of a group to disk, unless a record with a higher number is there."""
+    def keep_group(self, group: str, record: bytes, number: int, timeout: float) -> None:
+        """Writes the record of a group to disk, unless one with a higher ``number`` was written before."""
         self._request({"op": "keep_group", "group": group, "number": number}, timeout, payload=record)
 
-    def kept_groups(self, timeout: float) -> Header:
-        """Returns ``records`` and ``unreadable`` of ``GroupRecords.kept``."""
-        return _read(Header, self._request({"op": "kept_groups"}, timeout), "records")
+    def kept_groups(self, timeout: float) -> tuple[dict[str, str], list[str]]:
+        """Returns the records of groups on disk by name, and the groups whose records cannot be read."""
+        kept = _read(_KeptGroups, self._request({"op": "kept_groups"}, timeout), "records")
+        return kept.records, kept.damaged
 
     def record_findings(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
         """Stores rows of ``diagnosis.findings``; the collector sets ``node`` and ``ts``."""
@@ -214,6 +215,11 @@ def _read(kind: type[_T], message: Message, what: str) -> _T:
         return typed(kind, {**message.header, **typed_json(Header, message.payload or b"{}")})
     except ValueError as e:
         raise InternalError(f"the collector's {what} are malformed: {e}") from e
+
+
+class _KeptGroups(Struct):
+    records: dict[str, str]
+    damaged: list[str]
 
 
 class _Segment(Struct):

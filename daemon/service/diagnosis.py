@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from probing.daemon.query.engine import Engine
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.received_findings import ReceivedFindings
 from probing.daemon.source_state import SourceState, first_of
+from probing.diagnosis.facts import Missing
 
 __all__ = ("Diagnosis",)
 
@@ -38,7 +39,7 @@ class _Started:
 class Diagnosis:
     """The diagnosis of jobs. ``gatherer`` gathers the facts of jobs, also for requests of clients. ``start`` starts the
     watch. ``certified`` returns whether a certificate proves the name of a node. ``stored`` is called with each row of
-    ``diagnosis.findings`` after it was stored."""
+    ``diagnosis.findings`` after it was stored. ``absences``: see ``Gatherer``."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Diagnosis:
         peers: Peers,
         certified: Callable[[str], bool] = lambda _: False,
         stored: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        absences: Callable[[str], Sequence[Missing]] = lambda _: (),
     ) -> None:
         self._certified = certified
         self._stored = stored
@@ -63,6 +65,7 @@ class Diagnosis:
             collector,
             stall_s=config.diagnose.stall_s,
             phase_limits=config.diagnose.phase_limits,
+            absences=absences,
         )
         self.sights = LocalSights(collector)
         self._started: _Started | None = None

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import socket
-import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -22,7 +21,6 @@ from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.outgoing import PeerStubs
 from probing.groups.group import Group
 from probing.groups.register import Accepted, Acceptor, Ballot, Committed, Promise, Proposal, Refusal
-from probing.groups.spec import stem_of
 
 __all__ = (
     "Entry",
@@ -43,6 +41,14 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A record on disk. ``number``: of the write, over all groups."""
+
+    number: int
+    acceptor: Header
+
+
 @dataclass(slots=True)
 class Entry:
     """What this node has of a group. ``known``: the newest committed record that this node has learned."""
@@ -54,7 +60,9 @@ class Entry:
     @property
     def id(self) -> str:
         """The id of the group whose record is here; empty if there is no record yet."""
-        value = self.acceptor.committed.value or self.acceptor.accepted.value
+        if self.known is not None:
+            return self.known.spec.id
+        value = self.acceptor.accepted.value
         return Group.from_json(value).spec.id if value else ""
 
     @property
@@ -65,8 +73,8 @@ class Entry:
     @property
     def generation(self) -> int:
         """The highest generation in a record that this node has accepted or learned."""
-        accepted = self.acceptor.accepted.value
-        return max(Group.from_json(accepted).generation if accepted else 0, self.known.generation if self.known else 0)
+        accepted, known = self.acceptor.accepted, self.known.generation if self.known else 0
+        return known if accepted.ballot <= self.ballot else max(known, Group.from_json(accepted.value).generation)
 
 
 class Records:
@@ -76,38 +84,42 @@ class Records:
         self._collector = collector
         self.entries: dict[str, Entry] = {}
         self.loaded = False
-        # ``stem_of`` groups whose state on disk cannot be read: without it, this node could break its promises.
-        self._unreadable: set[str] = set()
+        self._damaged: set[str] = set()
+        self._number = 0
 
     async def load(self) -> None:
         """Reads the records that were kept. Raises PeerError while the collector does not answer."""
-        kept = await asyncio.to_thread(self._collector.kept_groups, _KEEP_S)
-        self._unreadable.update(kept["unreadable"])
-        for name, text in kept["records"].items():
+        records, damaged = await asyncio.to_thread(self._collector.kept_groups, _KEEP_S)
+        self._damaged = set(damaged)
+        for name, text in records.items():
             try:
-                acceptor = Acceptor.from_dict(typed_json(Header, text.encode()))
+                kept = typed_json(_Kept, text.encode())
+                acceptor = Acceptor.from_dict(kept.acceptor)
                 value = acceptor.committed.value
                 self.entries.setdefault(name, Entry(acceptor, Group.from_json(value) if value else None))
+                self._number = max(self._number, kept.number)
             except (FormatError, ValueError) as e:
-                _log.warning("this node takes no part in group %.80r, whose record cannot be read: %s", name, e)
-                self._unreadable.add(stem_of(name))
+                _log.error("the record of group %.80r cannot be read, so this node has no vote on it: %s", name, e)
+                self._damaged.add(name)
         self.loaded = True
 
     def find(self, name: str) -> Entry | None:
-        """Returns the entry of a group, None if it is not known. Raises PeerError before the records are loaded, and if
-        the record cannot be read.
+        """Returns the entry of the group with this name, None if there is none.
+
+        Raises PeerError before the records are loaded, and for a group whose record cannot be read: without it this
+        node might break its promises.
         """
         if not self.loaded:
             raise PeerError("this node is starting", hint="ask again in some seconds")
-        if self._unreadable and stem_of(name) in self._unreadable:
-            raise PeerError(f"the record of group {name} cannot be read on this node", hint="its log says why")
+        if name in self._damaged:
+            raise PeerError(f"the record of group {name} cannot be read here", hint="the daemon's log names its file")
         return self.entries.get(name)
 
     def entry(self, name: str, identity: str = "") -> Entry:
         """Returns the entry of the group with this name and id, a new one if it is not known.
 
         Raises PeerError as ``find`` does, PrivilegeError if another group has the name, Overloaded if there are too
-        many.
+        many groups.
         """
         entry = self.find(name)
         if entry is None:
@@ -161,8 +173,9 @@ class Records:
     async def _keep(self, name: str, entry: Entry, acceptor: Acceptor) -> None:
         """Writes the state to disk; only then it counts."""
         if acceptor != entry.acceptor:
-            text = json.dumps(acceptor.to_dict(), separators=(",", ":")).encode()
-            await asyncio.to_thread(self._collector.keep_group, name, time.monotonic_ns(), text, _KEEP_S)
+            self._number += 1
+            text = json.dumps({"number": self._number, "acceptor": acceptor.to_dict()}, separators=(",", ":")).encode()
+            await asyncio.to_thread(self._collector.keep_group, name, text, self._number, _KEEP_S)
             entry.acceptor = acceptor
 
 

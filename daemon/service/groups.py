@@ -21,7 +21,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.tables.schema import Row
 from probing.api.text import escape, plural
 from probing.api.typed import typed_json
-from probing.daemon.groups.policy import Step, Watched, next_step
+from probing.daemon.groups.policy import Step, Watched, absences, next_step
 from probing.daemon.groups.workers import Launcher, Workers
 from probing.daemon.query.caller import Caller
 from probing.daemon.service.group_peers import (
@@ -36,6 +36,7 @@ from probing.daemon.service.group_peers import (
 )
 from probing.daemon.service.limits import Context
 from probing.daemon.source_state import SourceState
+from probing.diagnosis.facts import Missing
 from probing.groups.group import Group, Order
 from probing.groups.proposer import Proposer
 from probing.groups.register import Accepted, Ballot, Committed, Promise, Proposal, Quorum, Refusal
@@ -55,7 +56,7 @@ _TELL = 16
 _PORT_S = 60.0
 # A change whose proposer went away is finished after this time; by the second voter after twice this time, s.
 _OPEN_S = 5.0
-_MAX_FINDINGS = 4096
+_MAX_FINDINGS, _MAX_ABSENT = 4096, 64
 _MAX_READINGS, _READ_S, _MAX_LOG = 16, 5.0, 256 << 10
 _log = logging.getLogger("probing.groups")
 _Update = Callable[[Group | None], Group | None]
@@ -156,9 +157,6 @@ class Groups:
         _log.warning("group %s: %s by %s: generation %d", request.name, kind, caller, record.generation)
         return pb.GroupReply(node=self._node, groups=[record.to_json()])
 
-    def _stopped(self, group: Group, who: str) -> Group | None:
-        return group.stopped(self._wall_ns(), who) if group.phase in ("ending", "running") else None
-
     async def log(self, request: pb.GroupLogRequest, caller: Caller) -> pb.GroupLogReply:
         """Returns a part of the log of a rank, which its launcher reads. Raises ProbingError."""
         entry = self._records.find(request.name)
@@ -191,6 +189,9 @@ class Groups:
             raise NotFound(f"rank {request.rank} of group {group.spec.name}: {escape(part.problem, 200)}")
         return pb.GroupLogReply(node=self._node, data=part.data[:_MAX_LOG], end=part.end)
 
+    def _stopped(self, group: Group, who: str) -> Group | None:
+        return group.stopped(self._wall_ns(), who) if group.phase in ("ending", "running") else None
+
     async def _create(self, name: str, new: Group, caller: Caller) -> Group:
         if new.spec.name != name:
             raise UsageError("the request and the record name two groups")
@@ -220,14 +221,15 @@ class Groups:
             raise FormatError("the message has no name of a group")
         reply = pb.AgreeReply(node=self._node, agrees=True)
         if step in ("prepare", "accept", "learn"):
-            _check_member(request, self._records.entry(name, request.id), caller)
+            entry = self._records.entry(name, request.id)
+            _check_member(request, entry, caller)
             await self._vote(name, request, reply)
-            return reply
-        entry = self._records.find(name)
-        known = entry.known if entry else None
-        if step == "lease":
-            reply.agrees = entry is not None and entry.id == request.id and entry.generation <= request.lease
+        elif step == "lease":
+            found = self._records.find(name)
+            reply.agrees = found is not None and found.id == request.id and found.generation <= request.lease
         elif step == "rows":
+            found = self._records.find(name)
+            known = found.known if found else None
             reply.rows = rows_json(self._workers.of_group(name, known.spec.uid) if known else ())
         elif step == "port":
             reply.port = await self._port(name, max(1, request.port))
@@ -271,6 +273,13 @@ class Groups:
         made_here = row.get("found_by") == self._node
         if made_here and row.get("severity") == "error" and row.get("state") == "open" and self._loop is not None:
             self._loop.call_soon_threadsafe(self._hang, dict(row))
+
+    def absences(self, job: str) -> list[Missing]:
+        """Returns which ranks of the group ``job`` do not run, and why, for its diagnosis. For any thread."""
+        entry, watched = self._records.entries.get(job), self._watched.get(job)
+        if entry is None or entry.known is None or watched is None:
+            return []
+        return [Missing("rank", text, rank, node) for rank, node, text in absences(entry.known, watched)][:_MAX_ABSENT]
 
     def group_rows(self) -> Iterable[Row]:
         """Yields rows of ``cluster.groups``."""

@@ -114,7 +114,7 @@ class Spawner:
             environment[PORTS_FD] = str(ports)
         if restarted:
             environment[RESTARTED] = restarted
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self.command(kind, self._of[kind]),
             stdin=subprocess.DEVNULL if connection is None else connection.fileno(),
             stdout=2,
@@ -124,6 +124,11 @@ class Spawner:
             umask=0o027,
             pass_fds=[fd for fd in (errors, ports) if fd is not None],
         )
+        if kind == "injector":
+            # While it has stopped a process, nothing else may keep it from the CPU. Containers may lack the right.
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, process.pid, -20)
+        return process
 
     def command(self, kind: str, rights: Rights) -> list[str]:
         args = self._service_args if kind == "service" else self._args

@@ -11,7 +11,7 @@ from probing.diagnosis.rules.absent import ended
 from probing.diagnosis.stack_calls import native_wait, python_wait
 from probing.diagnosis.verdict import ERROR, Finding, Verdict
 from probing.diagnosis.waits import INIT, main_thread
-from probing.diagnosis.words import ranks_wait
+from probing.diagnosis.words import clean, ranks_wait
 
 __all__ = ("VERDICTS", "find")
 
@@ -66,6 +66,8 @@ def _finding(case: Case, waiting: list[int], late: list[int], absent: list[int])
         sentence = f"{subject} {'has' if len(late) == 1 else 'have'} not joined: {head}; {why}"
     elif absent:
         sentence = f"{head}, and no process of {ranks_of(absent)} was seen"
+        if reasons := [m.text for m in case.facts.missing if m.kind == "rank" and m.rank in absent]:
+            sentence += f": {clean(reasons[0])}"
     else:
         sentence = f"{head}, and all known ranks are there"
     silent = [m.text for m in case.facts.missing if m.kind in ("node", "rank")]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from e2e_support import Daemon
+from e2e_support import JOBS, Daemon
 from groups_scene import Launchers, User, living, ranks_of
 from network_namespaces import may_make_namespaces
 from site_of_nodes import Site, in_group, site_of
@@ -78,6 +80,16 @@ def test_a_group_on_one_node(make_daemon: Callable[..., Daemon], user: User, lau
     until(lambda: user.status(daemon, "llama")["phase"] == "finished", what=lambda: user.status(daemon, "llama"))
     assert living("llama") == {}
 
+    # A command that does not exist: the reason is where people look.
+    user.ctl(
+        daemon, "group", "create", "broken", "--workers", "n1-0,n1-1", "--master", "n1-0", "--", "/no/such/program"
+    )
+    user.ctl(daemon, "group", "start", "broken", "--force")
+    until(lambda: user.status(daemon, "broken")["phase"] == "failed", what=lambda: user.status(daemon, "broken"))
+    for command in (("diagnose", "--job", "broken"), ("ps", "--group", "broken")):
+        done = user.ctl(daemon, *command, check=1)
+        assert "group broken has no processes: it is failed, rank 0 (n1-0) exited with 127" in done.stderr, done.stderr
+
 
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -89,8 +101,9 @@ def site(base: Path, make_daemon: Callable[..., Daemon]) -> Iterator[Site]:
 
 
 @pytest.fixture
-def crew(site: Site, tmp_path: Path) -> Iterator[Launchers]:
-    """Two workers on each of four nodes."""
+def crew(request: pytest.FixtureRequest, site: Site, tmp_path: Path) -> Iterator[Launchers]:
+    """Two workers on each of four nodes, or as many as the test says."""
+    slots = getattr(request, "param", 2)
     user = User(tmp_path / "user", site.spaces[0].words, site.shown)
     before = {
         daemon.name: (*space.words, *in_group(group))
@@ -98,9 +111,9 @@ def crew(site: Site, tmp_path: Path) -> Iterator[Launchers]:
     }
     made = Launchers(user, before)
     for daemon in site.daemons:
-        made.start(daemon, "--slots", "2", "--allow", "*")
+        made.start(daemon, "--slots", str(slots), "--allow", "*")
     for daemon in site.daemons:
-        until(lambda d=daemon: len(d.query("FROM cluster.workers")) == 2, what=daemon.tail)  # type: ignore[misc]
+        until(lambda d=daemon: len(d.query("FROM cluster.workers")) == slots, what=daemon.tail)  # type: ignore[misc]
     yield made
     made.close()
 
@@ -188,3 +201,49 @@ def launchers_of(site: Site, node: str, pid: int) -> None:
 
 def _said(log: str) -> str:
     return next((line for line in Path(log).read_text().splitlines() if line.startswith("{")), "")
+
+
+@pytest.mark.skipif(not may_make_namespaces(), reason="network namespaces cannot be made here")
+@pytest.mark.parametrize("crew", [1], indirect=True)
+def test_a_hang_is_named_stored_and_restarted_without_its_node(site: Site, crew: Launchers) -> None:
+    """The third hang within an hour is only reported."""
+    user, first = crew.user, site.daemons[0]
+    create = ("group", "create", "llama", "--workers", "n*", "--master", "n1-0", "--backend", "gloo")
+    policy = ("--on-hang", "restart_without_node", "--env", "GLOO_SOCKET_IFNAME=eth0", "--grace", "1s")
+    user.ctl(first, *create, *policy, "--", sys.executable, "-u", str(JOBS / "grouped.py"), str(user.orders))
+    user.ctl(first, "group", "start", "llama", "--force")
+    for generation, worker in enumerate(("n2-0", "n3-0", "n4-0"), 1):
+        await_steps(first, "llama", generation)
+        (user.orders / f"hang-{worker}").touch()
+        began = time.monotonic()
+        sql = (
+            "SELECT ranks, nodes, stacks FROM diagnosis.findings WHERE job = 'llama' AND severity = 'error' "
+            f"AND nodes = '{worker[:2]}'"
+        )
+        until(lambda sql=sql: first.query(sql), what=first.tail)  # type: ignore[misc]
+        print(f"hang {generation} of {worker} was stored after {time.monotonic() - began:.1f} s")
+        if generation == 3:
+            break
+        until(lambda g=generation: set(generations("llama").values()) == {g + 1}, what=living)  # type: ignore[misc]
+        print(f"and generation {generation + 1} ran after {time.monotonic() - began:.1f} s")
+        status = user.status(first, "llama")
+        assert worker[:2] in status["excluded"]
+        assert "n1" not in status["excluded"]
+    until(lambda: "is only reported" in "".join(daemon.log.read_text() for daemon in site.daemons), what=first.tail)
+    assert set(generations("llama").values()) == {3}
+    assert user.status(first, "llama")["generation"] == 3
+
+
+def await_steps(daemon: Daemon, job: str, generation: int) -> None:
+    """Waits until rank 0 of a generation has made collectives, as the daemon of its node has it."""
+    [pid] = [pid for pid, (_, number, rank) in _all_of(job, generation).items() if (number, rank) == (generation, "0")]
+    sql = f"SELECT count(*) AS n FROM comm.ops WHERE pid = {pid}"
+    until(lambda: daemon.query(sql)[0]["n"] > 23, what=daemon.tail)
+
+
+def _all_of(job: str, generation: int) -> dict[int, tuple[str, int, str]]:
+    def found() -> dict[int, tuple[str, int, str]] | None:
+        now = living(job)
+        return now if any(number == generation and rank == "0" for _, number, rank in now.values()) else None
+
+    return until(found, what=living)

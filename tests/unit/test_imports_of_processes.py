@@ -18,6 +18,7 @@ PARSER = "import probing.daemon.confined.parser"
 PARSER_OF_ALL = "from probing.daemon.confined import parser; [parser._handler(op) for op in parser._MODULES]"
 READER = "import probing.daemon.confined.reader"
 NVML = "import probing.daemon.confined.nvml"
+LAUNCHER = "import probing.launcher.launcher"
 
 
 @pytest.mark.parametrize(
@@ -30,8 +31,9 @@ NVML = "import probing.daemon.confined.nvml"
         (PARSER_OF_ALL, TYPES),
         (READER, LARGE | TYPES | ARROW),
         (NVML, LARGE | TYPES | ARROW),
+        (LAUNCHER, LARGE | ARROW | {"asyncio", "grpc", "subprocess"}),
     ],
-    ids=["service", "worker", "checker", "parser", "parser of all", "reader", "nvml"],
+    ids=["service", "worker", "checker", "parser", "parser of all", "reader", "nvml", "launcher"],
 )
 def test_large_modules_are_not_imported(code: str, large: set[str]) -> None:
     loaded = f"print(*{large} & {{n for n, module in sys.modules.items() if module}})"

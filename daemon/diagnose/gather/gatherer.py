@@ -57,7 +57,8 @@ class _Request:
 
 class Gatherer:
     """Gathers the facts of jobs on this node. Safe for many threads. ``stall_s``: a job counts as stalled after this
-    time without an operation, s. ``phase_limits``: how long the phases may last that labels name, s.
+    time without an operation, s. ``phase_limits``: how long the phases may last that labels name, s. ``absences``
+    returns why ranks of a job do not run, as the launchers of its group report it.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Gatherer:
         stall_s: float = 10.0,
         phase_limits: Mapping[str, float] = MappingProxyType({}),
         now_ns: Callable[[], int] = time.time_ns,
+        absences: Callable[[str], Sequence[Missing]] = lambda _: (),
     ) -> None:
         self._node = node
         self._engine = engine
@@ -76,6 +78,7 @@ class Gatherer:
         self._stall_s = stall_s
         self._phase_limits = phase_limits
         self._now_ns = now_ns
+        self._absences = absences
         self._earlier = EarlierReadings()
         self._time_outs = TimeOuts(collector)
 
@@ -201,7 +204,7 @@ class Gatherer:
             conditions,
             parts,
             request.devices,
-            [*request.missing, *missing, *lacking, *read.missing, *(pauses if alive else ())],
+            [*request.missing, *missing, *lacking, *read.missing, *(pauses if alive else ()), *self._absences(job)],
             self._time_outs.of_job(job, live.get("comm.inflight", ()), deadline) if window.still and readings else {},
             idle_cpus,
             self._phase_limits,

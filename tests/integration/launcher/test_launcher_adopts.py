@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 from launcher_helpers import LauncherProcess, Owner, living
@@ -133,6 +134,44 @@ def test_a_generation_whose_ranks_have_ended_does_not_start_again_without_the_st
         rows = launcher.until_states("ended")
         assert {row["pid"] for row in rows} == {None}
         assert (directory / "state" / "logs" / name / "rank0.log").read_text().count("===\n") == 1
+
+
+def test_ranks_of_a_group_that_was_deleted_are_ended_by_the_next_launcher(directory: Path, name: str) -> None:
+    code = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(1009)"
+    code = f"import signal, time; {code}"
+    owner = Owner(directory, name, sys.executable, "-S", "-c", code, number=1, grace_s=3600.0)
+    with LauncherProcess(directory) as launcher:
+        [row] = launcher.start(owner)
+        until(lambda: "ready" in Path(row["log"]).read_text())
+        launcher.apply(owner.order("delete"))
+        launcher.until_states("ending")
+        launcher.kill()
+    with LauncherProcess(directory) as launcher:
+        launcher.until_states("ending")
+        assert len(living(name)) == 1
+        launcher.ask("advance", seconds=3600)
+        launcher.until(lambda rows: rows == [])
+        assert living(name) == {}
+        assert launcher.ask("clear", name=name, generation=2)
+    [history] = json.loads((directory / "state" / "launcher.json").read_text())["groups"]
+    assert (history["record"], history["runs"], history["generation"]) == ("", [], 2)
+
+
+def test_a_group_whose_key_is_trusted_no_longer(directory: Path, name: str) -> None:
+    owner = Owner(directory, name, *SLEEP, number=1)
+    with LauncherProcess(directory) as launcher:
+        launcher.start(owner)
+        launcher.apply(owner.order("restart"))
+        launcher.until(lambda rows: rows[0]["clear"])
+        launcher.apply(owner.run())
+        launcher.until_states("running")
+        (directory / "keys" / "launch.key").write_bytes(b"x" * 32)
+    with LauncherProcess(directory) as launcher:
+        assert launcher.until_states("running")
+        assert launcher.apply(owner.group) == f"group {name} is signed by a key that root does not trust"
+        for pid in living(name):
+            os.kill(pid, signal.SIGKILL)
+        launcher.until(lambda rows: [row["state"] for row in rows if row["generation"]] == ["ended"])
 
 
 def test_a_second_launcher_is_told_which_is_the_first(directory: Path, name: str) -> None:

@@ -132,10 +132,11 @@ def test_an_hour_has_to_pass_before_more_restarts(directory: Path, name: str) ->
         launcher.apply(owner.restart())
         launcher.apply(owner.run())
         launcher.until_states("running")
-        launcher.ask("advance", seconds=3540)
+        launcher.ask("advance", seconds=3480)
         owner.group = replace(owner.group, generation=3, attempts=())
         launcher.apply(owner.group)
         [row] = launcher.until_states("refused")
+        launcher.until(lambda rows: rows[0]["clear"])
         assert row["reason"] == "1 restart within an hour, and the specification allows 1"
         launcher.ask("advance", seconds=60)
         launcher.until_states("running")

@@ -34,8 +34,7 @@ def test_ranks_get_the_environment_of_the_table(directory: Path, name: str) -> N
             given = environment(owner.group.spec, ranks, worker, 1, 0)
             assert {key: env[key] for key in given} == given
             assert env["OF_THE_LAUNCHER"] == "x"
-            assert env["PROBING_WORKER"] == worker.worker
-            assert set(env) - set(given) <= set(os.environ) | {"OF_THE_LAUNCHER", "PROBING_WORKER"}
+            assert set(env) - set(given) <= set(os.environ) | {"OF_THE_LAUNCHER"}
         launcher.stop(owner)
     assert living(name) == {}
 

@@ -11,7 +11,6 @@ import pytest
 
 from probing.api.errors import StoreError, UsageError
 from probing.daemon.collector.group_records import MAX_GROUPS, MAX_RECORD, GroupRecords
-from probing.groups.spec import stem_of
 
 
 def kept(records: GroupRecords) -> dict[str, Any]:
@@ -22,14 +21,14 @@ def kept(records: GroupRecords) -> dict[str, Any]:
 def test_records_are_there_after_a_restart(tmp_path: Path) -> None:
     directory = tmp_path / "groups"
     records = GroupRecords(directory)
-    assert kept(records) == {"records": {}, "unreadable": []}
+    assert kept(records) == {"records": {}, "damaged": []}
     records.keep("llama", 1, b"{}")
-    records.keep("../Llama\n", 1, '{"a": "\u4f60"}'.encode())
+    records.keep("Llama", 1, '{"a": "\u4f60"}'.encode())
     records.keep("llama", 2, b"[]")
     assert directory.stat().st_mode & 0o777 == 0o700
-    assert len(list(directory.iterdir())) == 2
+    assert sorted(path.name for path in directory.iterdir()) == ["Llama.json", "llama.json"]
     again = GroupRecords(directory)
-    assert kept(again) == {"records": {"llama": "[]", "../Llama\n": '{"a": "\u4f60"}'}, "unreadable": []}
+    assert kept(again) == {"records": {"llama": "[]", "Llama": '{"a": "\u4f60"}'}, "damaged": []}
     # The numbers begin anew with the process that writes them.
     again.keep("llama", 1, b"1")
 
@@ -39,7 +38,7 @@ def test_a_request_that_comes_late_undoes_nothing(tmp_path: Path) -> None:
     records = GroupRecords(tmp_path / "groups")
     records.keep("llama", 7, b"7")
     for number in (7, 6):
-        with pytest.raises(UsageError, match="a newer record of the group was kept"):
+        with pytest.raises(UsageError, match="a newer record of group llama was written meanwhile"):
             records.keep("llama", number, b"6")
     records.keep("other", 6, b"6")
     assert kept(records)["records"] == {"llama": "7", "other": "6"}
@@ -75,17 +74,24 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for number, group in enumerate(("llama", "torn", "list", "empty")):
         records.keep(group, number + 1, b"{}")
     for group, text in (("torn", b'{"group": "to'), ("list", b"[]"), ("empty", b"")):
-        (directory / f"{stem_of(group)}.json").write_bytes(text)
+        (directory / f"{group}.json").write_bytes(text)
     found = kept(GroupRecords(directory))
     assert found["records"] == {"llama": "{}"}
-    assert set(found["unreadable"]) == {stem_of("torn"), stem_of("list"), stem_of("empty")}
+    assert set(found["damaged"]) == {"torn", "list", "empty"}
+
+
+@pytest.mark.parametrize("name", ["", "..", "../llama", "a/b", "a\0", "a" * 300, "llama\n"])
+def test_a_name_that_is_no_file_of_the_directory(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="no name of a group"):
+        GroupRecords(tmp_path / "groups").keep(name, 1, b"{}")
+    assert not list(tmp_path.iterdir())
 
 
 def test_records_are_bounded(tmp_path: Path) -> None:
     directory = tmp_path / "groups"
     records = GroupRecords(directory)
     with pytest.raises(UsageError, match="has 4,194,305 bytes"):
-        records.keep("llama", 1, b" " * (MAX_RECORD + 1))
+        records.keep("llama", 0, b" " * (MAX_RECORD + 1))
     records.keep("llama", 1, b"\\" * MAX_RECORD)
     assert kept(GroupRecords(directory))["records"] == {"llama": "\\" * MAX_RECORD}
     for number in range(MAX_GROUPS - 1):
@@ -102,7 +108,7 @@ def test_a_record_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     # A partial file of an earlier process is no record, and in nobody's way.
     directory = tmp_path / "others"
     directory.mkdir()
-    (directory / f"{stem_of('llama')}.new").write_bytes(b"{")
+    (directory / "llama.new").write_bytes(b"{")
     records = GroupRecords(directory)
     assert kept(records)["records"] == {}
     records.keep("llama", 1, b"{}")

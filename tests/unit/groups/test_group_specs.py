@@ -84,6 +84,8 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("no owner", {"owner": ""}, "its owner, version or node is malformed"),
     ("an escape sequence as owner", {"owner": "a\x1b[2J"}, "its owner, version or node is malformed"),
     ("a surrogate as owner", {"owner": "\udc80"}, "its owner, version or node is malformed"),
+    ("a surrogate as id", {"id": "\udc80"}, "its owner, version or node is malformed"),
+    ("a long id", {"id": "a" * 65}, "its owner, version or node is malformed"),
     ("a path as node", {"signed_on": "/gn6"}, "its owner, version or node is malformed"),
 )
 

@@ -20,7 +20,7 @@ from probing.launcher.decisions import (
 )
 from probing.launcher.state import History
 
-HOUR_NS = 3_600_000_000_000
+HOUR_NS, MINUTE_NS = 3_600_000_000_000, 60_000_000_000
 KEY, OTHER_KEY = OwnerKey(b"k" * 32), OwnerKey(b"o" * 32)
 SPEC = Spec(
     name="g",
@@ -86,7 +86,12 @@ def seen(phase: Any = "running", generation: int = 7, **fields: Any) -> History:
         (
             record("running", 7),
             seen(key=OTHER_KEY.public),
-            "group g had another key before: give the group another name",
+            "another group had the name g: give the group another name",
+        ),
+        (
+            record("running", 8, id="another"),
+            seen(),
+            "another group had the name g: give the group another name",
         ),
     ],
 )
@@ -156,6 +161,13 @@ def test_older_and_foreign_records_are_refused(group: Group, history: History | 
         (
             record("running", 7),
             seen(),
+            replace(FACTS, unknown="the processes cannot be listed"),
+            "waiting",
+            "the processes cannot be listed",
+        ),
+        (
+            record("running", 7),
+            seen(),
             replace(FACTS, older=(31,)),
             "waiting",
             "process 31 of an older generation still runs",
@@ -180,7 +192,7 @@ def test_a_generation_starts_by_a_valid_order_only(
     ("stamps", "number"),
     [
         ([], 0),
-        ([("boot", 4 * HOUR_NS), ("boot", 4 * HOUR_NS + 1), ("boot", 5 * HOUR_NS)], 2),
+        ([("boot", 4 * HOUR_NS + MINUTE_NS), ("boot", 4 * HOUR_NS + MINUTE_NS + 1), ("boot", 5 * HOUR_NS)], 2),
         ([("older boot", 99 * HOUR_NS)], 0),
     ],
 )
@@ -190,8 +202,8 @@ def test_restarts_are_counted_within_an_hour(stamps: list[tuple[str, int]], numb
 
 def test_restarts_of_an_earlier_boot_count_for_an_hour_of_this_one() -> None:
     history = seen(restarts=[("older boot", 99 * HOUR_NS)] * 3)
-    assert recent_restarts(history, "boot", HOUR_NS - 1) == 3
-    assert recent_restarts(history, "boot", HOUR_NS) == 0
+    assert recent_restarts(history, "boot", HOUR_NS - MINUTE_NS - 1) == 3
+    assert recent_restarts(history, "boot", HOUR_NS - MINUTE_NS) == 0
 
 
 def test_restarts_without_an_order_are_limited() -> None:
@@ -229,7 +241,7 @@ def test_a_fenced_group_starts_under_a_lease_of_its_generation(lease: Any, state
     [("ending", 7), ("running", 7), ("finished", 7), ("stopped", 8), ("failed", 8), ("deleted", 8)],
 )
 def test_generations_that_are_ended(phase: Any, below: int) -> None:
-    assert ended_below(record(phase, 7)) == below
+    assert ended_below(7, phase) == below
 
 
 @pytest.mark.parametrize(
