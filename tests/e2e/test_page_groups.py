@@ -21,6 +21,7 @@ from test_web import served
 from waiting import until
 
 GROUPS = "--groups.enabled=true"
+PEER = "peer-0123456789abcdef"
 LAUNCH = "launch-0123456789abcdef"
 _POST = """
 async ([address, body]) => {
@@ -54,17 +55,27 @@ def launchers(user: User) -> Iterator[Launchers]:
 
 @pytest.fixture
 def pair(make_daemon: Callable[..., Daemon], base: Path) -> list[Daemon]:
-    """Two daemons that know each other."""
-    ports, token = (free_port(), free_port()), base / "token"
-    token.write_text("0123456789abcdef-e2e")
-    token.chmod(0o600)
-    shutil.chown(token, "probing-service")
+    """Two daemons that know each other, and the token of their user in the file ``token``."""
+    ports, tokens = (free_port(), free_port()), tokens_in(base, {"peer": PEER, "launch": LAUNCH})
+    (base / "token").write_text(LAUNCH)
     seeds = f"--cluster.seeds=127.0.0.1:{ports[0]}"
     daemons = [
-        make_daemon(f"n{number}", GROUPS, f"--listen=127.0.0.1:{port}", f"--token_file={token}", seeds)
+        make_daemon(f"n{number}", GROUPS, f"--listen=127.0.0.1:{port}", f"--token_file={tokens}", seeds)
         for number, port in enumerate(ports, start=1)
     ]
     return [daemon.start() for daemon in daemons]
+
+
+def tokens_in(base: Path, values: dict[str, str]) -> Path:
+    """Returns a file of tokens, by scope."""
+    path = base / "tokens"
+    entries = (
+        f'[[token]]\nname = "{scope}"\nscope = "{scope}"\nvalue = "{value}"\n' for scope, value in values.items()
+    )
+    path.write_text("".join(entries))
+    path.chmod(0o600)
+    shutil.chown(path, "probing-service")
+    return path
 
 
 def serving(launchers: Launchers, daemon: Daemon, slots: int) -> None:
@@ -240,10 +251,7 @@ def test_without_groups_the_node_says_so(make_daemon: Callable[..., Daemon], use
 def test_a_page_of_a_team_shows_groups_and_changes_none(
     make_daemon: Callable[..., Daemon], base: Path, user: User, launchers: Launchers, browser: Browser
 ) -> None:
-    port, tokens = free_port(), base / "tokens"
-    tokens.write_text(f'[[token]]\nname = "launcher"\nscope = "launch"\nvalue = "{LAUNCH}"\n')
-    tokens.chmod(0o600)
-    shutil.chown(tokens, "probing-service")
+    port, tokens = free_port(), tokens_in(base, {"launch": LAUNCH})
     daemon = make_daemon("n1", GROUPS, "--listen", f"127.0.0.1:{port}", "--token-file", str(tokens)).start()
     serving(launchers, daemon, 1)
     user.ctl(daemon, "group", "create", "g", "--workers", "n1-0", "--master", "n1-0", "--", "true")
