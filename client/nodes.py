@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from probing.api.errors import NotFound, PeerError
+from probing.api.errors import NotFound, PeerError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.text import utc
 from probing.client.settings import DEFAULT_TARGET
@@ -184,6 +184,11 @@ class Nodes:
         """Whether questions go to other nodes than the target."""
         return bool(self._nodes) or self._all_nodes
 
+    @property
+    def named(self) -> bool:
+        """Whether the addresses of the nodes were given, so that the target is not asked for its peers."""
+        return bool(self._named)
+
     def afresh(self, *, all_nodes: bool | None = None, node: str = "") -> Self:
         """Returns a copy with the same connections and empty ``outcomes``, which asks the target again for its peers.
 
@@ -197,6 +202,18 @@ class Nodes:
             other._nodes = self._named if all_nodes else ()
         if node and other.many and not self._named:
             other._where, other._nodes, other._all_nodes = ((NAME, glob.escape(node)),), (), True
+        return other
+
+    def at(self, addresses: Sequence[str]) -> Self:
+        """Returns a copy with the same connections and empty ``outcomes``, which asks the nodes at ``addresses``.
+
+        Raises UsageError for a Unix socket if no Unix socket may be asked.
+        """
+        if self._tcp_alone and (socket := next((one for one in addresses if one.startswith("unix:")), "")):
+            raise UsageError(f"{socket} asks for no token", hint="set `listen` in the configuration of its node")
+        other = copy.copy(self)
+        other.outcomes, other.absent, other._where, other._all_nodes = [], (), (), True
+        other._named = other._nodes = tuple(addresses)
         return other
 
     def node(self, address: str) -> Node:

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import typer
 
 from probing.api.errors import UsageError
-from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.text import escape
-from probing.client.groups import GroupsSeen, chosen_workers, named, seen, sent
+from probing.client.groups.changes import (
+    Fields,
+    chosen_workers,
+    first_spec,
+    next_spec,
+    put,
+    split,
+    variables,
+    with_fields,
+    workers_in,
+)
+from probing.client.groups.records import GroupsSeen, seen
+from probing.client.groups.rows import table_rows
 from probing.client.render.output import write_table
 from probing.client.render.table import Field
 from probing.client.session import opened
 from probing.client.settings import Settings
 from probing.client.times import seconds
-from probing.client.web.peers import user_name
-from probing.groups.group import Group, created
-from probing.groups.keys import OwnerKey
-from probing.groups.spec import Spec, checked, node_of
+from probing.groups.group import Group
+from probing.groups.spec import Spec, checked
 
-__all__ = ("EXAMPLES", "Options", "WorkerOptions", "add", "change", "create", "remove", "write_ranks")
+__all__ = ("EXAMPLES", "Options", "WorkerOptions", "add", "all_nodes", "change", "create", "remove", "write_ranks")
 
 EXAMPLES = (
     "probingctl group create llama --workers gn6-0,gn39-0,gn40-0,gn7-0 --master gn6-0 -- python train.py",
@@ -42,8 +48,6 @@ _RANKS = (
     Field("MASTER", "master"),
     Field("BACKEND", "backend"),
 )
-_TEXTS = ("master", "backend", "cwd", "restart", "on_hang")
-_NUMBERS = ("world_size", "master_port", "max_restarts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,131 +95,73 @@ class WorkerOptions:
 
 
 def create(settings: Settings, options: Options) -> None:
-    groups = seen(settings)
-    old = groups.groups.get(options.name)
-    same = [name for name in groups.groups if name != options.name and name.casefold() == options.name.casefold()]
-    if old is not None and old.phase != "deleted":
-        raise UsageError(f"there is a group {old.spec.name} already", hint=f"probingctl group set {old.spec.name} ...")
-    if same:
-        raise UsageError(f"group {same[0]} differs from {escape(options.name, 64)} only in case", hint="another name")
-    if options.workers is None or options.master is None or not options.command:
-        raise UsageError("a group needs --workers, --master and a command", hint=EXAMPLES[0])
-    first = Spec(
-        name=options.name,
-        version=1 if old is None else old.spec.version + 1,
-        owner=user_name(),
-        uid=os.getuid(),
-        signed_on=_signing_node(settings),
-        workers=(),
-        master=options.master,
-        command=(),
-        id=secrets.token_hex(8) if old is None else old.spec.id,
-    )
-    _put(settings, groups, _with(first, options, groups), dry_run=options.dry_run)
-
-
-def change(settings: Settings, options: Options) -> None:
-    groups = seen(settings)
-    _put(settings, groups, _with(_next(settings, groups, options.name), options, groups), dry_run=options.dry_run)
-
-
-def add(settings: Settings, options: WorkerOptions) -> None:
-    groups = seen(settings)
-    spec = _next(settings, groups, options.name)
-    more = chosen_workers(groups, options.workers, None)
-    workers = (*spec.workers, *(worker for worker in more if worker not in spec.workers))
-    _put(settings, groups, checked(replace(spec, workers=workers)), dry_run=options.dry_run)
-
-
-def remove(settings: Settings, options: WorkerOptions) -> None:
-    groups = seen(settings)
-    spec = _next(settings, groups, options.name)
-    if absent := [word for word in options.workers if word not in spec.workers]:
-        raise UsageError(f"group {spec.name} has no worker {escape(absent[0], 80)}", hint="`probingctl group status`")
-    workers = tuple(worker for worker in spec.workers if worker not in options.workers)
-    _put(settings, groups, checked(replace(spec, workers=workers)), dry_run=options.dry_run)
-
-
-def write_ranks(settings: Settings, group: Group) -> None:
-    rows = [{**asdict(rank), "master": f"{rank.master_addr}:{rank.master_port}"} for rank in group.ranks()]
-    write_table(settings, _RANKS, rows)
-
-
-def _next(settings: Settings, groups: GroupsSeen, name: str) -> Spec:
-    """Returns the specification with the number of its next version, to be signed here."""
-    spec = named(groups, name).spec
-    if spec.uid != os.getuid():
-        raise UsageError(f"group {spec.name} belongs to {spec.owner}", hint="only its owner can change it")
-    return replace(spec, version=spec.version + 1, signed_on=_signing_node(settings))
-
-
-def _signing_node(settings: Settings) -> str:
-    """Returns the name of the node on which the user signs: that of the daemon of this machine."""
-    with opened(replace(settings, nodes=(), all_nodes=False, where=())) as cluster:
-        return cluster.status()[0][1].node
-
-
-def _put(settings: Settings, groups: GroupsSeen, spec: Spec, *, dry_run: bool) -> None:
-    group = created(spec, OwnerKey.of_user())
-    if not dry_run:
-        sent(settings, groups, group, pb.GroupRequest(name=spec.name, create=group.to_json()))
+    with opened(all_nodes(settings)) as cluster:
+        groups = seen(cluster)
+        spec = first_spec(cluster, groups, options.name, _fields(options))
+        group = put(cluster, groups, spec, dry_run=options.dry_run)
     write_ranks(settings, group)
 
 
-def _with(spec: Spec, options: Options, groups: GroupsSeen) -> Spec:
-    """Returns the specification with the options that are given. Raises UsageError."""
-    given: dict[str, Any] = {}
-    for name in (*_TEXTS, *_NUMBERS):
-        if (value := getattr(options, name)) is not None:
-            given[name] = value
-    for name, choices in (
-        ("restart", ("never", "on_failure", "always")),
-        ("on_hang", ("report", "restart", "restart_without_node")),
-    ):
-        if given.get(name, choices[0]) not in choices:
-            raise UsageError(
-                f"--{name.replace('_', '-')} {escape(given[name], 40)}", hint=f"one of {', '.join(choices)}"
-            )
-    if options.workers is not None:
-        given["workers"] = chosen_workers(groups, _words(options.workers), options.nproc_per_node)
-    if options.command:
-        given["command"] = tuple(options.command)
-    if options.env is not None:
-        given["env"] = {**spec.env, **_variables(options.env)}
-    for name, text in (("grace_s", options.grace), ("fence_s", options.fence), ("save_s", options.save_time)):
-        if text is not None:
-            given[name] = seconds(text)
-    if options.save is not None:
-        given["save"] = tuple(_split(options.save))
-    if options.nnodes is not None:
-        given["min_nodes"] = _least(options.nnodes, given.get("workers", spec.workers))
-    return checked(replace(spec, **given))
+def change(settings: Settings, options: Options) -> None:
+    _change(settings, options, lambda spec, groups: with_fields(spec, _fields(options), groups))
 
 
-def _words(text: str) -> list[str]:
-    return [word for part in text.split(",") if (word := part.strip())]
+def add(settings: Settings, options: WorkerOptions) -> None:
+    def added(spec: Spec, groups: GroupsSeen) -> Spec:
+        more = chosen_workers(groups, options.workers, None)
+        workers = (*spec.workers, *(worker for worker in more if worker not in spec.workers))
+        return checked(replace(spec, workers=workers))
+
+    _change(settings, options, added)
 
 
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as e:
-        raise UsageError(f"--save cannot be split into words: {e}", hint="quote it as in a shell") from None
+def remove(settings: Settings, options: WorkerOptions) -> None:
+    def removed(spec: Spec, _groups: GroupsSeen) -> Spec:
+        if absent := [word for word in options.workers if word not in spec.workers]:
+            message = f"group {spec.name} has no worker {escape(absent[0], 80)}"
+            raise UsageError(message, hint="`probingctl group status`")
+        return checked(replace(spec, workers=tuple(one for one in spec.workers if one not in options.workers)))
+
+    _change(settings, options, removed)
 
 
-def _variables(texts: Sequence[str]) -> dict[str, str]:
-    for text in texts:
-        if "=" not in text:
-            raise UsageError(f"--env {escape(text, 80)} has no value", hint="--env NAME=VALUE")
-    return dict(text.split("=", 1) for text in texts)
+def write_ranks(settings: Settings, group: Group) -> None:
+    write_table(settings, _RANKS, table_rows(group))
 
 
-def _least(text: str, workers: Sequence[str]) -> int:
-    least, colon, most = text.partition(":")
-    nodes = len(set(map(node_of, workers)))
-    if not (least.isdecimal() and (not colon or most.isdecimal())):
-        raise UsageError(f"--nnodes {escape(text, 40)} is no range", hint="--nnodes MIN:MAX, such as 3:4")
-    if colon and int(most) != nodes:
-        raise UsageError(f"--nnodes {text}: the group has {nodes} nodes", hint="add workers of other nodes first")
-    # As for torchrun, a single number allows no other.
-    return int(least) if colon else 0
+def all_nodes(settings: Settings) -> Settings:
+    """Returns settings for all nodes, unless nodes were chosen."""
+    return settings if settings.nodes or settings.where else replace(settings, all_nodes=True)
+
+
+def _change(settings: Settings, options: Options | WorkerOptions, changed: Callable[[Spec, GroupsSeen], Spec]) -> None:
+    with opened(all_nodes(settings)) as cluster:
+        groups = seen(cluster)
+        spec = changed(next_spec(cluster, groups, options.name), groups)
+        group = put(cluster, groups, spec, dry_run=options.dry_run)
+    write_ranks(settings, group)
+
+
+def _fields(options: Options) -> Fields:
+    def length(text: str | None) -> float | None:
+        return None if text is None else seconds(text)
+
+    return Fields(
+        workers=None if options.workers is None else workers_in(options.workers),
+        each_node=options.nproc_per_node,
+        master=options.master,
+        world_size=options.world_size,
+        master_port=options.master_port,
+        backend=options.backend,
+        nnodes=options.nnodes,
+        env=None if options.env is None else variables(options.env),
+        cwd=options.cwd,
+        command=options.command or None,
+        restart=options.restart,
+        max_restarts=options.max_restarts,
+        on_hang=options.on_hang,
+        grace_s=length(options.grace),
+        fence_s=length(options.fence),
+        save=None if options.save is None else split(options.save, "--save"),
+        save_s=length(options.save_time),
+    )

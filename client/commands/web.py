@@ -55,20 +55,22 @@ def run(settings: Settings, options: Options) -> None:
     if bool(options.cert) != bool(options.key):
         raise UsageError("a certificate and its key are needed together", hint="give both --cert and --key")
     allow_numpy()
-    from probing.client.web.start import serve_caller, serve_team
+    from probing.client.web.start import serve_caller, serve_team, signs_for_caller
 
     with leaving_by_it():
         if options.listen is None:
-            serve_caller(settings, panels(), posted_panels(), options.port, browser=not options.no_browser)
+            posted = posted_panels(signs=signs_for_caller())
+            serve_caller(settings, panels(), posted, options.port, browser=not options.no_browser)
         else:
-            serve_team(settings, panels(), posted_panels(), options.listen, options.cert, options.key)
+            serve_team(settings, panels(), posted_panels(signs=False), options.listen, options.cert, options.key)
 
 
 def panels() -> Panels:
     """Returns the panels by address. A panel with the name of a command has the data of its -f json."""
-    from probing.client.web import flames, jobs, ranks, sql
+    from probing.client.web import flames, groups, jobs, ranks, sql
 
     return {
+        **groups.PANELS,
         "balance": _balance,
         "diagnose": jobs.diagnose,
         "health": lambda question: health.collect(question.cluster),
@@ -88,11 +90,13 @@ def panels() -> Panels:
     }
 
 
-def posted_panels() -> Panels:
-    """Returns the panels whose parameters are too long for a URL."""
-    from probing.client.web import sql
+def posted_panels(*, signs: bool = True) -> Panels:
+    """Returns the panels whose parameters are too long for a URL, and the actions; ``signs``: actions are carried out,
+    not refused."""
+    from probing.client.web import groups, sql
 
-    return {"query": sql.query, "query/plan": _plan}
+    actions = groups.ACTIONS if signs else groups.refusing()
+    return {"query": sql.query, "query/plan": _plan, **actions}
 
 
 def _balance(question: Question) -> object:

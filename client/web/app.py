@@ -42,7 +42,7 @@ __all__ = ("Site", "application")
 STATIC = Path(__file__).parent / "static"
 _JSON = "application/json"
 # Addresses that all get the page; its script shows the screen of the address.
-_SCREENS = ("/", "/jobs", "/job/{rest:path}", "/sql", "/nodes")
+_SCREENS = ("/", "/jobs", "/job/{rest:path}", "/groups", "/groups/{rest:path}", "/workers", "/sql", "/nodes")
 _NOT_BUILT = (
     "<!doctype html><title>probingd</title><p>The page is not part of this installation: <code>make web</code>."
 )
@@ -57,7 +57,8 @@ _MOST_FILES = 4
 class Site:
     """The target, nodes and user that the page shows, its host names, and the name of its cookie.
 
-    ``secure``: the page is served by TLS, and its cookie is sent over TLS alone.
+    ``secure``: the page is served by TLS, and its cookie is sent over TLS alone. ``signs``: the server may sign changes
+    and orders of groups with the key of its user.
     """
 
     target: str
@@ -66,6 +67,7 @@ class Site:
     names: tuple[str, ...]
     cookie: str
     secure: bool
+    signs: bool = False
 
 
 def application(site: Site, sessions: Sessions, panels: Panels, posted: Panels) -> App:
@@ -139,7 +141,7 @@ class _Pages:
                 "all_nodes": site.all_nodes,
                 "user": site.user or None,
                 "version": program(),
-                "can": None,
+                "can": ["groups"] if site.signs else [],
             }
             login = None
         return JSONResponse({**said, "languages": ["en", "zh"], "login_needed": login is not None, "login": login})

@@ -50,12 +50,12 @@ class Parameters:
             raise UsageError(f"the parameter {name} is neither 0 nor 1", hint=_LIST)
         return text == "1"
 
-    def number(self, name: str) -> int | None:
-        """Returns a whole number, 0 or more; None if the parameter is missing."""
+    def number(self, name: str, digits: int = 9) -> int | None:
+        """Returns a whole number, 0 or more, of at most so many digits; None if the parameter is missing."""
         text = self.text(name, "")
         if not text:
             return None
-        if not (text.isascii() and text.isdigit() and len(text) < 10):
+        if not (text.isascii() and text.isdigit() and len(text) <= digits):
             raise UsageError(f"the parameter {name} is no number", hint="for example 7")
         return int(text)
 

@@ -29,7 +29,7 @@ from probing.client.web.server import WebServer
 from probing.client.web.visitors import KeyDoor, Sessions, TokenDoor
 from probing.client.wire.credentials import Tls
 
-__all__ = ("serve_caller", "serve_team")
+__all__ = ("serve_caller", "serve_team", "signs_for_caller")
 
 _PORT = 7088
 _BACKLOG = 128
@@ -43,7 +43,8 @@ def serve_caller(settings: Settings, panels: Panels, posted: Panels, port: int |
     sock = _bound_to_loopback(port)
     number = sock.getsockname()[1]
     key = secrets.token_urlsafe(24)
-    site = Site(_target(settings), settings.all_nodes, user_name(), _LOOPBACK, f"probing_{number}", False)
+    cookie, signs = f"probing_{number}", signs_for_caller()
+    site = Site(_target(settings), settings.all_nodes, user_name(), _LOOPBACK, cookie, secure=False, signs=signs)
     app = application(site, Sessions(KeyDoor(_cluster(settings, settings.token), key)), panels, posted)
     server = WebServer(app, sock, callers_alone, None)
     address = f"http://127.0.0.1:{number}/?key={key}"
@@ -74,13 +75,20 @@ def serve_team(
     sock = _listening(host, port)
     number = sock.getsockname()[1]
     cookie = f"probing_{number}" if tls is None else "__Host-probing"
-    site = Site(_target(settings), settings.all_nodes, "", tuple(names), cookie, tls is not None)
+    site = Site(_target(settings), settings.all_nodes, "", tuple(names), cookie, secure=tls is not None)
     app = application(
         site, Sessions(TokenDoor(lambda token: _cluster(settings, token, tcp_alone=True))), panels, posted
     )
     sys.stdout.write(f"serving {'https' if tls else 'http'}://{_bracketed(host)}:{number}/\n")
     sys.stdout.flush()
     WebServer(app, sock, anybody, tls).run()
+
+
+def signs_for_caller() -> bool:
+    """Returns whether the page of the caller may sign with the key of its user: not under sudo, where another user than
+    the server's may connect.
+    """
+    return "SUDO_UID" not in os.environ
 
 
 def _cluster(settings: Settings, token: str, *, tcp_alone: bool = False) -> Cluster:

@@ -26,9 +26,9 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def page_of(daemon: Daemon, browser: Browser) -> Iterator[Tab]:
-    """Starts the page before ``daemon`` and opens it."""
-    words = (BIN / "probingctl", "-t", daemon.target, "web", "--port", "0", "--no-browser")
+def page_of(daemon: Daemon, browser: Browser, *options: str) -> Iterator[Tab]:
+    """Starts the page before ``daemon``, with ``options`` of probingctl, and opens it."""
+    words = (BIN / "probingctl", "-t", daemon.target, *options, "web", "--port", "0", "--no-browser")
     server = start_process(*words, stdout=subprocess.PIPE, text=True, env={"PYTHONUNBUFFERED": "1"})
     try:
         assert server.stdout is not None

@@ -110,7 +110,7 @@ def served(
     own = {"target": cluster.target, "all_nodes": True, "user": "alice", "names": ("127.0.0.1", "localhost")}
     described = Site(**{**own, "cookie": f"probing_{port}", "secure": tls is not None, **site})
     sessions = Sessions(door or KeyDoor(cluster, KEY))
-    app = application(described, sessions, panels(), posted_panels())
+    app = application(described, sessions, panels(), posted_panels(signs=described.signs))
     server = WebServer(app, sock, callers_alone, tls[0] if tls else None)
     thread = threading.Thread(target=server.run, name="web server")
     thread.start()

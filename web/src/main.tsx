@@ -8,15 +8,19 @@ import { Login } from "./parts/Login.tsx";
 import { Loading } from "./parts/Panel.tsx";
 import { Shell } from "./parts/Shell.tsx";
 import { Flame } from "./screens/Flame.tsx";
+import { Group } from "./screens/Group.tsx";
+import { Groups } from "./screens/Groups.tsx";
 import { Job } from "./screens/Job.tsx";
 import { Jobs } from "./screens/Jobs.tsx";
 import { Nodes } from "./screens/Nodes.tsx";
 import { Rank } from "./screens/Rank.tsx";
 import { Sql } from "./screens/Sql.tsx";
 import { Timeline } from "./screens/Timeline.tsx";
+import { Workers } from "./screens/Workers.tsx";
 import "./style/base.css";
 import "./style/parts.css";
 import "./style/screens.css";
+import "./style/groups.css";
 import { visible } from "./text/escape.ts";
 import "./theme.ts";
 
@@ -37,6 +41,12 @@ function Screen() {
       return <Timeline key={at.job} job={at.job} />;
     case "flame":
       return <Flame key={at.job} job={at.job} />;
+    case "groups":
+      return <Groups />;
+    case "group":
+      return <Group key={at.name} name={at.name} />;
+    case "workers":
+      return <Workers />;
     case "sql":
       return <Sql />;
     case "nodes":

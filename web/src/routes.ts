@@ -6,6 +6,9 @@ export type Route =
   | { screen: "rank"; job: string; rank: string }
   | { screen: "timeline"; job: string }
   | { screen: "flame"; job: string }
+  | { screen: "groups" }
+  | { screen: "group"; name: string }
+  | { screen: "workers" }
   | { screen: "sql" }
   | { screen: "nodes" }
   | { screen: "missing" };
@@ -22,6 +25,9 @@ export function routeOf(path: string): Route {
   }
   const [first, job, view, rank] = parts;
   if (parts.length === 0 || (first === "jobs" && parts.length === 1)) return { screen: "jobs" };
+  if (first === "groups" && parts.length === 1) return { screen: "groups" };
+  if (first === "groups" && job !== undefined && parts.length === 2) return { screen: "group", name: job };
+  if (first === "workers" && parts.length === 1) return { screen: "workers" };
   if (first === "sql" && parts.length === 1) return { screen: "sql" };
   if (first === "nodes" && parts.length === 1) return { screen: "nodes" };
   if (first !== "job" || job === undefined) return { screen: "missing" };
@@ -36,9 +42,13 @@ export function routeOf(path: string): Route {
 export function pathOf(route: Route): string {
   switch (route.screen) {
     case "jobs":
+    case "groups":
+    case "workers":
     case "sql":
     case "nodes":
       return `/${route.screen}`;
+    case "group":
+      return `/groups/${segment(route.name)}`;
     case "job":
       return `/job/${segment(route.job)}`;
     case "rank":

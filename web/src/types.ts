@@ -235,6 +235,95 @@ export interface ProfileNode {
   children?: ProfileNode[];
 }
 
+/** A line of `group status`. */
+export interface GroupLine {
+  group: string;
+  owner: string;
+  phase: string;
+  since: string | null;
+  generation: number;
+  /** Living ranks of all ranks, as `3/4`. */
+  ranks: string;
+  master: string;
+  why: string | null;
+  restarts: number;
+  excluded: string[];
+  command: string[];
+}
+
+export interface GroupRank {
+  rank: number;
+  worker: string;
+  launcher: string;
+  state: string;
+  since: string | null;
+  pid: number | null;
+  exit_code: number | null;
+  reason: string | null;
+  log: string | null;
+}
+
+/** What the form changes; commands and variables as a shell reads them. */
+export interface GroupSpec {
+  version: number;
+  workers: string[];
+  master: string;
+  world_size: number | null;
+  master_port: number;
+  backend: string;
+  restart: string;
+  on_hang: string;
+  command: string;
+  cwd: string;
+  env: string;
+}
+
+export interface GroupPage extends GroupLine {
+  workers: GroupRank[];
+  /** null: another user's group. */
+  spec: GroupSpec | null;
+}
+
+/** A row of cluster.workers. */
+export interface WorkerRow {
+  node: string;
+  worker: string;
+  user: string;
+  state: string;
+  group: string | null;
+  rank: number | null;
+  rank_state: string | null;
+  since: string | null;
+  joined: string | null;
+  mine: boolean;
+}
+
+export interface PlannedRank {
+  worker: string;
+  rank: number;
+  local_rank: number;
+  node_rank: number;
+  world_size: number;
+  master: string;
+  backend: string;
+}
+
+export interface GroupPreview {
+  ranks: PlannedRank[];
+  clashes: string[];
+}
+
+/** What an order began; null: the `failures` of checks prevent it. */
+export interface OrderAnswer {
+  said: string | null;
+  failures: string[];
+}
+
+export interface LogPart {
+  text: string;
+  end: number;
+}
+
 export interface MergedTree {
   job: string;
   thread: string;

@@ -47,10 +47,22 @@ def test_without_a_session_there_is_nothing_but_the_login(pair: tuple[FakeNode, 
         "finding.html",
         "timeline?job=j1",
         "stacks?job=j1",
+        "groups",
+        "group?name=g",
+        "group/log?name=g",
+        "workers",
     ):
         answer = page.ask(f"/api/{address}")
         assert (answer.status, answer.json["code"]) == (401, "Unauthenticated"), address
-    for address in ("query", "query/plan", "query/download"):
+    for address in (
+        "query",
+        "query/plan",
+        "query/download",
+        "group/preview",
+        "group/create",
+        "group/start",
+        "group/stop",
+    ):
         assert page.ask(f"/api/{address}", SQL).status == 401
     session = page.ask("/api/session").json
     assert session == {

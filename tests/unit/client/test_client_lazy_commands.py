@@ -59,6 +59,7 @@ def test_the_list_of_commands_has_no_line_that_is_cut(
         *_VISIBLE,
         "cluster",
         "ranks",
+        "group",
     ]
 
 

@@ -1,7 +1,7 @@
 /** The words of the page in English: the type of the dictionary. Sentences of findings come from the server, in English. */
 export const en = {
   name: "English",
-  nav: { jobs: "Jobs", sql: "SQL", nodes: "Nodes", overview: "Finding", timeline: "Timeline", flame: "Flame graph", main: "Main", job: "Views of this job", skip: "Skip to the content" },
+  nav: { jobs: "Jobs", groups: "Groups", workers: "Workers", sql: "SQL", nodes: "Nodes", overview: "Finding", timeline: "Timeline", flame: "Flame graph", main: "Main", job: "Views of this job", skip: "Skip to the content" },
   theme: { label: "Colours", auto: "System", light: "Light", dark: "Dark" },
   language: "Language",
   live: { on: "live", off: "not live", hidden: "paused: this tab is hidden" },
@@ -111,6 +111,27 @@ export const en = {
     title: "Nodes", node: "Node", state: "State", version: "Version", up: "Up", processes: "Processes", store: "Store", cost: "Own CPU", address: "Address", sources: "Sources in trouble", none: "No node answered.",
     health: "Hardware", healthy: "Nothing is wrong with the hardware that could be read.", unread: "Could not be read", topo: "GPUs and their links", noGpus: "No GPU is seen on these nodes.", gpu: "GPU", ranks: "Ranks", lanes: "PCIe", numa: "NUMA", ok: "all work", links: "Links",
     looked: (gpus: number, ports: number, disks: number) => `${gpus} GPUs, ${ports} ports, ${disks} disks`,
+  },
+  groups: {
+    title: "Groups", none: "There is no group", noneHint: "A group is a training on workers that you choose: New group makes one.",
+    group: "Group", owner: "Owner", phase: "Phase", since: "Since", generation: "Generation", living: "Ranks", master: "Master", why: "Why", command: "Command", restarts: "Restarts by policy",
+    create: "New group", change: "Change", remove: "Delete", start: "Start", stop: "Stop", restart: "Restart", anyway: "Start anyway", back: "Cancel", working: "Working…", excluded: "Left out", findings: "Findings of this job",
+    sure: { start: "", stop: "Stop ends all ranks.", restart: "Restart ends all ranks and starts them again.", delete: "Delete ends all ranks and forgets the group." } as Record<string, string>,
+    failed: "Checks of the nodes failed, so nothing was started:",
+    noKey: "This page cannot sign as you. Change groups on a node, as their owner:",
+    ranks: "Ranks", rank: "Rank", worker: "Worker", launcher: "Launcher", state: "State", pid: "pid", exit: "Exit", reason: "Reason", log: "Log",
+    logOf: (rank: number) => `Log of rank ${rank}`, logNone: "Nothing was written yet.", logChoose: "Choose the log of a rank in the table.", logLive: "Its last lines, live while this tab is seen.",
+    name: "Name", workers: "Workers", chosen: (n: number, of: number) => `${n} of ${of} chosen`, all: "All", noneOf: "None", noWorkers: "No worker of yours is connected.", others: (n: number) => `${n} ${n === 1 ? "worker" : "workers"} of other users cannot be chosen.`, away: "not connected", inGroup: (group: string) => `in ${group}`, toggle: (node: string) => `All workers of ${node}`,
+    worldSize: "World size", worldSizeHint: "empty: a rank for each worker", port: "First port of the master", backend: "Backend", policy: "When a rank fails, restart", hang: "When a hang is found", cwd: "Directory", cwdHint: "empty: your home", env: "Environment", envHint: "NAME=VALUE, a line each; quote values as in a shell", commandHint: "as in a shell: python train.py --lr 0.1",
+    preview: "Preview the ranks", previewed: "Ranks that this group would have", save: "Save the change", make: "Create the group", masterFirst: "the first worker", stopFirst: "A group can be changed when it is stopped.",
+    policies: { never: "never", on_failure: "all ranks, after a failure", always: "all ranks, whenever one ends" } as Record<string, string>,
+    hangs: { report: "report it", restart: "restart all ranks", restart_without_node: "restart without the node to blame" } as Record<string, string>,
+    phases: { stopped: "stopped", ending: "starting", running: "running", finished: "finished", failed: "failed" } as Record<string, string>,
+    states: { idle: "idle", waiting: "waiting", starting: "starting", running: "running", ending: "ending", ended: "ended", refused: "refused", fenced: "fenced", "not started": "not started", healthy: "healthy", suspect: "suspect", failed: "failed", none: "none" } as Record<string, string>,
+  },
+  workers: {
+    title: "Workers", worker: "Worker", node: "Node", user: "User", launcher: "Launcher", group: "Group", rank: "Rank", state: "State of the rank", since: "Since", joined: "Connected since", none: "No worker is connected", noneHint: "On each node, as the user who trains: probingctl worker",
+    count: (n: number, nodes: number) => `${n} ${n === 1 ? "worker" : "workers"} on ${nodes} ${nodes === 1 ? "node" : "nodes"}`,
   },
   severity: { error: "error", warning: "warning", note: "note" } as Record<string, string>,
 };

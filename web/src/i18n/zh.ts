@@ -3,7 +3,7 @@ import type { Words } from "./en.ts";
 
 export const zh: Words = {
   name: "中文",
-  nav: { jobs: "作业", sql: "SQL", nodes: "节点", overview: "结论", timeline: "时间线", flame: "火焰图", main: "主导航", job: "此作业的视图", skip: "跳到正文" },
+  nav: { jobs: "作业", groups: "工作组", workers: "工作进程", sql: "SQL", nodes: "节点", overview: "结论", timeline: "时间线", flame: "火焰图", main: "主导航", job: "此作业的视图", skip: "跳到正文" },
   theme: { label: "配色", auto: "跟随系统", light: "浅色", dark: "深色" },
   language: "语言",
   live: { on: "实时", off: "未连接", hidden: "标签页在后台，已暂停" },
@@ -113,6 +113,27 @@ export const zh: Words = {
     title: "节点", node: "节点", state: "状态", version: "版本", up: "运行时间", processes: "进程", store: "存储", cost: "自身 CPU", address: "地址", sources: "有问题的数据源", none: "没有节点回答。",
     health: "硬件", healthy: "能读取到的硬件没有问题。", unread: "无法读取", topo: "GPU 及其连接", noGpus: "这些节点上没有看到 GPU。", gpu: "GPU", ranks: "Rank", lanes: "PCIe", numa: "NUMA", ok: "全部正常", links: "连接",
     looked: (gpus, ports, disks) => `${gpus} 个 GPU，${ports} 个端口，${disks} 个磁盘`,
+  },
+  groups: {
+    title: "工作组", none: "没有工作组", noneHint: "工作组是在你选择的工作进程上运行的训练：点击“新建工作组”。",
+    group: "工作组", owner: "所有者", phase: "阶段", since: "开始于", generation: "代", living: "Rank", master: "主节点", why: "原因", command: "命令", restarts: "按策略重启次数",
+    create: "新建工作组", change: "修改", remove: "删除", start: "启动", stop: "停止", restart: "重启", anyway: "仍然启动", back: "取消", working: "正在执行…", excluded: "已排除", findings: "此作业的结论",
+    sure: { start: "", stop: "停止会结束所有 rank。", restart: "重启会结束所有 rank 并重新启动。", delete: "删除会结束所有 rank 并移除该组。" },
+    failed: "节点检查未通过，因此没有启动：",
+    noKey: "此页面不能代你签名。请以所有者身份在节点上修改工作组：",
+    ranks: "Rank", rank: "Rank", worker: "工作进程", launcher: "启动器", state: "状态", pid: "pid", exit: "退出码", reason: "原因", log: "日志",
+    logOf: (rank) => `rank ${rank} 的日志`, logNone: "尚无输出。", logChoose: "请在表中选择一个 rank 的日志。", logLive: "最后若干行；标签页可见时实时更新。",
+    name: "名称", workers: "工作进程", chosen: (n, of) => `已选 ${n} / ${of}`, all: "全选", noneOf: "全不选", noWorkers: "你没有已连接的工作进程。", others: (n) => `其他用户的 ${n} 个工作进程不可选。`, away: "未连接", inGroup: (group) => `属于 ${group}`, toggle: (node) => `${node} 的所有工作进程`,
+    worldSize: "World size", worldSizeHint: "留空：每个工作进程一个 rank", port: "主节点起始端口", backend: "后端", policy: "rank 失败时重启", hang: "发现挂起时", cwd: "目录", cwdHint: "留空：你的主目录", env: "环境变量", envHint: "每行一个 NAME=VALUE；按 shell 规则加引号", commandHint: "与 shell 中相同：python train.py --lr 0.1",
+    preview: "预览 rank", previewed: "此组将有的 rank", save: "保存修改", make: "创建工作组", masterFirst: "第一个工作进程", stopFirst: "工作组停止后才能修改。",
+    policies: { never: "从不", on_failure: "失败后重启所有 rank", always: "任何 rank 结束后重启所有 rank" },
+    hangs: { report: "仅报告", restart: "重启所有 rank", restart_without_node: "排除责任节点后重启" },
+    phases: { stopped: "已停止", ending: "正在启动", running: "运行", finished: "已完成", failed: "失败" },
+    states: { idle: "空闲", waiting: "等待", starting: "正在启动", running: "运行", ending: "正在结束", ended: "已结束", refused: "被拒绝", fenced: "已隔离", "not started": "未启动", healthy: "健康", suspect: "可疑", failed: "失联", none: "无" },
+  },
+  workers: {
+    title: "工作进程", worker: "工作进程", node: "节点", user: "用户", launcher: "启动器", group: "工作组", rank: "Rank", state: "rank 状态", since: "开始于", joined: "连接于", none: "没有已连接的工作进程", noneHint: "在每个节点上，以训练用户身份运行：probingctl worker",
+    count: (n, nodes) => `${nodes} 个节点上有 ${n} 个工作进程`,
   },
   severity: { error: "错误", warning: "警告", note: "提示" },
 };

@@ -19,6 +19,8 @@ export function Shell({ children }: { children: ComponentChildren }) {
         <span class="brand" aria-hidden="true">probing</span>
         <nav aria-label={w.nav.main}>
           <a href={href({ screen: "jobs" })} {...current(at.screen === "jobs")}>{w.nav.jobs}</a>
+          <a href={href({ screen: "groups" })} {...current(at.screen === "groups" || at.screen === "group")}>{w.nav.groups}</a>
+          <a href={href({ screen: "workers" })} {...current(at.screen === "workers")}>{w.nav.workers}</a>
           <a href={href({ screen: "sql" })} {...current(at.screen === "sql")}>{w.nav.sql}</a>
           <a href={href({ screen: "nodes" })} {...current(at.screen === "nodes")}>{w.nav.nodes}</a>
         </nav>

@@ -1,0 +1,134 @@
+"""Groups of workers as the client sees them: the newest record of each, the nodes to ask, and the logs of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from probing.api.errors import NotFound, UsageError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.text import escape, listed
+from probing.client.render.rows import rows_of
+from probing.groups.group import Group
+
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+    from probing.client.render.rows import Row
+
+__all__ = ("GroupsSeen", "living_groups", "named", "node_of_rank", "nodes_at", "seen", "sent", "target_name")
+
+_MEMBERS = "SELECT DISTINCT member, address FROM cluster.members WHERE member <> '' AND address <> ''"
+_WORKERS = 'SELECT * FROM cluster.workers ORDER BY "group", rank, worker'
+_WAITS = 'SELECT "group", waits_for FROM cluster.groups WHERE waits_for IS NOT NULL'
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsSeen:
+    """``groups``: the newest record of each group by name. ``workers``: rows of cluster.workers of all nodes that
+    answered. ``addresses`` of the nodes by name. ``waits``: why a group's start waits, by name.
+    """
+
+    groups: dict[str, Group]
+    workers: list[Row]
+    addresses: dict[str, str]
+    waits: dict[str, str]
+
+
+def seen(cluster: Cluster) -> GroupsSeen:
+    """Returns the groups that the nodes of ``cluster`` know."""
+    newest: dict[str, Group] = {}
+    for group in map(Group.from_json, cluster.groups(pb.GroupRequest())):
+        name = group.spec.name
+        if name not in newest or _age(group) > _age(newest[name]):
+            newest[name] = group
+    answers = cluster.query_all({"members": _MEMBERS, "workers": _WORKERS, "waits": _WAITS})
+    members, workers, waits = (rows_of(answers[name]) for name in ("members", "workers", "waits"))
+    return GroupsSeen(
+        newest,
+        list(workers),
+        {row["member"]: row["address"] for row in members},
+        {row["group"]: row["waits_for"] for row in waits},
+    )
+
+
+def _age(group: Group) -> tuple[int, int, int]:
+    return group.generation, group.spec.version, group.since_ns
+
+
+def living_groups(groups: GroupsSeen) -> list[Group]:
+    """Returns the groups that are not deleted, in the order of their names."""
+    return [group for _, group in sorted(groups.groups.items()) if group.phase != "deleted"]
+
+
+def named(groups: GroupsSeen, name: str) -> Group:
+    """Returns the group of this name. Raises NotFound."""
+    group = groups.groups.get(name)
+    if group is None or group.phase == "deleted":
+        names = [group.spec.name for group in living_groups(groups)]
+        hint = f"groups: {listed(names[:8])}" if names else "probingctl group create NAME ..."
+        raise NotFound(f"there is no group {escape(name, 64)}", hint=hint)
+    return group
+
+
+def sent(cluster: Cluster, groups: GroupsSeen, group: Group, request: pb.GroupRequest) -> Group:
+    """Returns the record after the change in ``request``, which a node of the group makes.
+
+    The target makes it if it is one of them, else the node of the master. Raises ProbingError.
+    """
+    node = _node_of(cluster, groups, group)
+    return Group.from_json(node.groups(request)[0])
+
+
+def node_of_rank(cluster: Cluster, groups: GroupsSeen, group: Group, rank: int) -> Cluster:
+    """Returns the node of a rank alone. Raises UsageError for an unknown rank, and NotFound for an unknown node."""
+    node = next((each.node for each in group.ranks() if each.rank == rank), None)
+    if node is None:
+        raise UsageError(f"group {group.spec.name} has no rank {rank}", hint=f"0 to {len(group.ranks()) - 1}")
+    return _node(cluster, groups, node)
+
+
+def nodes_at(cluster: Cluster, groups: GroupsSeen, nodes: Iterable[str]) -> Cluster:
+    """Returns the nodes of these names alone; their outcomes count for ``cluster``. Raises NotFound."""
+    names = list(dict.fromkeys(nodes))
+    # The target is asked as it is: its address for other nodes may need a token.
+    if not cluster.named and names == [target_name(cluster)]:
+        return _target(cluster)
+    return _sharing(cluster.at([_address(groups, name) for name in names]), cluster)
+
+
+def target_name(cluster: Cluster) -> str:
+    """Returns the name of the target, the node on which the user signs."""
+    return _target(cluster).status()[0][1].node
+
+
+def _node_of(cluster: Cluster, groups: GroupsSeen, group: Group) -> Cluster:
+    first = group.voters[0]
+    if first not in groups.addresses or (not cluster.named and target_name(cluster) in group.nodes):
+        return _target(cluster)
+    return _node(cluster, groups, first)
+
+
+def _node(cluster: Cluster, groups: GroupsSeen, node: str) -> Cluster:
+    if cluster.named:
+        return nodes_at(cluster, groups, [node])
+    if target_name(cluster) == node:
+        return _target(cluster)
+    _address(groups, node)
+    # The target says which of its peers may be shown a token.
+    return _sharing(cluster.afresh(all_nodes=True, node=node), cluster)
+
+
+def _address(groups: GroupsSeen, node: str) -> str:
+    if not (address := groups.addresses.get(node)):
+        raise NotFound(f"node {escape(node, 80)} is not known here", hint="`probingctl nodes` lists the nodes")
+    return address
+
+
+def _target(cluster: Cluster) -> Cluster:
+    return _sharing(cluster.afresh(all_nodes=False), cluster)
+
+
+def _sharing(other: Cluster, cluster: Cluster) -> Cluster:
+    other.outcomes = cluster.outcomes
+    return other
