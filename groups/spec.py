@@ -21,6 +21,7 @@ __all__ = (
     "MAX_SPEC",
     "MAX_WORKERS",
     "NAME",
+    "PORTS",
     "OnHang",
     "Restart",
     "Spec",
@@ -36,6 +37,8 @@ Restart = Literal["never", "on_failure", "always"]
 OnHang = Literal["report", "restart", "restart_without_node"]
 MAX_SPEC = 192 << 10
 MAX_WORKERS = 16_384
+# The ports, from the specification's on, of which a group uses the first that is free.
+PORTS = 64
 # Texts in bytes. The kernel gives a program no text of more than 128 KiB.
 _MAX_WORDS, _MAX_WORD, _MAX_VARIABLES, _MAX_TEXT = 1024, 64 << 10, 256, 128 << 10
 _MAX_RESTARTS, _MAX_S, _MAX_VERSION, _MAX_UID, _MAX_LOG = 100, 3600.0, 1 << 53, 1 << 32, 1 << 40
@@ -54,6 +57,7 @@ GIVEN = frozenset(
         "MASTER_PORT",
         "NODE_RANK",
         "PROBING_GROUP",
+        "PROBING_SAVE_PIDS",
         "PROBING_WORKER",
         "RANK",
         "ROLE_NAME",

@@ -21,6 +21,7 @@ from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.outgoing import PeerStubs
 from probing.groups.group import Group
 from probing.groups.register import Accepted, Acceptor, Ballot, Committed, Promise, Proposal, Refusal
+from probing.groups.spec import PORTS
 
 __all__ = (
     "Entry",
@@ -35,7 +36,6 @@ __all__ = (
 
 CALL_S = 2.0
 _KEEP_S = 5.0
-_PORTS = 64
 MAX_GROUPS = 1024
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -299,7 +299,7 @@ def free_port(first: int, taken: Collection[int] = ()) -> int:
     """Returns the first free TCP port from ``first`` on, without those ``taken``. Raises PeerError if the next 64 are
     in use.
     """
-    for port in range(first, min(first + _PORTS, 65_536)):
+    for port in range(first, min(first + PORTS, 65_536)):
         if port in taken:
             continue
         with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as sock:
@@ -310,4 +310,4 @@ def free_port(first: int, taken: Collection[int] = ()) -> int:
             except OSError:
                 continue
             return port
-    raise PeerError(f"ports {first} to {first + _PORTS - 1} are taken", hint="give another --master-port")
+    raise PeerError(f"ports {first} to {first + PORTS - 1} are taken", hint="give another --master-port")

@@ -329,14 +329,28 @@ class Groups:
             _log.warning("group %s: generation %d is %s: %s", name, group.generation, group.phase, group.reason)
             self._watched.setdefault(name, Watched()).note(group, self._now())
             for launcher in self._workers.serving([*group.spec.workers, *group.occupied]):
-                launcher.put("record", name, pb.WorkOrder(group=committed.value))
+                launcher.put("record", name, self._record_for(group, committed.value))
 
     def _brief(self, launcher: Launcher) -> None:
         """Sends a launcher that has just connected the records of its groups."""
         mine = set(launcher.workers)
         for name, entry in self._records.entries.items():
             if entry.known is not None and not mine.isdisjoint((*entry.known.spec.workers, *entry.known.occupied)):
-                launcher.put("record", name, pb.WorkOrder(group=entry.acceptor.committed.value))
+                launcher.put("record", name, self._record_for(entry.known, entry.acceptor.committed.value))
+
+    def _record_for(self, group: Group, record: bytes) -> pb.WorkOrder:
+        """Returns the order that gives a launcher the record, with the address of the master as this node knows it."""
+        try:
+            master = self._host(group.ranks()[0].node) if group.port else ""
+        except PeerError:
+            # Its name is left, which the ranks resolve.
+            master = ""
+        return pb.WorkOrder(group=record, master=master)
+
+    def _host(self, node: str) -> str:
+        """Returns the host of a node's address. Raises PeerError for an unknown node."""
+        address = self._peers.address(node)
+        return "127.0.0.1" if address.startswith("unix:") else address.rpartition(":")[0].strip("[]")
 
     async def _run(self) -> None:
         while True:
@@ -454,8 +468,7 @@ class Groups:
         """Returns the address at which the ranks meet, and a port that is free there."""
         master = group.ranks()[0].node
         reply = await self._peers.ask(master, pb.AgreeRequest(group=name, port=group.spec.master_port))
-        address = self._peers.address(master)
-        host = "127.0.0.1" if address.startswith("unix:") else address.rpartition(":")[0].strip("[]")
+        host = self._host(master)
         return {"address": host, "port": reply.port}
 
     async def _tell(self, name: str, entry: Entry) -> None:
