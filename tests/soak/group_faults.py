@@ -33,7 +33,8 @@ from site_of_nodes import Site, in_group, site_of  # noqa: E402
 from waiting import until  # noqa: E402
 
 NODES = ("n1", "n2", "n3", "n4")
-GROUP = "llama"
+# A name of its own: the observer reads all processes of this machine.
+GROUP = f"faults-{os.getpid()}"
 PATIENCE_S = 120.0
 
 
