@@ -143,7 +143,9 @@ class Launcher:
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if not isinstance(outcome, asyncio.CancelledError):
+                raise AssertionError("the launcher ended") from outcome
 
     def living(self, group: str = "") -> list[Process]:
         return [process for process in self.processes if process.lives and group in ("", process.group)]
@@ -190,7 +192,7 @@ class Launcher:
         history = self.histories.get(spec.name)
         if record_problem(group, spec, history, self._rules):
             return
-        history = self.histories.setdefault(spec.name, History(spec.name, group.key))
+        history = self.histories.setdefault(spec.name, History(spec.name, group.key, spec.id))
         history.version, history.generation, history.phase = spec.version, group.generation, group.phase
         history.order = group.order.generation if group.order else 0
         self._groups[spec.name] = group
@@ -205,7 +207,7 @@ class Launcher:
         for name, group in self._groups.items():
             self._fence(name, group, now)
             for process in self.living(name):
-                if process.generation < ended_below(group) and process.ends_at is None:
+                if process.generation < ended_below(group.generation, group.phase) and process.ends_at is None:
                     process.ends_at = now + self._network.chosen.uniform(0, group.spec.grace_s)
                 if process.ends_at is not None and now >= process.ends_at:
                     self._ended(process, None)
