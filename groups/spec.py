@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -29,7 +28,6 @@ __all__ = (
     "environment",
     "is_worker",
     "node_of",
-    "stem_of",
     "table",
 )
 
@@ -216,11 +214,6 @@ def is_worker(name: str) -> bool:
 def node_of(worker: str) -> str:
     """Returns the node of a worker ``NODE-N``."""
     return worker.rpartition("-")[0]
-
-
-def stem_of(group: str) -> str:
-    """Returns the name, without its ending, of the file in which a node keeps the record of the group of this name."""
-    return hashlib.sha256(group.encode("utf-8", "replace")).hexdigest()
 
 
 _Problem = tuple[str, str]

@@ -79,6 +79,7 @@ class Groups:
     ) -> None:
         self._node, self._peers, self._records, self._workers = node, peers, records, workers
         self._now, self._wall_ns = now, wall_ns
+        records.on_news = self._learned
         self._watched: dict[str, Watched] = {}
         # The ballot of the record that each node has confirmed to know, by group.
         self._told: dict[str, dict[str, Ballot]] = {}
@@ -89,8 +90,8 @@ class Groups:
         self._leased: dict[str, tuple[int, float]] = {}
         # A proposal that is not known to be committed, and since when, by group.
         self._open: dict[str, tuple[Ballot, float]] = {}
-        # The group that was given a port last, and until when the port is kept for it.
-        self._ports: dict[int, tuple[str, float]] = {}
+        # The port that was found for a group here, and until when it is kept for the group.
+        self._ports: dict[str, tuple[int, float]] = {}
         self._busy: set[str] = set()
         # The generation that hangs and the step that follows, by group.
         self._hangs: dict[str, tuple[int, Step]] = {}
@@ -221,7 +222,8 @@ class Groups:
             raise FormatError("the message has no name of a group")
         reply = pb.AgreeReply(node=self._node, agrees=True)
         if step in ("prepare", "accept", "learn"):
-            entry = self._records.entry(name, request.id)
+            # What is committed has the name, whatever else was proposed.
+            entry = self._records.entry(name, "" if step == "learn" else request.id)
             _check_member(request, entry, caller)
             await self._vote(name, request, reply)
         elif step == "lease":
@@ -239,7 +241,7 @@ class Groups:
         answer: Promise | Accepted | Refusal
         if request.HasField("learn"):
             proposal = proposal_of(request.learn)
-            await self._learn(name, Committed(proposal.ballot, proposal.value))
+            await self._records.learn(name, Committed(proposal.ballot, proposal.value))
             return
         if request.HasField("prepare"):
             answer = await self._records.prepare(name, ballot_of(request.prepare))
@@ -256,13 +258,13 @@ class Groups:
     async def _port(self, name: str, first: int) -> int:
         """Returns a free port, and keeps it for the group until its ranks have begun to listen."""
         now = self._now()
-        self._ports = {port: (group, until) for port, (group, until) in self._ports.items() if until > now}
-        taken = {port for port, (group, _) in self._ports.items() if group != name}
-        for entry in self._entries():
-            if (group := entry.known) is not None and group.phase == "running" and group.spec.name != name:
+        taken = {port for group, (port, until) in self._ports.items() if group != name and until > now}
+        for other, entry in self._records.entries.items():
+            if (group := entry.known) is not None and group.phase == "running" and other != name:
                 taken |= {group.port} if group.ranks()[0].node == self._node else set()
         port = await asyncio.to_thread(free_port, first, taken)
-        self._ports[port] = name, now + _PORT_S
+        if name in self._records.entries:
+            self._ports[name] = port, now + _PORT_S
         return port
 
     def finding(self, row: Mapping[str, Any], owner: Hashable) -> None:
@@ -318,18 +320,17 @@ class Groups:
 
         proposer = Proposer(self._node, self._peers.for_group(name, start.spec.id), voters, _pause)
         committed = await proposer.change(entry.acceptor.committed, updated)
-        await self._learn(name, committed)
+        await self._records.learn(name, committed)
         await self._tell(name, entry)
         return Group.from_json(committed.value)
 
-    async def _learn(self, name: str, committed: Committed) -> None:
-        if await self._records.learn(name, committed):
-            group = self._records.entry(name).known
-            assert group is not None
-            _log.warning("group %s: generation %d is %s: %s", name, group.generation, group.phase, group.reason)
-            self._watched.setdefault(name, Watched()).note(group, self._now())
-            for launcher in self._workers.serving([*group.spec.workers, *group.occupied]):
-                launcher.put("record", name, self._record_for(group, committed.value))
+    def _learned(self, name: str, entry: Entry) -> None:
+        group = entry.known
+        assert group is not None
+        _log.warning("group %s: generation %d is %s: %s", name, group.generation, group.phase, group.reason)
+        self._watched.setdefault(name, Watched()).note(group, self._now())
+        for launcher in self._workers.serving([*group.spec.workers, *group.occupied]):
+            launcher.put("record", name, self._record_for(group, entry.acceptor.committed.value))
 
     def _brief(self, launcher: Launcher) -> None:
         """Sends a launcher that has just connected the records of its groups."""
@@ -407,7 +408,7 @@ class Groups:
         nodes = group.nodes
         if now - self._asked.get(name, -math.inf) >= max(_ASK_S, len(nodes) / _NODES_A_SECOND):
             self._asked[name] = now
-            await self._hear(name, nodes, watched)
+            await self._hear(name, sorted(nodes), watched)
         if (step := next_step(group, watched, self._now(), self._wall_ns())) is not None:
             await self._take(name, group, step)
 
