@@ -3,6 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { get, RequestError } from "../api.ts";
 import { words } from "../i18n/index.ts";
 import { Loading, Panel } from "../parts/Panel.tsx";
+import { visible } from "../text/escape.ts";
 import type { Contract, LogPart } from "../types.ts";
 import { linesOf } from "./log.ts";
 
@@ -12,7 +13,7 @@ const MOST_CHARACTERS = 64 * 1024;
 
 export function RankLog({ name, rank }: { name: string; rank: number }) {
   const w = words.value.groups;
-  const { text, contract, error } = useLog(name, rank);
+  const { text, contract, error, missing } = useLog(name, rank);
   const box = useRef<HTMLPreElement>(null);
   const atEnd = useRef(true);
   useEffect(() => {
@@ -21,7 +22,9 @@ export function RankLog({ name, rank }: { name: string; rank: number }) {
   return (
     <Panel title={w.logOf(rank)} contract={contract} error={error} live class="rank-log">
       <p class="soft small">{w.logLive}</p>
-      {text === null ? (
+      {text === null && missing !== null ? (
+        <p class="soft">{visible(missing, 300)}</p>
+      ) : text === null ? (
         error ? null : <Loading />
       ) : text === "" ? (
         <p class="soft">{w.logNone}</p>
@@ -47,10 +50,14 @@ interface Log {
   text: string | null;
   contract: Contract | null;
   error: RequestError | null;
+  /** Why there is no log, as before the first start of a rank. */
+  missing: string | null;
 }
 
+const NO_LOG: Log = { text: null, contract: null, error: null, missing: null };
+
 function useLog(name: string, rank: number): Log {
-  const [log, setLog] = useState<Log>({ text: null, contract: null, error: null });
+  const [log, setLog] = useState<Log>(NO_LOG);
   useEffect(() => {
     const stop = new AbortController();
     let timer = 0;
@@ -67,18 +74,20 @@ function useLog(name: string, rank: number): Log {
         // A log that was rotated is shorter than before, and is read from its end again.
         const shorter = from !== null && data.end < from;
         position = shorter ? null : data.end;
-        if (!shorter) setLog((old) => ({ text: ((from === null ? "" : (old.text ?? "")) + data.text).slice(-MOST_CHARACTERS), contract, error: null }));
+        if (!shorter) setLog((old) => ({ text: ((from === null ? "" : (old.text ?? "")) + data.text).slice(-MOST_CHARACTERS), contract, error: null, missing: null }));
       } catch (problem) {
         if (stop.signal.aborted) return;
-        pause = AFTER_ERROR_MS;
         const error = problem instanceof RequestError ? problem : new RequestError("failed", String(problem));
-        setLog((old) => ({ ...old, error }));
+        // A rank has no log before its first start, and for a moment when it starts again.
+        const missing = error.status === 404;
+        pause = missing ? EVERY_MS : AFTER_ERROR_MS;
+        setLog((old) => (missing ? { ...old, error: null, missing: error.message } : { ...old, error }));
       } finally {
         running = false;
       }
       timer = window.setTimeout(read, pause);
     };
-    setLog({ text: null, contract: null, error: null });
+    setLog(NO_LOG);
     void read();
     const seen = () => void read();
     document.addEventListener("visibilitychange", seen);

@@ -11,7 +11,7 @@ const MOST_ROWS = 2000;
 export function RankTable({ name, ranks, chosen }: { name: string; ranks: readonly GroupRank[]; chosen: number | null }) {
   const w = words.value.groups;
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label={w.ranks}>
+    <div class="scroll tall" tabIndex={0} role="region" aria-label={w.ranks}>
       <table class="group-ranks">
         <thead>
           <tr>
@@ -37,7 +37,7 @@ export function RankTable({ name, ranks, chosen }: { name: string; ranks: readon
               </td>
               <td class="number">{row.pid ?? ""}</td>
               <td class="number">{row.exit_code ?? ""}</td>
-              <td class="c-time">{row.since ? clock(row.since) : ""}</td>
+              <td>{row.since ? clock(row.since) : ""}</td>
               <td><LauncherBadge state={row.launcher} /></td>
               <td class="c-reason">{visible(row.reason, 300)}</td>
             </tr>

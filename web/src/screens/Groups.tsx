@@ -65,7 +65,7 @@ function GroupTable({ rows }: { rows: readonly GroupLine[] }) {
               <td><PhaseBadge phase={row.phase} /></td>
               <td class="number">{visible(row.ranks, 20)}</td>
               <td>{visible(row.owner, 64)}</td>
-              <td class="c-time">{row.since ? clock(row.since) : ""}</td>
+              <td>{row.since ? clock(row.since) : ""}</td>
               <td class="number">{row.generation}</td>
               <td>{visible(row.master, 120)}</td>
               <td class="c-reason">{visible(row.why, 300)}</td>

@@ -63,8 +63,8 @@ function WorkerTable({ rows }: { rows: readonly WorkerRow[] }) {
               <td>{row.group ? <a href={href({ screen: "group", name: row.group })}>{visible(row.group, 63)}</a> : ""}</td>
               <td class="number">{row.rank ?? ""}</td>
               <td>{row.rank_state ? <RankBadge state={row.rank_state} /> : ""}</td>
-              <td class="c-time">{row.since ? clock(row.since) : ""}</td>
-              <td class="c-time">{row.joined ? clock(row.joined) : ""}</td>
+              <td>{row.since ? clock(row.since) : ""}</td>
+              <td>{row.joined ? clock(row.joined) : ""}</td>
             </tr>
           ))}
         </tbody>
