@@ -111,7 +111,7 @@ def test_a_minority_changes_nothing() -> None:
         await asyncio.sleep(120)
         assert [process.worker for process in network.living()] == ["gn8-0"]
         rows = {row["group"]: row for row in _groups(network, "gn6").group_rows()}
-        assert rows["llama"]["waits_for"] == "waits for node gn8, which does not answer"
+        assert rows["llama"]["waits_for"] == "waits for an answer of node gn8"
         network.heal()
         await network.until(runs(network, 2, 2), 60)
         assert network.phase() == "running"
