@@ -196,8 +196,9 @@ class Group:
             )
         phase = "stopped" if self.phase == "deleted" else self.phase
         occupied = tuple(sorted({*self.occupied, *self._may_run()}))
-        text, signature = other.spec_text, other.signature
-        return replace(self, spec_text=text, signature=signature, phase=phase, excluded=(), occupied=occupied)
+        same = replace(self, spec_text=other.spec_text, signature=other.signature, phase=phase, occupied=occupied)
+        # They may not fit the new specification.
+        return replace(same, excluded=(), address="", port=0)
 
     def ordered(self, order: Order, now_ns: int, *, address: str = "", port: int = 0) -> Group:
         """Returns the record after an order of the owner. Raises UsageError or PrivilegeError."""

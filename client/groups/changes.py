@@ -125,7 +125,9 @@ def put(cluster: Cluster, groups: GroupsSeen, spec: Spec, *, dry_run: bool) -> G
     """Signs the specification and sends it; with ``dry_run`` it is not sent. Returns the record, not yet stored."""
     group = created(spec, OwnerKey.of_user())
     if not dry_run:
-        sent(cluster, groups, group, pb.GroupRequest(name=spec.name, create=group.to_json()))
+        # A node that comes new to the group does not know it yet.
+        known = groups.groups.get(spec.name, group)
+        sent(cluster, groups, known, pb.GroupRequest(name=spec.name, create=group.to_json()))
     return group
 
 

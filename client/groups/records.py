@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from probing.api.errors import NotFound, UsageError
+from probing.api.errors import FormatError, NotFound, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.text import escape, listed
 from probing.client.render.rows import rows_of
+from probing.client.session import warn
 from probing.groups.group import Group
 
 if TYPE_CHECKING:
@@ -25,8 +27,8 @@ _WAITS = 'SELECT "group", waits_for FROM cluster.groups WHERE waits_for IS NOT N
 
 @dataclass(frozen=True, slots=True)
 class GroupsSeen:
-    """``groups``: the newest record of each group by name. ``workers``: rows of cluster.workers of all nodes that
-    answered. ``addresses`` of the nodes by name. ``waits``: why a group's start waits, by name.
+    """``groups``: the record of each group by name, of different ones the newest. ``workers``: rows of cluster.workers
+    of all nodes that answered. ``addresses`` of the nodes by name. ``waits``: why a group's start waits, by name.
     """
 
     groups: dict[str, Group]
@@ -37,19 +39,28 @@ class GroupsSeen:
 
 def seen(cluster: Cluster) -> GroupsSeen:
     """Returns the groups that the nodes of ``cluster`` know."""
-    newest: dict[str, Group] = {}
-    for group in map(Group.from_json, cluster.groups(pb.GroupRequest())):
-        name = group.spec.name
-        if name not in newest or _age(group) > _age(newest[name]):
-            newest[name] = group
+    by_name: dict[str, list[Group]] = defaultdict(list)
+    for record in cluster.groups(pb.GroupRequest()):
+        try:
+            group = Group.from_json(record)
+        except FormatError as e:
+            warn(f"a record of a group is left out: {e.message}")
+        else:
+            by_name[group.spec.name].append(group)
     answers = cluster.query_all({"members": _MEMBERS, "workers": _WORKERS, "waits": _WAITS})
     members, workers, waits = (rows_of(answers[name]) for name in ("members", "workers", "waits"))
     return GroupsSeen(
-        newest,
+        {name: _newest(records) for name, records in by_name.items()},
         list(workers),
         {row["member"]: row["address"] for row in members},
         {row["group"]: row["waits_for"] for row in waits},
     )
+
+
+def _newest(records: Sequence[Group]) -> Group:
+    """Returns the newest record of a group. Of different groups with one name, that which most nodes know."""
+    nodes = Counter((group.key, group.spec.id) for group in records)
+    return max(records, key=lambda group: (nodes[group.key, group.spec.id], _age(group)))
 
 
 def _age(group: Group) -> tuple[int, int, int]:
@@ -74,7 +85,8 @@ def named(groups: GroupsSeen, name: str) -> Group:
 def sent(cluster: Cluster, groups: GroupsSeen, group: Group, request: pb.GroupRequest) -> Group:
     """Returns the record after the change in ``request``, which a node of the group makes.
 
-    The target makes it if it is one of them, else the node of the master. Raises ProbingError.
+    The target makes it if it is one of them, else the node of the master, or another voter if that does not answer.
+    Raises ProbingError.
     """
     node = _node_of(cluster, groups, group)
     return Group.from_json(node.groups(request)[0])
@@ -103,7 +115,8 @@ def target_name(cluster: Cluster) -> str:
 
 
 def _node_of(cluster: Cluster, groups: GroupsSeen, group: Group) -> Cluster:
-    first = group.voters[0]
+    heard = {row["node"] for row in groups.workers}
+    first = next((node for node in group.voters if node in heard), group.voters[0])
     if first not in groups.addresses or (not cluster.named and target_name(cluster) in group.nodes):
         return _target(cluster)
     return _node(cluster, groups, first)

@@ -205,9 +205,13 @@ async def _whole(entry: Entry, step: Callable[[], Coroutine[Any, Any, _T]]) -> _
 
 
 def _check_order(known: Group | None, group: Group) -> None:
-    """Raises FormatError for a record that cannot follow the known record: neither number ever decreases."""
-    if known is not None and (group.generation < known.generation or group.spec.version < known.spec.version):
+    """Raises FormatError for a record that cannot follow the known record: no number in it ever decreases."""
+    if known is not None and any(new < old for new, old in zip(_numbers(group), _numbers(known), strict=True)):
         raise FormatError(f"the record of group {known.spec.name} is older than the record here")
+
+
+def _numbers(group: Group) -> tuple[int, int, int]:
+    return group.generation, group.spec.version, group.order.generation if group.order else 0
 
 
 def _checked(name: str, record: bytes, before: Group | None) -> Group:

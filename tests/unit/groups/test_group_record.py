@@ -260,6 +260,9 @@ def test_a_newer_specification_replaces_the_older_one() -> None:
     assert (new.spec.command, new.generation, new.phase) == (("python", "eval.py"), 1, "stopped")
     deleted = ordered(running(), "delete").renewed(created(spec_of(version=2), key_of()))
     assert (deleted.phase, deleted.occupied) == ("stopped", ALL)
+    other_port = ordered(running(), "stop").renewed(created(spec_of(version=2, master_port=4711), key_of()))
+    assert Group.from_json(other_port.to_json()) == other_port
+    assert other_port.ranks()[0].master_port == 4711
     left_out = ordered(running("gn7"), "stop")
     assert left_out.renewed(created(spec_of(version=2), key_of())).excluded == ()
 
@@ -391,6 +394,7 @@ class Transitions(RuleBasedStateMachine):
     def renew(self, workers: set[str]) -> None:
         old = self.group.spec
         fields = {"workers": tuple(sorted(workers)), "master": min(workers), "version": old.version + 1}
+        fields["master_port"] = 29500 + 1009 * (old.version % 2)
         try:
             self._take(self.group.renewed(created(spec_of(min_nodes=1, max_restarts=100, **fields), key_of())))
         except UsageError:
@@ -424,7 +428,8 @@ class Transitions(RuleBasedStateMachine):
     @rule()
     def run(self) -> None:
         if all(not self.processes.get(worker) for worker in self.group.occupied):
-            self._take(self.group.running(self.now_ns, address="10.0.0.6", port=29500))
+            port = self.group.spec.master_port + 7
+            self._take(self.group.running(self.now_ns, address="10.0.0.6", port=port))
 
     @precondition(lambda self: self.group.phase == "running")
     @rule(phase=st.sampled_from(("finished", "failed")))
