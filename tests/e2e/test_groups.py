@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from e2e_support import JOBS, Daemon
+from e2e_support import EXAMPLE, JOBS, Daemon
 from groups_scene import Launchers, User, living, ranks_of
 from network_namespaces import may_make_namespaces
 from site_of_nodes import Site, in_group, site_of
@@ -89,6 +89,36 @@ def test_a_group_on_one_node(make_daemon: Callable[..., Daemon], user: User, lau
     for command in (("diagnose", "--job", "broken"), ("ps", "--group", "broken")):
         done = user.ctl(daemon, *command, check=1)
         assert "group broken has no processes: it is failed, rank 0 (n1-0) exited with 127" in done.stderr, done.stderr
+
+
+def test_a_real_training_in_a_group_of_four(
+    make_daemon: Callable[..., Daemon], user: User, launchers: Launchers
+) -> None:
+    daemon = make_daemon("n1", GROUPS).start()
+    launchers.start(daemon, "--slots", "4")
+    until(lambda: len(daemon.query("FROM cluster.workers")) == 4, what=daemon.tail)
+    create = (
+        "group",
+        "create",
+        "ddp",
+        "--workers",
+        "n1",
+        "--nproc-per-node",
+        "4",
+        "--master",
+        "n1",
+        "--backend",
+        "gloo",
+    )
+    user.ctl(daemon, *create, "--env", "OMP_NUM_THREADS=1", "--", sys.executable, str(EXAMPLE), "--steps", "23")
+    user.ctl(daemon, "group", "start", "ddp", "--force")
+    until(
+        lambda: user.status(daemon, "ddp")["phase"] in ("finished", "failed"), what=lambda: user.status(daemon, "ddp")
+    )
+    status = user.status(daemon, "ddp")
+    assert (status["phase"], status["why"]) == ("finished", "4 ranks ended with status 0")
+    ranks = "SELECT DISTINCT rank FROM comm.ops WHERE job = 'ddp' AND op = 'all_reduce' ORDER BY rank"
+    until(lambda: [row["rank"] for row in daemon.query(ranks)] == [0, 1, 2, 3], what=lambda: daemon.query(ranks))
 
 
 NODES = ("n1", "n2", "n3", "n4")
