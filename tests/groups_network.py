@@ -175,7 +175,7 @@ class Launcher:
             groups = self._node.groups
             if groups is not None:
                 with suppress(ProbingError, ConnectionError):
-                    await self._node.call(lambda groups: groups.work(self._reports(), self, caller))
+                    await self._node.call(lambda groups: groups.launchers.work(self._reports(), self, caller))
             await asyncio.sleep(0.5)
 
     async def _reports(self) -> AsyncIterator[pb.WorkReport]:

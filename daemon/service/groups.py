@@ -9,38 +9,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import pwd
 import random
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from typing import Any
 
-from probing.api.errors import FormatError, NotFound, Overloaded, PeerError, PrivilegeError, ProbingError, UsageError
+from probing.api.errors import NotFound, PrivilegeError, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.tables.schema import Row
 from probing.api.text import escape, plural, with_owner
 from probing.api.typed import typed_json
 from probing.daemon.groups.policy import Step, Watched, absences, next_step
-from probing.daemon.groups.workers import Launcher, Workers
+from probing.daemon.groups.workers import Workers
 from probing.daemon.query.caller import Caller
+from probing.daemon.service.group_launchers import GroupLaunchers
 from probing.daemon.service.group_peers import (
     Entry,
     GroupPeers,
     Records,
-    ballot_of,
-    free_port,
     packed_ballot,
-    packed_proposal,
-    proposal_of,
 )
-from probing.daemon.service.limits import Context
+from probing.daemon.service.group_votes import GroupVotes
 from probing.daemon.source_state import SourceState
 from probing.diagnosis.facts import Missing
 from probing.groups.group import Group, Order
 from probing.groups.proposer import Proposer
-from probing.groups.register import Accepted, Ballot, Committed, Promise, Proposal, Quorum, Refusal
-from probing.groups.report import rows_from, rows_json
+from probing.groups.register import Ballot, Quorum
+from probing.groups.report import rows_from
 from probing.groups.spec import NAME, node_of
 
 __all__ = ("Groups",)
@@ -52,12 +48,9 @@ _NODES_A_SECOND = 50
 # A lease is renewed this often within the time of the fence.
 _RENEWALS = 6
 _TELL = 16
-# A port that a group was given stays its own for this time, in which its rank 0 begins to listen, s.
-_PORT_S = 60.0
 # A change whose proposer went away is finished after this time; by the second voter after twice this time, s.
 _OPEN_S = 5.0
 _MAX_FINDINGS, _MAX_ABSENT = 4096, 64
-_MAX_READINGS, _READ_S, _MAX_LOG = 16, 5.0, 256 << 10
 _log = logging.getLogger("probing.groups")
 _Update = Callable[[Group | None], Group | None]
 
@@ -78,6 +71,8 @@ class Groups:
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._node, self._peers, self._records, self._workers = node, peers, records, workers
+        self.launchers = GroupLaunchers(node, peers, records, workers)
+        self._votes = GroupVotes(node, records, workers, now)
         self._now, self._wall_ns = now, wall_ns
         records.on_news = self._learned
         self._watched: dict[str, Watched] = {}
@@ -90,8 +85,6 @@ class Groups:
         self._leased: dict[str, tuple[int, float]] = {}
         # A proposal that is not known to be committed, and since when, by group.
         self._open: dict[str, tuple[Ballot, float]] = {}
-        # The port that was found for a group here, and until when it is kept for the group.
-        self._ports: dict[str, tuple[int, float]] = {}
         self._busy: set[str] = set()
         # The generation that hangs and the step that follows, by group.
         self._hangs: dict[str, tuple[int, Step]] = {}
@@ -101,7 +94,6 @@ class Groups:
         self._beat: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._problem = ""
-        self._readings = 0
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -112,33 +104,6 @@ class Groups:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def work(self, reports: Any, context: Context, caller: Caller) -> None:
-        """Answers a launcher until it goes away. Raises UsageError, PrivilegeError or FormatError."""
-        uid = caller.uid
-        if uid is None:
-            raise PrivilegeError(
-                f"a launcher has to run on node {self._node} itself", hint="give --join the address of its own node"
-            )
-        launcher: Launcher | None = None
-        sender: asyncio.Task[None] | None = None
-        try:
-            async for report in reports:
-                if launcher is None:
-                    launcher = self._workers.join(uid, _user(uid), report.workers, report.pid, report.version[:64])
-                    self._brief(launcher)
-                    sender = asyncio.create_task(_send(launcher, context))
-                self._workers.report(launcher, report.number, rows_from(report.rows))
-                for part in report.logs:
-                    if (reading := launcher.readings.pop(part.id, None)) is not None and not reading.done():
-                        reading.set_result(part)
-                if sender is not None and sender.done():
-                    break
-        finally:
-            if sender is not None:
-                sender.cancel()
-            if launcher is not None:
-                self._workers.leave(launcher)
 
     async def group(self, request: pb.GroupRequest, caller: Caller) -> pb.GroupReply:
         """Returns the records that were asked for, after the change in ``request``. Raises ProbingError."""
@@ -157,38 +122,6 @@ class Groups:
             record = await self._change(request.name, lambda group: self._stopped(_there(group), str(caller)))
         _log.warning("group %s: %s by %s: generation %d", request.name, kind, caller, record.generation)
         return pb.GroupReply(node=self._node, groups=[record.to_json()])
-
-    async def log(self, request: pb.GroupLogRequest, caller: Caller) -> pb.GroupLogReply:
-        """Returns a part of the log of a rank, which its launcher reads. Raises ProbingError."""
-        entry = self._records.find(request.name)
-        group = _there(entry.known if entry else None)
-        if caller.listener == "unix" and caller.uid not in (0, group.spec.uid):
-            raise PrivilegeError(f"the logs of group {group.spec.name} are for {group.spec.owner}")
-        worker = next((rank.worker for rank in group.ranks() if rank.rank == request.rank), "")
-        if not (launchers := self._workers.serving([worker])):
-            raise NotFound(
-                f"no launcher here serves rank {request.rank} of group {group.spec.name}",
-                hint=f"`probingctl group status {group.spec.name}` names the worker of each rank",
-            )
-        launcher, wanted = launchers[0], pb.LogWanted(group=request.name, rank=request.rank)
-        setattr(wanted, "from", getattr(request, "from"))
-        if launcher.uid != group.spec.uid:
-            raise PrivilegeError(f"{worker} is served for {launcher.user}, not for {group.spec.owner}")
-        if len(launcher.readings) >= _MAX_READINGS:
-            raise Overloaded(f"{_MAX_READINGS} logs of this launcher are read already", hint="ask again in a while")
-        self._readings += 1
-        wanted.id = self._readings
-        reading = launcher.readings[wanted.id] = asyncio.get_running_loop().create_future()
-        try:
-            launcher.put(f"log {wanted.id}", request.name, pb.WorkOrder(log=wanted))
-            part: pb.LogPart = await asyncio.wait_for(reading, _READ_S)
-        except asyncio.TimeoutError:
-            raise PeerError(f"the launcher of {worker} does not answer", hint="`probingctl group status`") from None
-        finally:
-            launcher.readings.pop(wanted.id, None)
-        if part.problem:
-            raise NotFound(f"rank {request.rank} of group {group.spec.name}: {escape(part.problem, 200)}")
-        return pb.GroupLogReply(node=self._node, data=part.data[:_MAX_LOG], end=part.end)
 
     def _stopped(self, group: Group, who: str) -> Group | None:
         return group.stopped(self._wall_ns(), who) if group.phase in ("ending", "running") else None
@@ -217,55 +150,7 @@ class Groups:
 
     async def agree(self, request: pb.AgreeRequest, caller: Caller | None = None) -> pb.AgreeReply:
         """Answers another node, or this one (None). Raises ProbingError."""
-        name, step = request.group, request.WhichOneof("step")
-        if not NAME.fullmatch(name):
-            raise FormatError("the message has no name of a group")
-        reply = pb.AgreeReply(node=self._node, agrees=True)
-        if step in ("prepare", "accept", "learn"):
-            # What is committed has the name, whatever else was proposed.
-            entry = self._records.entry(name, "" if step == "learn" else request.id)
-            _check_member(request, entry, caller)
-            await self._vote(name, request, reply)
-        elif step == "lease":
-            found = self._records.find(name)
-            reply.agrees = found is not None and found.id == request.id and found.generation <= request.lease
-        elif step == "rows":
-            found = self._records.find(name)
-            known = found.known if found else None
-            reply.rows = rows_json(self._workers.of_group(name, known.spec.uid) if known else ())
-        elif step == "port":
-            reply.port = await self._port(name, max(1, request.port))
-        return reply
-
-    async def _vote(self, name: str, request: pb.AgreeRequest, reply: pb.AgreeReply) -> None:
-        answer: Promise | Accepted | Refusal
-        if request.HasField("learn"):
-            proposal = proposal_of(request.learn)
-            await self._records.learn(name, Committed(proposal.ballot, proposal.value))
-            return
-        if request.HasField("prepare"):
-            answer = await self._records.prepare(name, ballot_of(request.prepare))
-        else:
-            answer = await self._records.accept(name, proposal_of(request.accept))
-        if isinstance(answer, Refusal):
-            reply.agrees = False
-            reply.promised.CopyFrom(packed_ballot(answer.promised))
-        elif isinstance(answer, Promise):
-            committed = answer.committed
-            reply.accepted.CopyFrom(packed_proposal(answer.accepted))
-            reply.committed.CopyFrom(packed_proposal(Proposal(committed.ballot, committed.value)))
-
-    async def _port(self, name: str, first: int) -> int:
-        """Returns a free port, and keeps it for the group until its ranks have begun to listen."""
-        now = self._now()
-        taken = {port for group, (port, until) in self._ports.items() if group != name and until > now}
-        for other, entry in self._records.entries.items():
-            if (group := entry.known) is not None and group.phase == "running" and other != name:
-                taken |= {group.port} if group.ranks()[0].node == self._node else set()
-        port = await asyncio.to_thread(free_port, first, taken)
-        if name in self._records.entries:
-            self._ports[name] = port, now + _PORT_S
-        return port
+        return await self._votes.agree(request, caller)
 
     def finding(self, row: Mapping[str, Any], owner: Hashable) -> None:
         """Notes a stored row of ``diagnosis.findings``, for the policy of the group whose job it is about.
@@ -329,29 +214,7 @@ class Groups:
         assert group is not None
         _log.warning("group %s: generation %d is %s: %s", name, group.generation, group.phase, group.reason)
         self._watched.setdefault(name, Watched()).note(group, self._now())
-        for launcher in self._workers.serving([*group.spec.workers, *group.occupied]):
-            launcher.put("record", name, self._record_for(group, entry.acceptor.committed.value))
-
-    def _brief(self, launcher: Launcher) -> None:
-        """Sends a launcher that has just connected the records of its groups."""
-        mine = set(launcher.workers)
-        for name, entry in self._records.entries.items():
-            if entry.known is not None and not mine.isdisjoint((*entry.known.spec.workers, *entry.known.occupied)):
-                launcher.put("record", name, self._record_for(entry.known, entry.acceptor.committed.value))
-
-    def _record_for(self, group: Group, record: bytes) -> pb.WorkOrder:
-        """Returns the order that gives a launcher the record, with the address of the master as this node knows it."""
-        try:
-            master = self._host(group.ranks()[0].node) if group.port else ""
-        except PeerError:
-            # Its name is left, which the ranks resolve.
-            master = ""
-        return pb.WorkOrder(group=record, master=master)
-
-    def _host(self, node: str) -> str:
-        """Returns the host of a node's address. Raises PeerError for an unknown node."""
-        address = self._peers.address(node)
-        return "127.0.0.1" if address.startswith("unix:") else address.rpartition(":")[0].strip("[]")
+        self.launchers.tell(name, group, entry.acceptor.committed.value)
 
     async def _run(self) -> None:
         while True:
@@ -469,7 +332,7 @@ class Groups:
         """Returns the address at which the ranks meet, and a port that is free there."""
         master = group.ranks()[0].node
         reply = await self._peers.ask(master, pb.AgreeRequest(group=name, port=group.spec.master_port))
-        host = self._host(master)
+        host = self.launchers.host(master)
         return {"address": host, "port": reply.port}
 
     async def _tell(self, name: str, entry: Entry) -> None:
@@ -593,29 +456,6 @@ def _order(data: bytes) -> Order:
         raise UsageError(f"the order is malformed: {escape(str(e), 200)}") from None
 
 
-def _check_member(request: pb.AgreeRequest, entry: Entry, caller: Caller | None) -> None:
-    """Raises PrivilegeError if certificates prove that the caller is no node of the group, or uses another's ballot."""
-    if caller is None or not caller.nodes:
-        return
-    if entry.known is not None and caller.nodes.isdisjoint(node.lower() for node in entry.known.nodes):
-        raise PrivilegeError(f"{caller.name} is no node of group {request.group}")
-    ballot = request.prepare if request.HasField("prepare") else request.accept.ballot
-    if not request.HasField("learn") and ballot.node.lower() not in caller.nodes:
-        raise PrivilegeError(f"{caller.name} proposes in the name of node {escape(ballot.node, 64)}")
-
-
 async def _pause(met: int) -> None:
     """Waits a random time, so that of two proposers that met one comes first."""
     await asyncio.sleep(random.uniform(0.01, 0.05 * 2 ** min(met, 5)))  # noqa: S311
-
-
-async def _send(launcher: Launcher, context: Context) -> None:
-    while True:
-        await context.write(await launcher.next_order())
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -357,7 +357,7 @@ class NodeService(NodeServicer):
 
     @answering
     async def Work(self, request: Any, context: Context, caller: Caller) -> None:  # noqa: N802
-        await self._enabled_groups().work(request, context, caller)
+        await self._enabled_groups().launchers.work(request, context, caller)
 
     @answering
     async def Group(self, request: pb.GroupRequest, context: Context, caller: Caller) -> pb.GroupReply:  # noqa: N802
@@ -369,7 +369,7 @@ class NodeService(NodeServicer):
         self, request: pb.GroupLogRequest, context: Context, caller: Caller
     ) -> pb.GroupLogReply:
         del context
-        return await self._enabled_groups().log(request, caller)
+        return await self._enabled_groups().launchers.log(request, caller)
 
     @answering
     async def Agree(self, request: pb.AgreeRequest, context: Context, caller: Caller) -> pb.AgreeReply:  # noqa: N802

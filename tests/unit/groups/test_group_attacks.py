@@ -284,7 +284,7 @@ def test_a_launcher_from_another_machine() -> None:
             yield pb.WorkReport(number=1, workers=["gn6-1"])
 
         with pytest.raises(PrivilegeError, match="a launcher has to run on node gn6 itself"):
-            await network.nodes["gn6"].call(lambda groups: groups.work(reports(), network, peer("gn7")))
+            await network.nodes["gn6"].call(lambda groups: groups.launchers.work(reports(), network, peer("gn7")))
 
     attacked(attack)
 
@@ -307,7 +307,7 @@ def test_a_launcher_that_is_refused(uid: int, workers: list[str], rows: bytes, k
             yield pb.WorkReport(number=1, workers=workers, rows=rows)
 
         with pytest.raises(kind) as refused:
-            await network.nodes["gn6"].call(lambda groups: groups.work(reports(), network, user(uid)))
+            await network.nodes["gn6"].call(lambda groups: groups.launchers.work(reports(), network, user(uid)))
         assert refused.value.message.isprintable()
 
     attacked(attack)
@@ -333,7 +333,7 @@ def test_a_launcher_of_another_user_cannot_say_that_the_older_ranks_have_ended()
             del order
 
         context: Any = type("Context", (), {"write": staticmethod(write)})()
-        lying = asyncio.create_task(node.call(lambda groups: groups.work(reports(), context, user(EVE))))
+        lying = asyncio.create_task(node.call(lambda groups: groups.launchers.work(reports(), context, user(EVE))))
         await network.order("gn6", "restart")
         await asyncio.sleep(120)
         assert [process.generation for process in network.living()] == [1]

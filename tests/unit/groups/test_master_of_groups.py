@@ -29,7 +29,7 @@ def address(node: str) -> str:
 def test_ranks_meet_where_their_own_node_says() -> None:
     groups = Groups("gn7", SimpleNamespace(address=address), Records(None), Workers("gn7", 2, 5))  # type: ignore[arg-type]
     forged = replace(GROUP, address="203.0.113.9")
-    order = groups._record_for(forged, forged.to_json())
+    order = groups.launchers.record_for(forged, forged.to_json())
     assert order.master == "2001:db8::6"
     link = Link.__new__(Link)
     link.orders, link._wake, link.problem = [], lambda: None, None  # type: ignore[assignment]
