@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from browser import Tab, chromium, opened
+from browser import SIZES, Tab, chromium, opened
 from e2e_support import BIN, Daemon, end_process, start_process
 from groups_scene import Launchers, User, living
 from playwright.sync_api import Browser, Locator, expect
@@ -190,10 +190,16 @@ def cells(row: Locator) -> list[str]:
 
 
 def checked(tab: Tab) -> None:
-    """Fails if axe-core finds something on the screen, or it is wider than its window."""
+    """Fails if axe-core finds something on the screen, or it is wider than its window; on a phone, too, and dark."""
     expect(tab.page.locator("main .loading")).to_have_count(0)
-    assert tab.violations() == []
-    assert not tab.overflows()
+    for size, theme in (("phone", "dark"), ("laptop", "light")):
+        width, height = SIZES[size]
+        tab.page.set_viewport_size({"width": width, "height": height})
+        tab.page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+        expect(tab.page.locator("html")).to_have_attribute("data-theme", theme)
+        tab.picture(f"groups-{tab.page.title().partition(' ')[0]}-{size}-{theme}")
+        assert tab.violations() == []
+        assert not tab.overflows()
 
 
 @pytest.mark.timeout(240)
