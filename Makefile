@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool browser test test-with-probes test-unit test-times test-all torch-wheels frameworks hta jax-wheels nccl-wheels demo screens pictures bench probing-venv opentelemetry soak mutations attacks selects night crowd coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test web gpu-kit vm-test-arm64 image image-test kubernetes verifier-record inject clean
+.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool browser test test-with-probes test-unit test-times test-all torch-wheels frameworks hta jax-wheels nccl-wheels demo screens pictures bench probing-venv opentelemetry soak mutations attacks selects night crowd group-faults coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test web gpu-kit vm-test-arm64 image image-test kubernetes verifier-record inject clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -215,6 +215,9 @@ coordination: install ## three daemons in namespaces, with clocks apart and a de
 
 night: install ## docs/night-on-call.md with real jobs on two nodes in namespaces: how soon each command names the fault
 	PROBINGD_TEST_LONG=1 $(HOST) $(PYTHON) -m pytest -s tests/e2e/test_night_on_call.py
+
+group-faults: install ## 50 random schedules of faults of groups of workers: four nodes in namespaces, no rank ever has two processes
+	$(HOST) $(PYTHON) tests/soak/group_faults.py --schedules 50
 
 crowd: install ## 100 clients at once for a minute on one service, some of which do not read or are half open
 	$(HOST) $(PYTHON) tests/soak/crowd.py

@@ -1,14 +1,16 @@
-"""Steps of a program into which code is put, beside a copy of it that is left alone, for each CPython given.
+"""Steps of a program into which code is put, beside its own steps while it is left alone, for each CPython given.
 
-Both run at the same time with the debug allocator, work for a few milliseconds a step and check their results. In one
-of them code is evaluated once a second: the steps in which that happens take as long as the code and its helper need,
-and are fewer than one in a hundred. `make inject` runs this, and the long tests of injected code, with 1,009
-evaluations in each CPython.
+The program works for a few milliseconds a step on a CPU of its own, with the debug allocator, and checks its results.
+Windows in which code is evaluated twice a second alternate with windows in which nothing happens. The steps in which
+code runs take as long as the code and its helper need, and are fewer than one in a hundred: so the 99th percentile says
+whether the other steps notice. ``make inject`` runs this, and the long tests of injected code, with 1,009 evaluations
+in each CPython.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import subprocess
@@ -25,9 +27,9 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "integration")]
 
 from inject_helpers import asked  # noqa: E402
 
-from probing.daemon.inject.evaluation import evaluate  # noqa: E402
+from probing.daemon.inject.evaluation import Evaluation, evaluate  # noqa: E402
 
-# Works until stdin ends, then prints the length of each step, ns.
+# Works until stdin ends, then writes the begin and the length of each step, ns.
 STEPS = """
 import array, os, select, sys, threading, time
 def compute():
@@ -44,58 +46,71 @@ print("ready", flush=True)
 while not select.select([0], [], [], 0)[0]:
     begun = time.perf_counter_ns()
     assert compute() == expected
-    steps.append(time.perf_counter_ns() - begun)
+    steps.extend((begun, time.perf_counter_ns() - begun))
 sys.stdout.buffer.write(steps.tobytes())
 """
-BLOCKS = 20
-# As the supervisor and probingd-injector@.service start an injector.
-_NICE = 20
+_PAUSE_S = 0.5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--evaluations", type=int, default=61)
-    parser.add_argument("--pause", type=float, default=1.0, help="seconds between two evaluations")
+    parser.add_argument("--windows", type=int, default=10, help="with evaluations, and as many without")
+    parser.add_argument("--evaluations", type=int, default=6, help="in a window")
     parser.add_argument("pythons", nargs="*", default=[sys.executable])
     options = parser.parse_args()
-    os.setpriority(os.PRIO_PROCESS, 0, -_NICE)
+    cpus = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cpus[1:] or cpus)
     rows = []
     for python in options.pythons:
-        rows.append(measured(python, options.evaluations, options.pause))
+        rows.append(measured(python, cpus[0], options.windows, options.evaluations))
         # Each takes a minute: what was measured is shown even if a later interpreter fails.
         print(rows[-1], file=sys.stderr, flush=True)
     print(table(rows))
 
 
-def measured(python: str, evaluations: int, pause: float) -> dict[str, object]:
+def measured(python: str, cpu: int, windows: int, evaluations: int) -> dict[str, object]:
     """Returns the row of one CPython."""
     with tempfile.TemporaryDirectory() as folder:
-        # This process has the priority of an injector; the programs do not.
-        command = ["nice", "-n", str(_NICE), python, "-c", STEPS]
-        environment = {"PYTHONMALLOC": "debug", "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPYCACHEPREFIX": folder}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
-        with subprocess.Popen(command, **pipes) as entered, subprocess.Popen(command, **pipes) as alone:  # type: ignore[call-overload]
-            for process in (entered, alone):
-                process.stdout.readline()
-            request, stops, seconds = asked(entered.pid, "len(steps)"), [], []
-            for _ in range(evaluations):
-                begun = time.monotonic()
-                found = evaluate(request)
-                seconds.append(time.monotonic() - begun)
-                stops.append(found["longest_stop_us"])
-                assert int(found["value"]) > 0
-                time.sleep(pause)
-            ended = [np.frombuffer(process.communicate(b"\n", timeout=60)[0], np.int64) for process in (entered, alone)]
-    tails = [[float(np.percentile(block, 99)) for block in np.array_split(steps, BLOCKS)] for steps in ended]
-    ratio = ratio_of_blocks(*tails)
+        command = ["taskset", "-c", str(cpu), python, "-c", STEPS]
+        path = "/usr/bin:/bin:/usr/sbin:/sbin"
+        environment = {"PYTHONMALLOC": "debug", "PATH": path, "PYTHONPYCACHEPREFIX": folder}
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as program:
+            assert program.stdout is not None
+            program.stdout.readline()
+            request = asked(program.pid, "len(steps)")
+            begins, stops, seconds = [], [], []
+            for _ in range(windows):
+                begins.append(time.perf_counter_ns())
+                for _ in range(evaluations):
+                    stop, took = _evaluated(request)
+                    stops.append(stop)
+                    seconds.append(took)
+                begins.append(time.perf_counter_ns())
+                time.sleep(_PAUSE_S * evaluations)
+            begins.append(time.perf_counter_ns())
+            steps = np.frombuffer(program.communicate(b"\n", timeout=60)[0], np.int64).reshape(-1, 2)
+    parts = [steps[(steps[:, 0] >= a) & (steps[:, 0] < b), 1] for a, b in itertools.pairwise(begins)]
+    tails = [float(np.percentile(part, 99)) for part in parts]
     return {
-        "CPython": ".".join(map(str, version_of(python))),
-        "evaluations": evaluations,
+        "CPython": ".".join(version_of(python)),
+        "evaluations": len(stops),
         "longest stop of one, us: median, p99": f"{statistics.median(stops):.0f}, {np.percentile(stops, 99):.0f}",
         "an evaluation, ms": f"{statistics.median(seconds) * 1e3:.1f}",
-        "p99 of a step beside the control's": ratio.percent(),
-        "steps": len(ended[0]),
+        "p99 of a step beside that of windows without": ratio_of_blocks(tails[::2], tails[1::2]).percent(),
+        "steps": len(steps),
     }
+
+
+def _evaluated(request: Evaluation) -> tuple[float, float]:
+    """Evaluates code, and waits until the next is due. Returns the longest stop in us, and the seconds until the
+    answer.
+    """
+    begun = time.monotonic()
+    answer = evaluate(request)
+    took = time.monotonic() - begun
+    assert int(answer["value"]) > 0
+    time.sleep(max(0.0, _PAUSE_S - took))
+    return float(answer["longest_stop_us"]), took
 
 
 def version_of(python: str) -> list[str]:

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -112,7 +113,8 @@ class Link:
     def _note(self, order: pb.WorkOrder) -> None:
         if order.group:
             with suppress(FormatError):
-                self.orders.append(Group.from_json(order.group))
+                # A rank trusts its master, so the address is what the own node says, not what a record says.
+                self.orders.append(replace(Group.from_json(order.group), address=order.master))
         elif order.HasField("log"):
             log = order.log
             self.orders.append(LogWanted(log.id, log.group, log.rank, getattr(log, "from")))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from importlib import import_module
 from inspect import Parameter, Signature
 from types import ModuleType
@@ -60,7 +60,13 @@ def taking(options: type[Any], function: Callable[[typer.Context, Any], None]) -
     parameters = [
         Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context),
         *(
-            Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+            # A field without a default is a parameter that has to be given.
+            Parameter(
+                f.name,
+                Parameter.KEYWORD_ONLY,
+                default=Parameter.empty if f.default is MISSING else f.default,
+                annotation=hints[f.name],
+            )
             for f in fields(options)
         ),
     ]

@@ -19,7 +19,7 @@ from probing.api.text import encoded, escape
 from probing.api.typed import typed_json
 from probing.diagnosis.ranks import Worker
 from probing.groups.keys import OwnerKey, is_signed
-from probing.groups.spec import MAX_WORKERS, NAME, Spec, is_worker, node_of, table
+from probing.groups.spec import MAX_WORKERS, NAME, PORTS, Spec, is_worker, node_of, table
 
 __all__ = ("MAX_VOTERS", "Action", "Attempt", "Group", "Order", "Phase", "created", "order_of")
 
@@ -135,7 +135,8 @@ class Group:
             0 <= self.generation < _MAX_GENERATION
             and all(0 <= at_ns < 1 << 63 for at_ns in times)
             and all(0 <= attempt.generation <= self.generation for attempt in self.attempts)
-            and 0 <= self.port < 1 << 16
+            # The port is not signed: another one would be a stranger's.
+            and (not self.port or spec.master_port <= self.port < min(spec.master_port + PORTS, 1 << 16))
             and bool(_ADDRESS.fullmatch(self.address))
             and len(self.attempts) <= _MAX_ATTEMPTS
             and all(len(text) <= _MAX_REASON and encoded(text).decode() == text for text in texts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -21,6 +20,7 @@ __all__ = (
     "MAX_SPEC",
     "MAX_WORKERS",
     "NAME",
+    "PORTS",
     "OnHang",
     "Restart",
     "Spec",
@@ -28,7 +28,6 @@ __all__ = (
     "environment",
     "is_worker",
     "node_of",
-    "stem_of",
     "table",
 )
 
@@ -36,6 +35,8 @@ Restart = Literal["never", "on_failure", "always"]
 OnHang = Literal["report", "restart", "restart_without_node"]
 MAX_SPEC = 192 << 10
 MAX_WORKERS = 16_384
+# The ports, from the specification's on, of which a group uses the first that is free.
+PORTS = 64
 # Texts in bytes. The kernel gives a program no text of more than 128 KiB.
 _MAX_WORDS, _MAX_WORD, _MAX_VARIABLES, _MAX_TEXT = 1024, 64 << 10, 256, 128 << 10
 _MAX_RESTARTS, _MAX_S, _MAX_VERSION, _MAX_UID, _MAX_LOG = 100, 3600.0, 1 << 53, 1 << 32, 1 << 40
@@ -54,6 +55,7 @@ GIVEN = frozenset(
         "MASTER_PORT",
         "NODE_RANK",
         "PROBING_GROUP",
+        "PROBING_SAVE_PIDS",
         "PROBING_WORKER",
         "RANK",
         "ROLE_NAME",
@@ -212,11 +214,6 @@ def is_worker(name: str) -> bool:
 def node_of(worker: str) -> str:
     """Returns the node of a worker ``NODE-N``."""
     return worker.rpartition("-")[0]
-
-
-def stem_of(group: str) -> str:
-    """Returns the name, without its ending, of the file in which a node keeps the record of the group of this name."""
-    return hashlib.sha256(group.encode("utf-8", "replace")).hexdigest()
 
 
 _Problem = tuple[str, str]

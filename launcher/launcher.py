@@ -163,6 +163,12 @@ class Launcher:
             rows.sort(key=lambda row: (row["state"] in _IDLE, -row["since_ns"]))
         return [*self._refusals.rows(), *rows[:_MAX_ROWS]]
 
+    def log(self, name: str, rank: int) -> Path | None:
+        """Returns the log file of a rank of group ``name`` that runs or ran here; None if there is none."""
+        held = self._held.get(name)
+        runs = [run for run in held.history.runs if run.rank == rank] if held else []
+        return Path(runs[-1].log) if runs else None
+
     def clear(self, name: str, generation: int) -> bool:
         """Returns whether no process of a generation older than ``generation`` is left, and none will be started."""
         held = self._held.get(name)

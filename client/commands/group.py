@@ -169,7 +169,7 @@ def _begin(settings: Settings, options: StartOptions, action: Action) -> None:
             raise refusal(group, begun.failures)
     _write(settings, groups, begun.group, action)
     name = group.spec.name
-    hint(f"`probingctl group status {name}` shows the ranks; `probingctl diagnose --job {name}`")
+    hint(f"`probingctl group status {name}` shows the ranks, `probingctl diagnose --job {name}` what is wrong")
 
 
 def _end(settings: Settings, options: Options, action: Action) -> None:

@@ -20,6 +20,7 @@ from probing.client.settings import Settings
 from probing.client.web.peers import user_name
 from probing.groups.keys import trusted_keys
 from probing.groups.spec import node_of
+from probing.launcher.logs import read_log
 
 if TYPE_CHECKING:
     from probing.launcher.launcher import Launcher
@@ -87,9 +88,8 @@ def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
                 link.answer(order, *_log_part(launcher, order))
             elif isinstance(order, Lease):
                 launcher.renew(order.group, order.generation, order.sent + fences.get(order.group, 0.0))
-            else:
+            elif not launcher.apply(order):
                 fences[order.spec.name] = order.spec.fence_s
-                launcher.apply(order)
         launcher.step()
         link.report(json.dumps(launcher.report(), separators=(",", ":")).encode())
         if link.refused is not None:
@@ -110,17 +110,11 @@ def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
 
 def _log_part(launcher: Launcher, wanted: LogWanted) -> tuple[bytes, int, str]:
     """Returns a part of the log of a rank, the position after it, and why there is none."""
-    paths = [row["log"] for row in launcher.report() if (row["group"], row["rank"]) == (wanted.group, wanted.rank)]
-    if not paths or not paths[0]:
+    path = launcher.log(wanted.group, wanted.rank)
+    if path is None:
         return b"", 0, "it has no log here"
     try:
-        with open(os.open(paths[0], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            # A log that was rotated meanwhile begins anew.
-            start = wanted.start if 0 <= wanted.start <= size else max(0, size + min(wanted.start, 0))
-            file.seek(start if wanted.start <= size else 0)
-            data = file.read(_MAX_LOG)
-            return data, file.tell(), ""
+        return *read_log(path, wanted.start, _MAX_LOG), ""
     except OSError as e:
         return b"", 0, f"its log cannot be read: {e.strerror}"
 

@@ -71,8 +71,8 @@ _SOCKETS = "socket socketpair connect bind listen accept accept4"
 _FILES = "unlink unlinkat chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat"
 # A reader reads another process's memory and opens files beneath its root; it writes and stops nothing.
 READER = frozenset(("process_vm_readv", "openat2"))
-# An injector also stops its target and writes to it.
-INJECTOR = frozenset(("ptrace", "process_vm_readv", "process_vm_writev"))
+# An injector also stops its target, with the highest priority meanwhile, and writes to it.
+INJECTOR = frozenset(("ptrace", "process_vm_readv", "process_vm_writev", "sched_setscheduler"))
 # The service creates its socket, gives it to a group and removes it.
 SERVICE = frozenset(f"{_SOCKETS} {_FILES}".split())
 # The collector needs the store's files, BPF, namespaces and the compiler, which inherits the filter.

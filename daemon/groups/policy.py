@@ -81,19 +81,29 @@ def _start(group: Group, spec: Spec, watched: Watched, now: float, now_ns: int) 
     if refused := [row for row in refused if row.worker in ranks]:
         return Step("failed", "failure", _failure_text(refused, ranks))
     fenced = spec.fenced and now - watched.since > spec.fence_s + _MARGIN_S
-    blocked: dict[str, list[str]] = {}
+    # In the order of their names; nodes once each.
+    silent: dict[str, None] = {}
+    unserved, busy = [], []
     for worker in group.occupied:
         row, node = rows.get(worker), node_of(worker)
         if watched.rows.get(node) is None:
             if not fenced:
-                blocked.setdefault(f"node {node}, which does not answer", []).append(worker)
+                silent[node] = None
         elif row is None:
-            blocked.setdefault(f"the launcher of {worker}, which is not connected", []).append(worker)
+            unserved.append(worker)
         elif row.seen < group.generation or not row.clear:
-            blocked.setdefault(f"the end of older processes of {worker}", []).append(worker)
+            busy.append(worker)
     absent = [worker for worker in ranks if _is_absent(worker, group, rows)]
-    if blocked:
-        watched.waits_for = f"waits for {listed(list(blocked)[:4])}"
+    if reasons := [
+        f"{what} {listed(names[:8])}"
+        for what, names in (
+            ("an answer of node", list(silent)),
+            ("a launcher that serves", unserved),
+            ("the end of older processes of", busy),
+        )
+        if names
+    ]:
+        watched.waits_for = f"waits for {', and for '.join(reasons)}"
         return None
     if not absent:
         watched.waits_for = ""

@@ -108,7 +108,7 @@ class Moments:
         if stop is None and is_traced(tid):
             self._why = "another process traced it"
         if stop is not None:
-            self.stops_us.append((time.monotonic() - stop.since) * 1e6)
+            self.stops_us.append((stop.until - stop.since) * 1e6)
         return acted
 
     def _main_running(self) -> int | None:

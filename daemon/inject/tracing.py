@@ -14,7 +14,7 @@ import re
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from probing.api.errors import PrivilegeError, ProcessGone, TargetError
 from probing.daemon.inject.frame import Registers, signal_frame
@@ -72,13 +72,13 @@ def write_memory(pid: int, address: int, data: bytes) -> None:
 class Stop:
     """The stopped thread ``tid``, which is in no system call.
 
-    ``since``: the last moment on time.monotonic() at which it had not stopped.
+    ``since``: the last moment on time.monotonic() at which it had not stopped; ``until``: when it was let go.
     """
 
     def __init__(self, tid: int, registers: Registers, since: float) -> None:
         self.tid = tid
         self.registers = registers
-        self.since = since
+        self.since = self.until = since
 
     def is_restartable_sequence(self) -> bool:
         """Returns whether the thread is in a restartable sequence (rseq(2)), which the kernel aborts on resumption."""
@@ -138,10 +138,31 @@ def thread_stopped(tid: int) -> Iterator[Stop | None]:
 
     Raises ProcessGone, PrivilegeError, or TargetError if it does not stop.
     """
+    with _urgency():
+        yield from _stopped(tid)
+
+
+@contextmanager
+def _urgency() -> Iterator[None]:
+    """Runs the body before all ordinary threads, where RLIMIT_RTPRIO allows it.
+
+    Otherwise, where CPUs run short, a thread stays stopped until its tracer gets a CPU: milliseconds, as the kernel
+    preempts ordinary threads at the next tick only (CONFIG_PREEMPT_LAZY).
+    """
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *before)
+
+
+def _stopped(tid: int) -> Iterator[Stop | None]:
     if not _seized(tid):
         yield None
         return
-    signal = 0
+    signal, stop = 0, None
     try:
         if _ptrace(_INTERRUPT, tid, 0, 0) < 0:
             raise _error(tid, ctypes.get_errno(), "cannot be stopped")
@@ -160,10 +181,13 @@ def thread_stopped(tid: int) -> Iterator[Stop | None]:
         elif os.WSTOPSIG(status) != _SIGTRAP:
             yield None  # it is stopped by job control
         else:
-            yield Stop(tid, registers, since)
+            stop = Stop(tid, registers, since)
+            yield stop
     finally:
         # A thread that has not stopped cannot be detached; the kernel does it when this process ends.
         _ptrace(_DETACH, tid, 0, signal)
+        if stop is not None:
+            stop.until = time.monotonic()
 
 
 def _seized(tid: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,12 @@ class _Started:
 
 class Diagnosis:
     """The diagnosis of jobs. ``gatherer`` gathers the facts of jobs, also for requests of clients. ``start`` starts the
-    watch. ``certified`` returns whether a certificate proves the name of a node. ``stored`` is called with each row of
-    ``diagnosis.findings`` after it was stored. ``absences``: see ``Gatherer``."""
+    watch.
+
+    ``certified`` returns whether a certificate proves the name of a node. ``stored`` is called with each row of
+    ``diagnosis.findings`` after it was stored, and with the owner of its job (``JobWatch.owner_of``). ``absences``: see
+    ``Gatherer``.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Diagnosis:
         engine: Engine,
         peers: Peers,
         certified: Callable[[str], bool] = lambda _: False,
-        stored: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        stored: Callable[[Mapping[str, Any], Hashable], None] = lambda _row, _owner: None,
         absences: Callable[[str], Sequence[Missing]] = lambda _: (),
     ) -> None:
         self._certified = certified
@@ -76,7 +80,11 @@ class Diagnosis:
         hooks = Hooks(self._hook_socket, self._node, self._options, lambda job, run: watch.owner_of(job, run))
         proofs = Proofs(self._node, self._peers, self.sights, grace_s=self._grace_s, trusted=self._trusted)
         jobs = JobFacts(self._node, self.gatherer, proofs)
-        store = FindingsStore(self._collector, self._engine, self._node, self._stored)
+
+        def stored(row: Mapping[str, Any]) -> None:
+            self._stored(row, watch.owner_of(str(row["job"]), str(row["run"])))
+
+        store = FindingsStore(self._collector, self._engine, self._node, stored)
         coordinator = Coordinator(self._node, proofs, look_s=self._look_s)
         watch = JobWatch(self._node, self._options, store, jobs, hooks.post, coordinator)
         received = ReceivedFindings(self._node, watch, proofs, coordinator.taken, self._certified)

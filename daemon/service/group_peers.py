@@ -7,7 +7,7 @@ import json
 import logging
 import socket
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -21,6 +21,7 @@ from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.outgoing import PeerStubs
 from probing.groups.group import Group
 from probing.groups.register import Accepted, Acceptor, Ballot, Committed, Promise, Proposal, Refusal
+from probing.groups.spec import PORTS
 
 __all__ = (
     "Entry",
@@ -35,7 +36,6 @@ __all__ = (
 
 CALL_S = 2.0
 _KEEP_S = 5.0
-_PORTS = 64
 MAX_GROUPS = 1024
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -78,10 +78,15 @@ class Entry:
 
 
 class Records:
-    """The entries of all groups, which are on disk before a call returns. Belongs to one event loop."""
+    """The entries of all groups, which are on disk before a call returns. Belongs to one event loop.
+
+    ``on_news`` is called with the name and the entry of a group once a newer record is known, even if whoever told the
+    record has gone away meanwhile.
+    """
 
     def __init__(self, collector: CollectorClient) -> None:
         self._collector = collector
+        self.on_news: Callable[[str, Entry], None] = lambda *_: None
         self.entries: dict[str, Entry] = {}
         self.loaded = False
         self._damaged: set[str] = set()
@@ -143,7 +148,9 @@ class Records:
     async def accept(self, name: str, proposal: Proposal) -> Accepted | Refusal:
         """Accepts a record. Raises FormatError for a malformed record, PrivilegeError for a record of another owner."""
         entry = self.entry(name)
-        group = _checked(name, proposal.value, entry)
+        accepted_before = entry.acceptor.accepted.value
+        before = entry.known or (Group.from_json(accepted_before) if accepted_before else None)
+        group = _checked(name, proposal.value, before)
 
         async def accepted() -> Accepted | Refusal:
             _check_order(entry.known, group)
@@ -153,22 +160,27 @@ class Records:
 
         return await _whole(entry, accepted)
 
-    async def learn(self, name: str, committed: Committed) -> bool:
-        """Notes a record that is committed. Returns whether it is newer than the known record."""
+    async def learn(self, name: str, committed: Committed) -> None:
+        """Notes a record that is committed, if it is newer than the known record."""
         entry = self.entry(name)
         if committed.ballot <= entry.ballot:
-            return False
-        group = _checked(name, committed.value, entry)
+            return
+        group = _checked(name, committed.value, entry.known)
 
-        async def learned() -> bool:
+        async def learned() -> None:
             if committed.ballot <= entry.ballot:
-                return False
+                return
             _check_order(entry.known, group)
-            await self._keep(name, entry, entry.acceptor.learn(committed))
+            acceptor = entry.acceptor.learn(committed)
+            if entry.id not in ("", group.spec.id):
+                # Another group was created under this name at the same time, and its nodes did not agree. From now on
+                # this node refuses what is about that group, so it may forget what it accepted.
+                acceptor = replace(acceptor, accepted=Proposal())
+            await self._keep(name, entry, acceptor)
             entry.known = group
-            return True
+            self.on_news(name, entry)
 
-        return await _whole(entry, learned)
+        await _whole(entry, learned)
 
     async def _keep(self, name: str, entry: Entry, acceptor: Acceptor) -> None:
         """Writes the state to disk; only then it counts."""
@@ -198,13 +210,11 @@ def _check_order(known: Group | None, group: Group) -> None:
         raise FormatError(f"the record of group {known.spec.name} is older than the record here")
 
 
-def _checked(name: str, record: bytes, entry: Entry) -> Group:
+def _checked(name: str, record: bytes, before: Group | None) -> Group:
     """Returns the record. A group belongs to the first owner whose record a node has."""
     group = Group.from_json(record)
     if group.spec.name != name:
         raise FormatError(f"the record is of group {group.spec.name[:64]}")
-    accepted = entry.acceptor.accepted.value
-    before = entry.known or (Group.from_json(accepted) if accepted else None)
     if before is not None and (before.key, before.spec.id) != (group.key, group.spec.id):
         raise PrivilegeError(f"group {name} belongs to {before.spec.owner}", hint="give the group another name")
     return group
@@ -299,7 +309,7 @@ def free_port(first: int, taken: Collection[int] = ()) -> int:
     """Returns the first free TCP port from ``first`` on, without those ``taken``. Raises PeerError if the next 64 are
     in use.
     """
-    for port in range(first, min(first + _PORTS, 65_536)):
+    for port in range(first, min(first + PORTS, 65_536)):
         if port in taken:
             continue
         with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as sock:
@@ -310,4 +320,4 @@ def free_port(first: int, taken: Collection[int] = ()) -> int:
             except OSError:
                 continue
             return port
-    raise PeerError(f"ports {first} to {first + _PORTS - 1} are taken", hint="give another --master-port")
+    raise PeerError(f"ports {first} to {first + PORTS - 1} are taken", hint="give another --master-port")

@@ -13,13 +13,13 @@ import pwd
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from probing.api.errors import FormatError, NotFound, Overloaded, PeerError, PrivilegeError, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.tables.schema import Row
-from probing.api.text import escape, plural
+from probing.api.text import escape, plural, with_owner
 from probing.api.typed import typed_json
 from probing.daemon.groups.policy import Step, Watched, absences, next_step
 from probing.daemon.groups.workers import Launcher, Workers
@@ -79,6 +79,7 @@ class Groups:
     ) -> None:
         self._node, self._peers, self._records, self._workers = node, peers, records, workers
         self._now, self._wall_ns = now, wall_ns
+        records.on_news = self._learned
         self._watched: dict[str, Watched] = {}
         # The ballot of the record that each node has confirmed to know, by group.
         self._told: dict[str, dict[str, Ballot]] = {}
@@ -89,8 +90,8 @@ class Groups:
         self._leased: dict[str, tuple[int, float]] = {}
         # A proposal that is not known to be committed, and since when, by group.
         self._open: dict[str, tuple[Ballot, float]] = {}
-        # The group that was given a port last, and until when the port is kept for it.
-        self._ports: dict[int, tuple[str, float]] = {}
+        # The port that was found for a group here, and until when it is kept for the group.
+        self._ports: dict[str, tuple[int, float]] = {}
         self._busy: set[str] = set()
         # The generation that hangs and the step that follows, by group.
         self._hangs: dict[str, tuple[int, Step]] = {}
@@ -221,7 +222,8 @@ class Groups:
             raise FormatError("the message has no name of a group")
         reply = pb.AgreeReply(node=self._node, agrees=True)
         if step in ("prepare", "accept", "learn"):
-            entry = self._records.entry(name, request.id)
+            # What is committed has the name, whatever else was proposed.
+            entry = self._records.entry(name, "" if step == "learn" else request.id)
             _check_member(request, entry, caller)
             await self._vote(name, request, reply)
         elif step == "lease":
@@ -239,7 +241,7 @@ class Groups:
         answer: Promise | Accepted | Refusal
         if request.HasField("learn"):
             proposal = proposal_of(request.learn)
-            await self._learn(name, Committed(proposal.ballot, proposal.value))
+            await self._records.learn(name, Committed(proposal.ballot, proposal.value))
             return
         if request.HasField("prepare"):
             answer = await self._records.prepare(name, ballot_of(request.prepare))
@@ -256,23 +258,24 @@ class Groups:
     async def _port(self, name: str, first: int) -> int:
         """Returns a free port, and keeps it for the group until its ranks have begun to listen."""
         now = self._now()
-        self._ports = {port: (group, until) for port, (group, until) in self._ports.items() if until > now}
-        taken = {port for port, (group, _) in self._ports.items() if group != name}
-        for entry in self._entries():
-            if (group := entry.known) is not None and group.phase == "running" and group.spec.name != name:
+        taken = {port for group, (port, until) in self._ports.items() if group != name and until > now}
+        for other, entry in self._records.entries.items():
+            if (group := entry.known) is not None and group.phase == "running" and other != name:
                 taken |= {group.port} if group.ranks()[0].node == self._node else set()
         port = await asyncio.to_thread(free_port, first, taken)
-        self._ports[port] = name, now + _PORT_S
+        if name in self._records.entries:
+            self._ports[name] = port, now + _PORT_S
         return port
 
-    def finding(self, row: Mapping[str, Any]) -> None:
+    def finding(self, row: Mapping[str, Any], owner: Hashable) -> None:
         """Notes a stored row of ``diagnosis.findings``, for the policy of the group whose job it is about.
 
-        Does not wait. Only the node that made a finding acts on it, and once.
+        ``owner``: the uid of the job's user, since anybody may give a job the name of a group. Does not wait. Only the
+        node that made a finding acts on it, and once.
         """
         made_here = row.get("found_by") == self._node
         if made_here and row.get("severity") == "error" and row.get("state") == "open" and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._hang, dict(row))
+            self._loop.call_soon_threadsafe(self._hang, dict(row), owner)
 
     def absences(self, job: str) -> list[Missing]:
         """Returns which ranks of the group ``job`` do not run, and why, for its diagnosis. For any thread."""
@@ -317,25 +320,38 @@ class Groups:
 
         proposer = Proposer(self._node, self._peers.for_group(name, start.spec.id), voters, _pause)
         committed = await proposer.change(entry.acceptor.committed, updated)
-        await self._learn(name, committed)
+        await self._records.learn(name, committed)
         await self._tell(name, entry)
         return Group.from_json(committed.value)
 
-    async def _learn(self, name: str, committed: Committed) -> None:
-        if await self._records.learn(name, committed):
-            group = self._records.entry(name).known
-            assert group is not None
-            _log.warning("group %s: generation %d is %s: %s", name, group.generation, group.phase, group.reason)
-            self._watched.setdefault(name, Watched()).note(group, self._now())
-            for launcher in self._workers.serving([*group.spec.workers, *group.occupied]):
-                launcher.put("record", name, pb.WorkOrder(group=committed.value))
+    def _learned(self, name: str, entry: Entry) -> None:
+        group = entry.known
+        assert group is not None
+        _log.warning("group %s: generation %d is %s: %s", name, group.generation, group.phase, group.reason)
+        self._watched.setdefault(name, Watched()).note(group, self._now())
+        for launcher in self._workers.serving([*group.spec.workers, *group.occupied]):
+            launcher.put("record", name, self._record_for(group, entry.acceptor.committed.value))
 
     def _brief(self, launcher: Launcher) -> None:
         """Sends a launcher that has just connected the records of its groups."""
         mine = set(launcher.workers)
         for name, entry in self._records.entries.items():
             if entry.known is not None and not mine.isdisjoint((*entry.known.spec.workers, *entry.known.occupied)):
-                launcher.put("record", name, pb.WorkOrder(group=entry.acceptor.committed.value))
+                launcher.put("record", name, self._record_for(entry.known, entry.acceptor.committed.value))
+
+    def _record_for(self, group: Group, record: bytes) -> pb.WorkOrder:
+        """Returns the order that gives a launcher the record, with the address of the master as this node knows it."""
+        try:
+            master = self._host(group.ranks()[0].node) if group.port else ""
+        except PeerError:
+            # Its name is left, which the ranks resolve.
+            master = ""
+        return pb.WorkOrder(group=record, master=master)
+
+    def _host(self, node: str) -> str:
+        """Returns the host of a node's address. Raises PeerError for an unknown node."""
+        address = self._peers.address(node)
+        return "127.0.0.1" if address.startswith("unix:") else address.rpartition(":")[0].strip("[]")
 
     async def _run(self) -> None:
         while True:
@@ -392,7 +408,7 @@ class Groups:
         nodes = group.nodes
         if now - self._asked.get(name, -math.inf) >= max(_ASK_S, len(nodes) / _NODES_A_SECOND):
             self._asked[name] = now
-            await self._hear(name, nodes, watched)
+            await self._hear(name, sorted(nodes), watched)
         if (step := next_step(group, watched, self._now(), self._wall_ns())) is not None:
             await self._take(name, group, step)
 
@@ -453,8 +469,7 @@ class Groups:
         """Returns the address at which the ranks meet, and a port that is free there."""
         master = group.ranks()[0].node
         reply = await self._peers.ask(master, pb.AgreeRequest(group=name, port=group.spec.master_port))
-        address = self._peers.address(master)
-        host = "127.0.0.1" if address.startswith("unix:") else address.rpartition(":")[0].strip("[]")
+        host = self._host(master)
         return {"address": host, "port": reply.port}
 
     async def _tell(self, name: str, entry: Entry) -> None:
@@ -509,9 +524,8 @@ class Groups:
                 order = pb.WorkOrder(leased=name, generation=group.generation, report=number)
                 launcher.put("lease", name, order)
 
-    def _hang(self, row: Mapping[str, Any]) -> None:
-        entry, finding = self._records.entries.get(str(row.get("job"))), str(row.get("finding_id"))
-        group = entry.known if entry else None
+    def _hang(self, row: Mapping[str, Any], owner: Hashable) -> None:
+        finding, group = str(row.get("finding_id")), self._of_job(str(row.get("job")), owner)
         if finding in self._findings:
             return
         self._findings[finding] = None
@@ -523,6 +537,13 @@ class Groups:
             _log.warning("group %s: a finding is only reported: %s", group.spec.name, escape(str(row.get("sentence"))))
             return
         self._hangs[group.spec.name] = group.generation, _restart(group, row)
+
+    def _of_job(self, job: str, owner: Hashable) -> Group | None:
+        """Returns the group whose ranks are the job of this name, which may name its owner, and this owner."""
+        name = job.removesuffix(with_owner("", owner)) if isinstance(owner, int) else job
+        entry = self._records.entries.get(name)
+        group = entry.known if entry else None
+        return group if group is not None and group.spec.uid == owner else None
 
 
 def _restart(group: Group, row: Mapping[str, Any]) -> Step:

@@ -203,7 +203,7 @@ def _service(
         engine,
         peers,
         lambda name: membership.proof_of(name) is Proof.CERTIFICATE,
-        groups.finding if groups else lambda _: None,
+        groups.finding if groups else lambda _row, _owner: None,
         groups.absences if groups else lambda _: (),
     )
     metrics = _metrics(config, node, engine, with_own, doors, lambda: service.calls, lambda: diagnosis.hooks, listeners)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -65,6 +66,18 @@ COLLECTOR_MEMORY = {
 SETTLED_S = 1.0
 FIRST_DELAY_S = 0.05
 LAST_DELAY_S = 5.0
+
+
+def _make_urgent(pid: int) -> None:
+    """Lets an injector have real-time priority, or, without CAP_SYS_RESOURCE, gives it the highest ordinary priority.
+
+    While it has stopped a process, nothing else may keep it from the CPU.
+    """
+    try:
+        resource.prlimit(pid, resource.RLIMIT_RTPRIO, (1, 1))
+    except OSError:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, -20)
 
 
 class Spawner:
@@ -125,9 +138,7 @@ class Spawner:
             pass_fds=[fd for fd in (errors, ports) if fd is not None],
         )
         if kind == "injector":
-            # While it has stopped a process, nothing else may keep it from the CPU. Containers may lack the right.
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, process.pid, -20)
+            _make_urgent(process.pid)
         return process
 
     def command(self, kind: str, rights: Rights) -> list[str]:

@@ -127,9 +127,11 @@ class Launchers:
             if process.poll() is None:
                 process.kill()
             process.wait()
+        ours = f"XDG_CONFIG_HOME={self.user.env['XDG_CONFIG_HOME']}\0".encode()
         for pid in living():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                if ours in Path(f"/proc/{pid}/environ").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
 
 
 def living(group: str = "") -> dict[int, tuple[str, int, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -62,11 +63,24 @@ def test_code_in_the_ranks_of_a_job(make_daemon: Callable[..., Daemon], tmp_path
         ]
         assert {row["caller"].partition(",")[0] for row in audit} == {"unix: uid 0"}
         assert "had code run in 1 process" in daemon.ctl("ps").stdout
+        # While a process is stopped, its injector may have the highest priority.
+        asking = subprocess.Popen(
+            (BIN / "probingctl", "-t", daemon.target, "eval", str(rows[0]["pid"]), "while 1: pass")
+        )
+        [injector] = until(lambda: daemon.children().get(INJECTOR), what="an injector")
+        until(lambda: is_urgent(injector), what=Path(f"/proc/{injector}/limits").read_text)
+        assert asking.wait() == 1
         until(lambda: not daemon.children().get(INJECTOR), what="the end of the injectors")
         before = daemon.query(counted)[0]["n"]
         until(lambda: daemon.query(counted)[0]["n"] > before + 20, what="operations after it")
     finally:
         end_process(ranks)
+
+
+def is_urgent(pid: int) -> bool:
+    """Returns whether a process may have real-time priority, or has the highest ordinary priority."""
+    limit = re.search(r"Max realtime priority +(\d+)", Path(f"/proc/{pid}/limits").read_text())
+    return (limit is not None and limit[1] == "1") or os.getpriority(os.PRIO_PROCESS, pid) == -20
 
 
 def test_without_enabling_nothing_can_be_reached(daemon: Daemon) -> None:

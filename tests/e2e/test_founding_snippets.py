@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_support import BIN, PATIENCE, Daemon
+from e2e_support import BIN, JOBS, PATIENCE, Daemon, end_process, start_ranks
 from ports import free_port
 from waiting import until
 
@@ -225,6 +225,45 @@ def test_11_expressions_and_own_tables_say_what_they_need(founding: Founding) ->
         assert done.stderr.startswith("error: ")
         assert "\nhint: " in done.stderr
     assert "not enabled" in founding.daemon.ctl("query", "SELECT * FROM python.`time.time()`", check=1).stderr
+
+
+def test_5_and_11_where_code_is_allowed(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    """The same snippets as written, on a node whose administrator has enabled ``eval``."""
+    daemon, port = make_daemon("n1", "--inject.enabled=true", "--inject.users=root").start(), free_port()
+    ranks = start_ranks(tmp_path / "job.log", JOBS / "founding_trainer.py", port=port)
+    try:
+        job = f"n1/127.0.0.1:{port}"
+        own = f"SELECT rank FROM process.processes WHERE role = 'trainer' AND job = '{job}'"
+        until(lambda: len(daemon.query(own)) == 2, what=daemon.tail)
+        counted = f"SELECT count(*) AS n FROM comm.ops WHERE job = '{job}'"
+        until(lambda: daemon.query(counted)[0]["n"] > 23, what=daemon.tail)
+        code = "import torch.distributed as dist; print(f'Rank: {dist.get_rank()}/{dist.get_world_size()}')"
+        assert daemon.ctl("eval", "--rank", "0", "--limit", "20s", code).stdout == "Rank: 0/2\n"
+        step = daemon.ctl("eval", "--rank", "1", "--limit", "20s", "print(f'Step: {trainer.current_step}')").stdout
+        assert re.fullmatch(r"Step: [1-9]\d*\n", step), step
+        repl = (BIN / "probingctl", "-t", daemon.target, "repl", "--rank", "0", "--limit", "20s")
+        typed = "step = trainer.current_step\nstep > 0\n"
+        done = subprocess.run(repl, input=typed, capture_output=True, text=True, timeout=PATIENCE, check=True)
+        assert done.stdout == "True\n", done.stderr
+
+        times = daemon.json("query", "SELECT * FROM python.`time.time()`")
+        assert [row["rank"] for row in times] == [0, 1]
+        assert all(row["value"] > 1.7e9 for row in times)
+        until(lambda: _rows(daemon, "SELECT * FROM python.test") == 2, what=daemon.tail)
+        rows = daemon.query("SELECT * FROM python.test ORDER BY rank")
+        assert [(row["rank"], row["col1"], row["col2"]) for row in rows] == [(0, 0, "first"), (1, 1, "first")]
+        assert {(row["x"], row["y"]) for row in daemon.query("SELECT * FROM python.points")} == {(7, 0.5)}
+        phases = "SELECT DISTINCT name, phase FROM python.trace_event ORDER BY name"
+        until(lambda: len(daemon.query(phases)) == 2, what=daemon.tail)
+        assert [row["name"] for row in daemon.query(phases)] == ["forward", "optimizer"]
+    finally:
+        end_process(ranks)
+
+
+def _rows(daemon: Daemon, sql: str) -> int:
+    """Returns the number of rows; 0 while the daemon does not know the table yet."""
+    done = daemon.ctl("-f", "json", "query", sql, check=None)
+    return len(json.loads(done.stdout)) if done.returncode == 0 else 0
 
 
 def test_the_state_directory_is_whole_while_the_daemon_runs(founding: Founding) -> None:

@@ -124,3 +124,14 @@ def test_each_user_has_workers_and_groups_of_the_own(scene: Scene, launchers: La
     finally:
         worker.kill()
         worker.wait()
+
+
+def test_without_groups_no_call_reaches_them(make_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    daemon, user = make_daemon("n1").start(), User(tmp_path / "user")
+    done = user.ctl(daemon, "group", "status", check=1)
+    assert "groups of workers are not enabled on node n1" in done.stderr
+    launchers = Launchers(user)
+    launchers.start(daemon, "--slots", "1")
+    assert launchers.processes["n1"].wait(60) == 1
+    assert "not enabled" in (user.home / "n1.launcher.log").read_text()
+    assert daemon.query("FROM cluster.workers") == []

@@ -86,8 +86,17 @@ class LauncherProcess:
         allow: tuple[str, ...] = (),
         die_at: int = 0,
         env: dict[str, str] | None = None,
+        before: tuple[str, ...] = (),
     ) -> None:
-        words = [sys.executable, _CHILD, str(directory), node, " ".join(workers(number, node)), json.dumps(allow)]
+        words = [
+            *before,
+            sys.executable,
+            _CHILD,
+            str(directory),
+            node,
+            " ".join(workers(number, node)),
+            json.dumps(allow),
+        ]
         env = {**os.environ, **(env or {}), "DIE_AT": str(die_at)}
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         self.problem = ""

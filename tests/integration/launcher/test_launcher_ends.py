@@ -47,13 +47,15 @@ def test_a_program_that_ignores_sigterm_is_killed_after_the_grace_time(directory
     assert [row["signal"] for row in rows] == [signal.SIGKILL] * 2
 
 
-def test_a_stopped_program_gets_sigterm(directory: Path, name: str) -> None:
-    owner = Owner(directory, name, *SLEEP, number=1)
+def test_a_stopped_program_can_end_cleanly(directory: Path, name: str) -> None:
+    code = f"import os, signal; signal.signal(signal.SIGTERM, lambda *_: os._exit(7)); {READY}time.sleep(1009)"
+    owner = Owner(directory, name, *python(code), number=1, grace_s=3600.0)
     with LauncherProcess(directory) as launcher:
         [row] = launcher.start(owner)
+        said(row)
         os.kill(row["pid"], signal.SIGSTOP)
         [row] = launcher.stop(owner)
-    assert row["signal"] == signal.SIGTERM
+    assert (row["exit_code"], row["signal"]) == (7, None)
 
 
 DAEMON = """
@@ -106,14 +108,14 @@ def test_a_new_generation_waits_for_what_an_older_one_left(directory: Path, name
 
 
 def test_zombies_are_reaped(directory: Path, name: str) -> None:
-    code = "import os, time\nfor _ in range(23):\n  if os.fork() == 0:\n    os._exit(0)\ntime.sleep(1009)"
+    child = "if os.fork() == 0:\n      print('orphan', os.getpid(), flush=True); os._exit(0)\n    os._exit(0)"
+    code = f"import os, time\nfor _ in range(23):\n  if os.fork() == 0:\n    {child}\n  os.wait()\ntime.sleep(1009)"
     owner = Owner(directory, name, *python(code), number=1)
     with LauncherProcess(directory) as launcher:
         [row] = launcher.start(owner)
-        until(lambda: len(psutil.Process(row["pid"]).children()) == 23)
-        os.kill(row["pid"], signal.SIGKILL)
-        launcher.until_states("ended")
-        until(lambda: launcher.rows() and psutil.Process(launcher.process.pid).children() == [])
+        until(lambda: Path(row["log"]).read_text().count("orphan") == 23)
+        me = psutil.Process(launcher.process.pid)
+        until(lambda: launcher.rows() and [child.pid for child in me.children()] == [row["pid"]])
         launcher.stop(owner)
 
 

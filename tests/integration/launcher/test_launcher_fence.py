@@ -125,6 +125,24 @@ def test_the_lease_cuts_an_ending_short(directory: Path, name: str) -> None:
         assert living(name) == {}
 
 
+def test_a_lease_that_is_over_is_no_lease(directory: Path, name: str) -> None:
+    owner = fenced(directory, name, *IGNORES_SIGTERM)
+    with LauncherProcess(directory) as launcher:
+        for row in start(launcher, owner, 1000.0):
+            until(lambda path=row["log"]: "ready" in Path(path).read_text())
+        launcher.apply(owner.restart())
+        launcher.until_states("ending")
+        # It came too late.
+        launcher.ask("renew", name=name, generation=2, seconds=-1.0)
+        launcher.ask("advance", seconds=50)
+        assert {row["state"] for row in launcher.rows()} == {"ending"}
+        assert len(living(name)) == 2
+        launcher.ask("advance", seconds=50)
+        launcher.until(lambda rows: all(row["clear"] for row in rows))
+        launcher.apply(owner.run())
+        launcher.until_states("waiting")
+
+
 def test_an_hour_has_to_pass_before_more_restarts(directory: Path, name: str) -> None:
     owner = Owner(directory, name, "sleep", "1009", number=1, max_restarts=1)
     with LauncherProcess(directory) as launcher:

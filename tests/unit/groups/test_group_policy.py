@@ -69,7 +69,7 @@ ELASTIC = {"min_nodes": 1}
 SEEN_OLDER = {"seen": 1, "generation": 1}
 NO_GN7 = Step("restart", "failure", "no launcher serves gn7-0 and gn7-1", ("gn7",))
 OLDER = "waits for the end of older processes of gn6-0"
-UNHEARD = "waits for node gn7, which does not answer"
+UNHEARD = "waits for an answer of node gn7"
 REFUSED_BEFORE = [row("gn7-0", _again(), state="refused", seen=0, clear=False, generation=1)]
 STARTS = (
     Start("all launchers are there", _begun(), rows(_begun()), 0.0, Step("run")),
@@ -84,7 +84,7 @@ STARTS = (
         rows(_again(), gn6_0=None),
         1e6,
         None,
-        "waits for the launcher of gn6-0, which is not connected",
+        "waits for a launcher that serves gn6-0",
     ),
     Start(
         # Its launcher may be dead and its ranks alive: only its own node could tell.
@@ -93,7 +93,7 @@ STARTS = (
         rows(_again(), gn6_0=None),
         1e6,
         None,
-        "waits for the launcher of gn6-0, which is not connected",
+        "waits for a launcher that serves gn6-0",
     ),
     Start("a silent node without a fence", _again(), without(rows(_again()), "gn7"), 1e6, None, UNHEARD),
     Start("a silent node that is not fenced", _again(**ELASTIC), without(rows(_again()), "gn7"), FENCED, None, UNHEARD),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from probing.launcher.logs import log_path, open_log, rotate
+from probing.launcher.logs import log_path, open_log, read_log, rotate
 
 
 @pytest.fixture
@@ -87,6 +87,38 @@ def test_a_log_is_truncated_even_if_its_end_cannot_be_kept(path: Path, monkeypat
     path.with_name("rank3.log.1.new").mkdir()
     assert rotate(path, 4096)
     assert path.stat().st_size == 0
+
+
+@pytest.mark.parametrize(
+    ("start", "limit", "data", "end"),
+    [
+        (0, 100, b"0123456789", 10),
+        (0, 3, b"012", 3),
+        (3, 4, b"3456", 7),
+        (10, 4, b"", 10),
+        (-4, 100, b"6789", 10),
+        (-4, 2, b"67", 8),
+        (-100, 3, b"012", 3),
+        # It was rotated.
+        (11, 4, b"0123", 4),
+        (1 << 62, 4, b"0123", 4),
+    ],
+)
+def test_a_part_of_a_log(path: Path, start: int, limit: int, data: bytes, end: int) -> None:
+    write(path, b"0123456789")
+    assert read_log(path, start, limit) == (data, end)
+
+
+def test_reading_a_log_waits_for_nobody(path: Path, tmp_path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="no regular file"):
+        read_log(path, 0, 1)
+    path.unlink()
+    (tmp_path / "target").write_text("x")
+    path.symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="symbolic links"):
+        read_log(path, 0, 1)
 
 
 def test_what_is_not_there_is_not_rotated(path: Path) -> None:

@@ -696,18 +696,20 @@ class WorkReport(_message.Message):
     def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., rows: _Optional[bytes] = ..., logs: _Optional[_Iterable[_Union[LogPart, _Mapping]]] = ...) -> None: ...
 
 class WorkOrder(_message.Message):
-    __slots__ = ("group", "leased", "generation", "report", "log")
+    __slots__ = ("group", "leased", "generation", "report", "log", "master")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    MASTER_FIELD_NUMBER: _ClassVar[int]
     group: bytes
     leased: str
     generation: int
     report: int
     log: LogWanted
-    def __init__(self, group: _Optional[bytes] = ..., leased: _Optional[str] = ..., generation: _Optional[int] = ..., report: _Optional[int] = ..., log: _Optional[_Union[LogWanted, _Mapping]] = ...) -> None: ...
+    master: str
+    def __init__(self, group: _Optional[bytes] = ..., leased: _Optional[str] = ..., generation: _Optional[int] = ..., report: _Optional[int] = ..., log: _Optional[_Union[LogWanted, _Mapping]] = ..., master: _Optional[str] = ...) -> None: ...
 
 class LogWanted(_message.Message):
     __slots__ = ("id", "group", "rank")

@@ -1,0 +1,553 @@
+"""Groups on several nodes whose links break and whose services die: no rank runs twice, and all agree in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from group_records import record
+from groups_network import Network, simulated
+from long import long_unless
+
+from probing.api.errors import PeerError, ProbingError, UsageError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.groups.group import Action, Group
+
+NAMES = ["gn6", "gn7", "gn8"]
+NINE = [f"gn{number}" for number in range(1, 10)]
+FENCE_S = 20.0
+ADA = 1000
+
+
+def group_of(*names: str, slots: int = 1, **fields: Any) -> Group:
+    """Returns the record of a new group of the first workers of nodes; the first node is the master."""
+    workers = tuple(f"{name}-{number}" for name in names for number in range(slots))
+    return record(**{"workers": workers, "master": names[0], "grace_s": 3.0, "fence_s": FENCE_S, **fields})
+
+
+def newer(group: Group, **fields: Any) -> Group:
+    """Returns the record for a newer specification of a group."""
+    old = group.spec
+    known = {name: getattr(old, name) for name in ("workers", "master", "grace_s", "fence_s", "min_nodes", "restart")}
+    more = {"on_hang": old.on_hang, "max_restarts": old.max_restarts, "version": old.version + 1}
+    return record(**{**known, **more, **fields})
+
+
+async def begun(network: Network, *names: str, slots: int = 1, **fields: Any) -> Group:
+    """Creates and starts a group, and waits until all of its ranks run. Returns its record."""
+    await network.create(names[0], group_of(*names, slots=slots, **fields))
+    await network.order(names[0], "start")
+    await network.until(lambda: len(network.living()) == len(names) * slots, 60)
+    await network.until(lambda: network.phase() == "running", 10)
+    group = network.nodes[names[0]].known()
+    assert group is not None
+    return group
+
+
+def generations(network: Network) -> set[int]:
+    return {process.generation for process in network.living()}
+
+
+def runs(network: Network, generation: int, ranks: int) -> Callable[[], bool]:
+    return lambda: sorted((p.generation, p.rank) for p in network.living()) == [(generation, r) for r in range(ranks)]
+
+
+def test_a_group_starts_and_stops() -> None:
+    async def scene(network: Network) -> None:
+        await network.create("gn7", group_of(*NAMES, slots=2))
+        assert network.phase() == "stopped"
+        await network.order("gn8", "start")
+        await network.until(runs(network, 1, 6), 30)
+        await network.order("gn6", "stop")
+        await network.until(lambda: not network.living(), 30)
+        assert network.phase() == "stopped"
+
+    assert simulated(scene, NAMES, slots=2).starts == 6
+
+
+def test_all_ranks_start_again_after_a_failure() -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, *NAMES, restart="on_failure", max_restarts=2)
+        for generation in (2, 3):
+            network.nodes["gn8"].launcher.end("gn8-0", 7)
+            await network.until(runs(network, generation, 3), 60)
+        network.nodes["gn7"].launcher.end("gn7-0", 9)
+        await network.until(lambda: network.phase() == "failed" and not network.living(), 60)
+        group = network.nodes["gn6"].known()
+        assert group is not None
+        assert group.reason == "rank 1 (gn7-0) exited with 9; its limit of 2 restarts within an hour is reached"
+
+    assert simulated(scene, NAMES).starts == 9
+
+
+def test_a_group_finishes() -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, *NAMES)
+        for name in NAMES:
+            network.nodes[name].launcher.end(f"{name}-0", 0)
+        await network.until(lambda: network.phase() == "finished", 30)
+        await network.order("gn7", "start")
+        await network.until(runs(network, 2, 3), 30)
+
+    simulated(scene, NAMES)
+
+
+def test_a_minority_changes_nothing() -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, *NAMES)
+        network.cut("gn8")
+        for action in ("stop", "restart", "delete"):
+            with pytest.raises(PeerError, match="2 of 3 nodes do not answer: gn6, gn7"):
+                await network.order("gn8", action)
+        with pytest.raises(PeerError):
+            await network.ask("gn8", pb.GroupRequest(name="llama", stop=True))
+        assert generations(network) == {1}
+        await network.order("gn7", "restart", "gn8")
+        # The processes of gn8 are in the way, and nobody can say whether they have ended.
+        await asyncio.sleep(120)
+        assert [process.worker for process in network.living()] == ["gn8-0"]
+        rows = {row["group"]: row for row in _groups(network, "gn6").group_rows()}
+        assert rows["llama"]["waits_for"] == "waits for an answer of node gn8"
+        network.heal()
+        await network.until(runs(network, 2, 2), 60)
+        assert network.phase() == "running"
+
+    simulated(scene, NAMES)
+
+
+def _groups(network: Network, name: str) -> Any:
+    groups = network.nodes[name].groups
+    assert groups is not None
+    return groups
+
+
+def test_two_nodes_of_which_the_masters_decides() -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, "gn7", "gn6")
+        network.cut("gn6")
+        with pytest.raises(PeerError):
+            await network.order("gn6", "stop")
+        await network.order("gn7", "stop")
+        network.heal()
+        await network.until(lambda: network.phase() == "stopped" and not network.living(), 60)
+
+    simulated(scene, ["gn6", "gn7"])
+
+
+@pytest.mark.parametrize("seed", range(7))
+def test_a_cut_node_is_fenced_before_the_others_start_without_it(seed: int) -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, *NAMES, slots=2, min_nodes=2)
+        await asyncio.sleep(network.chosen.uniform(0, 2 * FENCE_S))
+        network.cut("gn6")
+        # The master's node is cut off: its ranks end by themselves, and those that are left start again.
+        await network.until(runs(network, 2, 4), 180)
+        assert {process.worker for process in network.living()} == {"gn7-0", "gn7-1", "gn8-0", "gn8-1"}
+        network.heal()
+        await network.until(lambda: network.phase() == "running", 60)
+        await asyncio.sleep(120)
+        assert runs(network, 2, 4)()
+
+    simulated(scene, NAMES, slots=2, seed=seed)
+
+
+def test_a_lease_needs_a_quorum_that_knows_no_newer_generation() -> None:
+    async def scene(network: Network) -> None:
+        group = await begun(network, *NAMES, min_nodes=1)
+        histories = {name: network.nodes[name].launcher.histories["llama"] for name in NAMES}
+        await asyncio.sleep(10)
+
+        def end(name: str) -> float:
+            lease = histories[name].lease
+            assert lease is not None
+            return lease[1] / 1e9
+
+        network.cut("gn8")
+        cut_at = asyncio.get_running_loop().time()
+        await network.until(lambda: not network.nodes["gn8"].launcher.living(), FENCE_S + 1)
+        assert end("gn8") < cut_at + FENCE_S
+        assert end("gn6") > asyncio.get_running_loop().time()
+        await network.order("gn6", "restart")
+        request = pb.AgreeRequest(group="llama", id=group.spec.id, lease=1)
+        answers = [(await _groups(network, name).agree(request)).agrees for name in NAMES]
+        # Only the node that is cut off knows of nothing newer, and it alone is no quorum.
+        assert answers == [False, False, True]
+
+    simulated(scene, NAMES)
+
+
+def test_a_node_that_does_not_know_a_group_gives_no_lease_and_keeps_nothing() -> None:
+    async def scene(network: Network) -> None:
+        groups = _groups(network, "gn6")
+        for number in range(2003):
+            for step in ({"lease": 7}, {"rows": True}, {"port": 29500}):
+                reply = await groups.agree(pb.AgreeRequest(group=f"g{number}", **step))
+                assert reply.agrees == ("lease" not in step)
+                assert reply.rows in (b"", b"[]")
+        assert network.nodes["gn6"].records.entries == {}
+
+    simulated(scene, ["gn6"])
+
+
+def test_the_leader_dies_while_older_ranks_end() -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, *NAMES, slots=2)
+        await network.order("gn8", "restart")
+        await network.nodes["gn6"].kill()
+        await network.until(lambda: network.phase() in ("ending", "running"), 60)
+        # Nobody knows of gn6 whether its ranks have ended, although they have.
+        await asyncio.sleep(60)
+        assert all(process.worker == "gn6-0" or process.generation == 2 for process in network.living())
+        network.nodes["gn6"].start()
+        await network.until(runs(network, 2, 6), 60)
+
+    simulated(scene, NAMES, slots=2)
+
+
+def test_a_service_that_died_goes_on_from_its_kept_records() -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, *NAMES)
+        for name in NAMES:
+            await network.nodes[name].kill()
+        await asyncio.sleep(30)
+        assert runs(network, 1, 3)()
+        for name in NAMES:
+            network.nodes[name].start()
+        await asyncio.sleep(30)
+        assert network.phase() == "running"
+        assert runs(network, 1, 3)()
+        await network.order("gn7", "restart")
+        await network.until(runs(network, 2, 3), 60)
+
+    simulated(scene, NAMES)
+
+
+def test_a_power_cut_of_a_node() -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, *NAMES, restart="on_failure")
+        node = network.nodes["gn7"]
+        await node.power_cut()
+        await asyncio.sleep(60)
+        node.start()
+        node.launcher.start()
+        await network.until(runs(network, 2, 3), 60)
+
+    simulated(scene, NAMES)
+
+
+def test_the_master_changes_while_the_group_is_stopped() -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, *NAMES)
+        with pytest.raises(UsageError, match="its specification stays until it is stopped"):
+            await network.create("gn8", newer(group_of(*NAMES), master="gn8"))
+        stopped = await network.order("gn6", "stop")
+        await network.create("gn8", newer(stopped, master="gn8"))
+        await network.order("gn6", "start")
+        await network.until(runs(network, 3, 3), 60)
+        assert {p.worker: p.rank for p in network.living()} == {"gn8-0": 0, "gn6-0": 1, "gn7-0": 2}
+
+    simulated(scene, NAMES)
+
+
+def test_a_group_moves_to_other_nodes() -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, "gn1", "gn2", "gn3")
+        stopped = await network.order("gn2", "stop")
+        # Its older processes have not ended, so their nodes are asked, too.
+        moved = newer(stopped, workers=("gn7-0", "gn8-0", "gn9-0"), master="gn8")
+        group = await network.create("gn3", moved)
+        assert group.occupied == ("gn1-0", "gn2-0", "gn3-0")
+        network.cut("gn1")
+        await network.order("gn9", "start")
+        await asyncio.sleep(30)
+        assert [process.generation for process in network.living() if process.worker != "gn1-0"] == []
+        network.heal()
+        await network.until(runs(network, 3, 3), 60)
+        assert {process.worker for process in network.living()} == {"gn7-0", "gn8-0", "gn9-0"}
+
+    simulated(scene, NINE)
+
+
+def test_two_clients_give_orders_at_once() -> None:
+    async def scene(network: Network) -> None:
+        group = await begun(network, *NAMES)
+        for generation, others in ((2, ("gn6", "gn7", "gn8")), (3, ("gn7", "gn7", "gn6"))):
+            seen = network.nodes["gn6"].known()
+            assert seen is not None
+            orders = [network.order(via, "restart", other, seen=seen) for via, other in zip(NAMES, others, strict=True)]
+            results = await asyncio.gather(*orders, return_exceptions=True)
+            refused = [result for result in results if isinstance(result, UsageError)]
+            made = {result.order for result in results if isinstance(result, Group)}
+            assert len(made) == 1
+            assert all("was changed meanwhile" in result.message for result in refused)
+            assert len(refused) == 3 - sum(isinstance(result, Group) for result in results)
+            await network.until(runs(network, generation, 2), 60)
+        assert group.generation == 1
+
+    simulated(scene, NAMES)
+
+
+def test_two_clients_create_a_group_at_once() -> None:
+    async def scene(network: Network) -> None:
+        one, other = group_of(*NAMES, id="1"), group_of(*reversed(NAMES), id="2")
+        results = await asyncio.gather(network.create("gn6", one), network.create("gn8", other), return_exceptions=True)
+        made = [result for result in results if isinstance(result, Group)]
+        assert len(made) <= 1
+        await network.until(lambda: network.phase() == "stopped", 60)
+        await network.order("gn7", "start")
+        await network.until(runs(network, 1, 3), 60)
+
+    for seed in range(11):
+        simulated(scene, NAMES, seed=seed)
+
+
+@pytest.mark.parametrize("names", [NAMES, NINE], ids=["three nodes", "nine nodes"])
+@pytest.mark.parametrize("seed", range(11))
+def test_a_node_dies_at_any_point_of_a_change(names: list[str], seed: int) -> None:
+    async def scene(network: Network) -> None:
+        first, via = names[0], names[-1]
+
+        async def broken(change: Coroutine[Any, Any, Group]) -> None:
+            """Makes a change by a node that dies within it."""
+            change = asyncio.ensure_future(change)
+            await asyncio.sleep(network.chosen.uniform(0, 0.2))
+            await network.nodes[via].kill()
+            with_outcome = await asyncio.gather(change, return_exceptions=True)
+            assert isinstance(with_outcome[0], (Group, ConnectionError, ProbingError))
+
+        await broken(network.create(via, group_of(*names)))
+        if network.chosen.random() < 0.5:
+            await asyncio.sleep(60)
+            network.nodes[via].start()
+        # The client tries again, by another node.
+        await network.until(lambda: network.nodes[first].records.loaded)
+        await asyncio.sleep(60)
+        await network.create(first, group_of(*names))
+        if not network.nodes[via].up:
+            network.nodes[via].start()
+        await network.until(lambda: network.phase() == "stopped", 60)
+        await broken(network.order(via, "start"))
+        await asyncio.sleep(60)
+        group = network.nodes[first].known()
+        assert group is not None
+        network.nodes[via].start()
+        if group.phase == "stopped":
+            await network.order(first, "start")
+        await network.until(runs(network, 1, len(names)), 120)
+        assert network.phase() == "running"
+
+    simulated(scene, names, seed=seed)
+
+
+def test_a_change_by_a_node_that_has_no_vote_reaches_all() -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, *NINE)
+        # gn9 asks the voters, and dies out of sight of the others before any of them hears of the outcome.
+        assert "gn9" not in (network.nodes["gn1"].known() or group_of("gn1")).voters
+        group = await network.order("gn9", "stop")
+        network.cut("gn9")
+        await asyncio.sleep(30)
+        network.heal()
+        await network.until(lambda: network.phase() == "stopped", 30)
+        assert group.generation == 2
+
+    simulated(scene, NINE)
+
+
+def _finding(*ranks: int, number: int = 1, **more: Any) -> dict[str, Any]:
+    blamed = ",".join(map(str, ranks))
+    known = {"job": "llama", "finding_id": f"f{number}", "severity": "error", "state": "open", "found_by": "gn7"}
+    return {**known, "sentence": f"rank {blamed} hangs", "ranks": blamed, **more}
+
+
+def test_a_hang_restarts_without_the_node_and_the_third_is_only_reported() -> None:
+    async def scene(network: Network) -> None:
+        names = NINE[:4]
+        await begun(network, *names, on_hang="restart_without_node", max_restarts=10)
+        groups = _groups(network, "gn2")
+        for number, rank, ranks in ((1, 3, 3), (2, 2, 2)):
+            for _ in range(2):  # the same finding again changes nothing
+                groups.finding(_finding(rank, number=number, found_by="gn2"), ADA)
+            await network.until(runs(network, number + 1, ranks), 30)
+        group = network.nodes["gn1"].known()
+        assert group is not None
+        assert (group.excluded, group.reason) == (("gn3", "gn4"), "rank 2 hangs")
+        groups.finding(_finding(1, number=3, found_by="gn2"), ADA)
+        await asyncio.sleep(60)
+        assert runs(network, 3, 2)()
+
+    simulated(scene, NINE[:4])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"found_by": "gn8"},
+        {"severity": "warning"},
+        {"state": "closed"},
+        {"job": "other"},
+        # Anybody may give a job the name of a group.
+        {"owner": 1001},
+        {"owner": 1001, "job": "llama (uid 1001)"},
+        {"owner": None},
+    ],
+)
+def test_a_finding_that_changes_nothing(more: dict[str, Any]) -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, *NAMES, on_hang="restart")
+        owner = more.pop("owner", ADA)
+        _groups(network, "gn7").finding(_finding(1, **more), owner)
+        await asyncio.sleep(30)
+        assert runs(network, 1, 3)()
+
+    simulated(scene, NAMES)
+
+
+@pytest.mark.parametrize("ranks", [(), (99,), (0, 1, 2)])
+def test_a_hang_of_which_no_node_can_be_left_out(ranks: tuple[int, ...]) -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, *NAMES, on_hang="restart_without_node")
+        _groups(network, "gn7").finding(_finding(*ranks), ADA)
+        await network.until(runs(network, 2, 3), 60)
+
+    simulated(scene, NAMES)
+
+
+class Schedule:
+    """Random faults and orders, by a seed. At its end all links heal, and everything that died comes back."""
+
+    def __init__(self, network: Network, seed: int) -> None:
+        self.network, self.chosen = network, random.Random(seed)
+        self.names = list(network.nodes)
+        self.refusals = 0
+
+    async def run(self, events: int) -> None:
+        actions = (self.cut, self.heal, self.kill, self.power_cut, self.launcher, self.rank, self.rank, self.finding)
+        for number in range(events):
+            await self.chosen.choice((*actions, self.order, self.order, self.renew, self.back))(number)
+            await asyncio.sleep(self.chosen.choice((0.05, 0.3, 1.0, 5.0, 12.0, 30.0)))
+        self.network.heal()
+        for name in self.names:
+            await self._back(name)
+
+    async def cut(self, number: int) -> None:
+        self.network.cut(*self.chosen.sample(self.names, self.chosen.randint(1, len(self.names))))
+
+    async def heal(self, number: int) -> None:
+        self.network.heal()
+
+    async def kill(self, number: int) -> None:
+        await self.network.nodes[self.chosen.choice(self.names)].kill()
+
+    async def power_cut(self, number: int) -> None:
+        await self.network.nodes[self.chosen.choice(self.names)].power_cut()
+
+    async def back(self, number: int) -> None:
+        await self._back(self.chosen.choice(self.names))
+
+    async def _back(self, name: str) -> None:
+        node = self.network.nodes[name]
+        if not node.up:
+            node.start()
+        if not node.launcher.lives:
+            node.launcher.start()
+
+    async def launcher(self, number: int) -> None:
+        """Runs a launcher anew, as an upgrade does."""
+        launcher = self.network.nodes[self.chosen.choice(self.names)].launcher
+        if launcher.lives:
+            await launcher.stop()
+            await asyncio.sleep(self.chosen.uniform(0, 1))
+            launcher.start()
+
+    async def rank(self, number: int) -> None:
+        if living := self.network.living():
+            process = self.chosen.choice(living)
+            self.network.nodes[process.worker.rpartition("-")[0]].launcher.end(
+                process.worker, self.chosen.choice((0, 1, None))
+            )
+
+    async def finding(self, number: int) -> None:
+        name = self.chosen.choice(self.names)
+        if (groups := self.network.nodes[name].groups) is not None:
+            groups.finding(_finding(self.chosen.randrange(4), number=number, found_by=name), ADA)
+
+    async def order(self, number: int) -> None:
+        without = self.chosen.sample(self.names, self.chosen.choice((0, 0, 0, 1)))
+        action: Action = self.chosen.choice(("start", "start", "restart", "stop", "delete"))
+        await self._tried(lambda via: self.network.order(via, action, *without))
+
+    async def renew(self, number: int) -> None:
+        def change(via: str) -> Coroutine[Any, Any, Group]:
+            group = self.network.nodes[via].known()
+            assert group is not None
+            workers = [f"{name}-{slot}" for name in self.names for slot in range(2) if self.chosen.random() < 0.8]
+            chosen = tuple(workers or [f"{self.names[0]}-0"])
+            return self.network.create(
+                via, newer(group, workers=chosen, master=self.chosen.choice(chosen), min_nodes=0)
+            )
+
+        await self._tried(change)
+
+    async def _tried(self, change: Callable[[str], Coroutine[Any, Any, Group]]) -> None:
+        known = [name for name in self.names if self.network.nodes[name].up and self.network.nodes[name].known()]
+        if known:
+            task = asyncio.ensure_future(change(self.chosen.choice(known)))
+            outcome = await asyncio.gather(task, return_exceptions=True)
+            assert isinstance(outcome[0], (Group, ConnectionError, ProbingError)), outcome
+            self.refusals += not isinstance(outcome[0], Group)
+
+
+def settled(network: Network) -> bool:
+    """Returns whether all nodes agree, and the ranks are as the record says."""
+    phase = network.phase()
+    [group] = network.records() if phase else [None]
+    if group is None:
+        return False
+    if phase == "running":
+        ranks = {rank.worker for rank in group.ranks()}
+        started = {
+            p.worker for n in network.nodes.values() for p in n.launcher.processes if p.generation == group.generation
+        }
+        return started == ranks and generations(network) <= {group.generation}
+    return phase != "ending" and (phase == "finished" or not network.living())
+
+
+@pytest.mark.parametrize("seed", [long_unless(seed < 23, seed) for seed in range(307)])
+def test_random_faults(seed: int) -> None:
+    chosen = random.Random(seed)
+    names = [f"gn{number}" for number in range(1, 1 + chosen.choice((1, 2, 3, 3, 4, 5, 9)))]
+    fields = {
+        "restart": chosen.choice(("never", "on_failure", "always")),
+        "max_restarts": chosen.choice((1, 3, 100)),
+        "on_hang": chosen.choice(("report", "restart", "restart_without_node")),
+        "min_nodes": chosen.choice((0, 0, 1, len(names))),
+        "world_size": chosen.choice((None, None, 2 * len(names) - 1)),
+    }
+
+    async def scene(network: Network) -> None:
+        for change in (
+            lambda: network.create(names[0], group_of(*names, slots=2, **fields)),
+            lambda: network.order(names[0], "start"),
+        ):
+            # Messages may be lost.
+            with suppress(PeerError):
+                await change()
+            await asyncio.sleep(12)
+        await Schedule(network, seed).run(40)
+        await network.until(lambda: settled(network), 900)
+        for _ in range(23):
+            # The policy may change the group at the same time, and messages may be lost.
+            [group] = network.records() if network.phase() else [None]
+            if group is not None and group.phase not in ("stopped", "deleted"):
+                with suppress(UsageError, PeerError):
+                    await network.order(group.voters[0], "stop", seen=group)
+            await asyncio.sleep(5)
+        assert network.phase() in ("stopped", "deleted")
+        assert not network.living()
+
+    simulated(scene, names, seed=seed, slots=2, loss=chosen.choice((0.0, 0.0, 0.02, 0.1)))
