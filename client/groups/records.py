@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from probing.client.cluster import Cluster
     from probing.client.render.rows import Row
 
-__all__ = ("GroupsSeen", "living_groups", "named", "node_of_rank", "nodes_at", "seen", "sent", "target_name")
+__all__ = (
+    "GroupsSeen",
+    "living_groups",
+    "named",
+    "node_named",
+    "node_of_rank",
+    "nodes_at",
+    "seen",
+    "sent",
+    "target_name",
+)
 
 _MEMBERS = "SELECT DISTINCT member, address FROM cluster.members WHERE member <> '' AND address <> ''"
 _WORKERS = 'SELECT * FROM cluster.workers ORDER BY "group", rank, worker'
@@ -100,6 +110,19 @@ def node_of_rank(cluster: Cluster, groups: GroupsSeen, group: Group, rank: int) 
     return _node(cluster, groups, node)
 
 
+def node_named(cluster: Cluster, node: str) -> Cluster:
+    """Returns the node of this name alone, as the target knows it; where addresses of nodes were given, all of them.
+
+    Outcomes count for ``cluster``. An unknown node raises NotFound at the first question.
+    """
+    if cluster.named:
+        return cluster
+    if target_name(cluster) == node:
+        return _target(cluster)
+    # The target says which of its peers may be shown a token.
+    return _sharing(cluster.afresh(all_nodes=True, node=node), cluster)
+
+
 def nodes_at(cluster: Cluster, groups: GroupsSeen, nodes: Iterable[str]) -> Cluster:
     """Returns the nodes of these names alone; their outcomes count for ``cluster``. Raises NotFound."""
     names = list(dict.fromkeys(nodes))
@@ -125,11 +148,8 @@ def _node_of(cluster: Cluster, groups: GroupsSeen, group: Group) -> Cluster:
 def _node(cluster: Cluster, groups: GroupsSeen, node: str) -> Cluster:
     if cluster.named:
         return nodes_at(cluster, groups, [node])
-    if target_name(cluster) == node:
-        return _target(cluster)
     _address(groups, node)
-    # The target says which of its peers may be shown a token.
-    return _sharing(cluster.afresh(all_nodes=True, node=node), cluster)
+    return node_named(cluster, node)
 
 
 def _address(groups: GroupsSeen, node: str) -> str:

@@ -25,7 +25,7 @@ from probing.client.groups.changes import (
     workers_in,
 )
 from probing.client.groups.orders import begin, clashes, end, outcome
-from probing.client.groups.records import GroupsSeen, living_groups, named, node_of_rank, seen
+from probing.client.groups.records import GroupsSeen, living_groups, named, node_named, seen
 from probing.client.groups.rows import group_row, order_of_worker, rank_rows, table_rows
 from probing.client.web.panels import Panel, Panels, Question
 from probing.groups.group import Action
@@ -69,14 +69,13 @@ def _workers(question: Question) -> list[Row]:
 
 
 def _log(question: Question) -> Row:
-    """Returns ``text``, a part of a rank's log from ``from`` on, and its ``end``; without ``from`` its last 64 KiB."""
-    cluster, parameters = _all(question), question.parameters
-    groups = seen(cluster)
-    group = named(groups, parameters.text("name"))
-    rank = parameters.number("rank") or 0
-    start = parameters.number("from", _DIGITS)
-    node = node_of_rank(cluster, groups, group, rank)
-    data, position = node.group_log(group.spec.name, rank, -_LOG_BYTES if start is None else start)
+    """Returns ``text``, a part of the log of a rank on ``node`` from ``from`` on, and its ``end``; without ``from`` its
+    last 64 KiB."""
+    parameters = question.parameters
+    rank, start = parameters.number("rank") or 0, parameters.number("from", _DIGITS)
+    # A page asks every second, so only the rank's node is asked.
+    node = node_named(_all(question), parameters.text("node"))
+    data, position = node.group_log(parameters.text("name"), rank, -_LOG_BYTES if start is None else start)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data)
     # The rest of a character that is cut at the end comes with the next part.

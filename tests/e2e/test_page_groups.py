@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from browser import Tab, chromium, opened
+from browser import SIZES, Tab, chromium, opened
 from e2e_support import BIN, Daemon, end_process, start_process
 from groups_scene import Launchers, User, living
 from playwright.sync_api import Browser, Locator, expect
@@ -121,7 +121,7 @@ def test_a_group_from_its_workers_to_its_end(
 
         page.get_by_role("link", name="Groups").click()
         page.get_by_role("link", name="New group").click()
-        page.get_by_label("Name", exact=True).fill("llama")
+        page.get_by_label("Name", exact=True).fill("gpt")
         # By keys alone: a node's workers, and one more.
         page.get_by_label("All workers of n1").focus()
         page.keyboard.press("Space")
@@ -151,18 +151,18 @@ def test_a_group_from_its_workers_to_its_end(
         expect(log).to_contain_text('"NOTE": "two words"')
         checked(tab)
 
-        pid = next(pid for pid, (_, _, rank) in living("llama").items() if rank == "2")
+        pid = next(pid for pid, (_, _, rank) in living("gpt").items() if rank == "2")
         os.kill(pid, signal.SIGKILL)
         expect(page.locator(".facts-list")).to_contain_text("was killed by SIGKILL")
         expect(page.locator(".facts-list div", has_text="Generation")).to_contain_text("2")
-        until(lambda: sorted(living("llama").values()) == [("llama", 2, str(rank)) for rank in range(3)], what=living)
+        until(lambda: sorted(living("gpt").values()) == [("gpt", 2, str(rank)) for rank in range(3)], what=living)
         # The log goes on while it is seen.
         expect(log).to_contain_text('"TORCHELASTIC_RESTART_COUNT": "1"')
 
         button(tab, "Stop").click()
-        button(tab, "Stop llama").click()
+        button(tab, "Stop gpt").click()
         expect(page.locator("h1")).to_contain_text("stopped")
-        until(lambda: not living("llama"), what=living)
+        until(lambda: not living("gpt"), what=living)
 
         page.get_by_role("link", name="Change").click()
         expect(page.get_by_label("Environment")).to_have_value("NOTE='two words'")
@@ -177,9 +177,9 @@ def test_a_group_from_its_workers_to_its_end(
             expect(row_of(tab, rank)).to_contain_text("running")
 
         button(tab, "Delete").click()
-        button(tab, "Delete llama").click()
+        button(tab, "Delete gpt").click()
         expect(page.locator("main")).to_contain_text("There is no group")
-        until(lambda: not living("llama"), what=living)
+        until(lambda: not living("gpt"), what=living)
         # The browser logs each answer that a rank has no log yet, as while it starts again.
         assert all("404" in complaint for complaint in tab.complaints), tab.complaints
         tab.complaints.clear()
@@ -190,10 +190,16 @@ def cells(row: Locator) -> list[str]:
 
 
 def checked(tab: Tab) -> None:
-    """Fails if axe-core finds something on the screen, or it is wider than its window."""
+    """Fails if axe-core finds something on the screen, or it is wider than its window; on a phone, too, and dark."""
     expect(tab.page.locator("main .loading")).to_have_count(0)
-    assert tab.violations() == []
-    assert not tab.overflows()
+    for size, theme in (("phone", "dark"), ("laptop", "light")):
+        width, height = SIZES[size]
+        tab.page.set_viewport_size({"width": width, "height": height})
+        tab.page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+        expect(tab.page.locator("html")).to_have_attribute("data-theme", theme)
+        tab.picture(f"groups-{tab.page.title().partition(' ')[0]}-{size}-{theme}")
+        assert tab.violations() == []
+        assert not tab.overflows()
 
 
 @pytest.mark.timeout(240)
@@ -243,11 +249,11 @@ def test_without_groups_the_node_says_so(make_daemon: Callable[..., Daemon], use
     daemon = make_daemon("n1").start()
     with served("-t", daemon.target, "web", "--port", "0") as (page, key):
         page.enter(key)
-        answers = [page.ask("/api/groups"), page.ask("/api/group/start", {"name": "llama"})]
+        answers = [page.ask("/api/groups"), page.ask("/api/group/start", {"name": "gpt"})]
         assert [answer.status for answer in answers] == [403, 403]
         assert {answer.json["error"] for answer in answers} == {"groups of workers are not enabled on node n1"}
-        assert page.ask("/api/group/start", {"name": "llama"}, headers={"X-Probing": ""}).status == 403
-        assert page.ask("/api/group/start", {"name": "llama"}, headers={"Origin": "http://evil.example"}).status == 403
+        assert page.ask("/api/group/start", {"name": "gpt"}, headers={"X-Probing": ""}).status == 403
+        assert page.ask("/api/group/start", {"name": "gpt"}, headers={"Origin": "http://evil.example"}).status == 403
 
 
 @pytest.mark.timeout(240)

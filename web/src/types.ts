@@ -254,6 +254,7 @@ export interface GroupLine {
 export interface GroupRank {
   rank: number;
   worker: string;
+  node: string;
   launcher: string;
   state: string;
   since: string | null;

@@ -49,7 +49,7 @@ def test_without_a_session_there_is_nothing_but_the_login(pair: tuple[FakeNode, 
         "stacks?job=j1",
         "groups",
         "group?name=g",
-        "group/log?name=g",
+        "group/log?name=g&node=alpha",
         "workers",
     ):
         answer = page.ask(f"/api/{address}")

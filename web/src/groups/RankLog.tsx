@@ -11,9 +11,9 @@ const EVERY_MS = 1000;
 const AFTER_ERROR_MS = 5000;
 const MOST_CHARACTERS = 64 * 1024;
 
-export function RankLog({ name, rank }: { name: string; rank: number }) {
+export function RankLog({ name, rank, node }: { name: string; rank: number; node: string }) {
   const w = words.value.groups;
-  const { text, contract, error, missing } = useLog(name, rank);
+  const { text, contract, error, missing } = useLog(name, rank, node);
   const box = useRef<HTMLPreElement>(null);
   const atEnd = useRef(true);
   useEffect(() => {
@@ -56,7 +56,7 @@ interface Log {
 
 const NO_LOG: Log = { text: null, contract: null, error: null, missing: null };
 
-function useLog(name: string, rank: number): Log {
+function useLog(name: string, rank: number, node: string): Log {
   const [log, setLog] = useState<Log>(NO_LOG);
   useEffect(() => {
     const stop = new AbortController();
@@ -70,7 +70,7 @@ function useLog(name: string, rank: number): Log {
       let pause = EVERY_MS;
       const from = position;
       try {
-        const { data, contract } = await get<LogPart>("group/log", { name, rank, from }, stop.signal);
+        const { data, contract } = await get<LogPart>("group/log", { name, rank, node, from }, stop.signal);
         // A log that was rotated is shorter than before, and is read from its end again.
         const shorter = from !== null && data.end < from;
         position = shorter ? null : data.end;
@@ -96,6 +96,6 @@ function useLog(name: string, rank: number): Log {
       clearTimeout(timer);
       stop.abort();
     };
-  }, [name, rank]);
+  }, [name, rank, node]);
   return log;
 }

@@ -14,7 +14,7 @@ import { visible } from "../text/escape.ts";
 import { clock } from "../text/format.ts";
 import type { GroupPage } from "../types.ts";
 
-const EVERY_MS = 2000;
+const EVERY_MS = 3000;
 const PLAIN = /^[A-Za-z0-9._-]+$/;
 
 export function Group({ name }: { name: string }) {
@@ -25,6 +25,7 @@ export function Group({ name }: { name: string }) {
   const runs = group?.phase === "running" || group?.phase === "ending";
   const changing = params.value.get("change") === "1" && group !== null && group.spec !== null && !runs && maySign();
   const rank = rankOf(params.value.get("rank"));
+  const shownRank = group?.workers.find((row) => row.rank === rank) ?? null;
   useEffect(() => {
     document.title = `${visible(name, 63)} · ${w.title} · probing`;
   }, [name, w]);
@@ -62,7 +63,7 @@ export function Group({ name }: { name: string }) {
           {rank === null ? <p class="soft small">{w.logChoose}</p> : null}
         </Panel>
       ) : null}
-      {group && rank !== null ? <RankLog key={rank} name={name} rank={rank} /> : null}
+      {shownRank ? <RankLog key={`${rank}\0${shownRank.node}`} name={name} rank={shownRank.rank} node={shownRank.node} /> : null}
     </>
   );
 }
