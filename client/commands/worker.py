@@ -17,7 +17,7 @@ from probing.api.text import escape, listed, plural
 from probing.client.launching import Lease, Link, LogWanted
 from probing.client.session import opened
 from probing.client.settings import Settings
-from probing.client.web.peers import user_name
+from probing.client.user import user_name
 from probing.groups.keys import trusted_keys
 from probing.groups.spec import node_of
 from probing.launcher.logs import read_log

@@ -15,7 +15,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.text import escape
 from probing.client.groups.records import GroupsSeen, named, sent, target_name
 from probing.client.groups.rows import order_of_worker
-from probing.client.web.peers import user_name
+from probing.client.user import user_name
 from probing.groups.group import Group, created
 from probing.groups.keys import OwnerKey
 from probing.groups.spec import Spec, checked, node_of

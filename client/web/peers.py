@@ -8,14 +8,13 @@ for which the kernel is asked.
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 from contextlib import suppress
 from typing import NamedTuple
 
 from probing.api.tcp_peer import peer_user
 
-__all__ = ("Peer", "anybody", "callers_alone", "user_name")
+__all__ = ("Peer", "anybody", "callers_alone")
 
 
 class Peer(NamedTuple):
@@ -52,11 +51,3 @@ def _callers() -> set[int]:
         with suppress(KeyError, ValueError):
             users.add(int(os.environ["SUDO_UID"]))
     return users
-
-
-def user_name() -> str:
-    """Returns the name of the user of this process, or the uid if the user has no name."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())

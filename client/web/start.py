@@ -22,9 +22,10 @@ from probing.api.errors import UsageError
 from probing.api.text import escape
 from probing.client.cluster import Cluster
 from probing.client.settings import Settings
+from probing.client.user import user_name
 from probing.client.web.app import Site, application
 from probing.client.web.panels import Panels
-from probing.client.web.peers import anybody, callers_alone, user_name
+from probing.client.web.peers import anybody, callers_alone
 from probing.client.web.server import WebServer
 from probing.client.web.visitors import KeyDoor, Sessions, TokenDoor
 from probing.client.wire.credentials import Tls
