@@ -21,11 +21,14 @@ class Elsewhere(NamedTuple):
 
 
 _NVML = "tests/integration/gpu/test_nvml.py"
-_GROUPS = "control groups with limits, as of containers"
+_LIMITS = "control groups with limits, as of containers"
+_GROUPS = "tests/e2e/test_groups.py"
 ELSEWHERE: dict[str, tuple[Elsewhere, ...]] = {
+    "cluster.groups": (Elsewhere(_GROUPS, "a group of workers"),),
     "cluster.members": (
         Elsewhere("tests/integration/service/test_service_gossip.py", "several nodes of one name", ("problem",)),
     ),
+    "cluster.workers": (Elsewhere(_GROUPS, "a launcher"),),
     "comm.communicators": (
         Elsewhere(
             "tests/kernel/test_nccl_communicators.py",
@@ -37,7 +40,7 @@ ELSEWHERE: dict[str, tuple[Elsewhere, ...]] = {
         Elsewhere("tests/unit/nccl_uprobes/test_progress.py", "a job with the label phase", ("phase", "phase_since")),
     ),
     "comm.ras": (Elsewhere("tests/unit/nccl_uprobes/test_ras_report.py", "NCCL with RAS on GPUs"),),
-    "cpu.utilization": (Elsewhere("tests/unit/host/test_cpu_source.py", _GROUPS, ("cpu_quota",)),),
+    "cpu.utilization": (Elsewhere("tests/unit/host/test_cpu_source.py", _LIMITS, ("cpu_quota",)),),
     "cuda.launches": (Elsewhere("tests/kernel/test_cuda_calls.py", "libcuda"),),
     "cuda.memory": (Elsewhere("tests/kernel/test_cuda_calls.py", "a program that allocates by libcudart"),),
     "gpu.devices": (
@@ -73,8 +76,8 @@ ELSEWHERE: dict[str, tuple[Elsewhere, ...]] = {
     "host.file_systems": (
         Elsewhere("tests/unit/host/test_node_source.py", "a container", ("job", "pid", "rank", "run", "start_ns")),
     ),
-    "host.memory": (Elsewhere("tests/unit/host/test_node_source.py", _GROUPS, ("high_bytes", "job", "run")),),
-    "host.pressure": (Elsewhere("tests/unit/host/test_node_source.py", _GROUPS, ("job", "run")),),
+    "host.memory": (Elsewhere("tests/unit/host/test_node_source.py", _LIMITS, ("high_bytes", "job", "run")),),
+    "host.pressure": (Elsewhere("tests/unit/host/test_node_source.py", _LIMITS, ("job", "run")),),
     "net.interfaces": (
         Elsewhere("tests/unit/net/test_interfaces.py", "a card with a speed, a job's namespace", ("job", "speed_gbps")),
     ),

@@ -18,6 +18,8 @@ from network_namespaces import may_make_namespaces
 from site_of_nodes import Site, in_group, site_of
 from waiting import until
 
+from probing.api.tables import TABLES
+
 GROUPS = "--groups.enabled=true"
 
 
@@ -121,6 +123,28 @@ def test_a_real_training_in_a_group_of_four(
     assert (status["phase"], status["why"]) == ("finished", "4 ranks ended with status 0")
     ranks = "SELECT DISTINCT rank FROM comm.ops WHERE job = 'ddp' AND op = 'all_reduce' ORDER BY rank"
     until(lambda: [row["rank"] for row in daemon.query(ranks)] == [0, 1, 2, 3], what=lambda: daemon.query(ranks))
+
+
+def test_every_column_is_filled(make_daemon: Callable[..., Daemon], user: User, launchers: Launchers) -> None:
+    """Nodes that are left out are asserted where one hangs."""
+    daemon = make_daemon("n1", GROUPS).start()
+    launchers.start(daemon, "--slots", "2")
+    until(lambda: len(daemon.query("FROM cluster.workers")) == 2, what=daemon.tail)
+    # Of one group the rank ends, the other waits for a launcher.
+    for name, workers, command in (("ends", "n1-0", ("false",)), ("waits", "n1-1,n1-7", user.command)):
+        user.ctl(daemon, "group", "create", name, "--workers", workers, "--master", workers[:4], "--", *command)
+        user.ctl(daemon, "group", "start", name, "--force")
+    missing = {
+        table: {column.name for column in TABLES[table].columns} for table in ("cluster.groups", "cluster.workers")
+    }
+
+    def fill() -> bool:
+        for table, columns in missing.items():
+            for row in daemon.query(f"FROM {table}"):
+                columns -= {name for name, value in row.items() if value is not None}
+        return missing == {"cluster.groups": {"excluded"}, "cluster.workers": set()}
+
+    until(fill, what=lambda: missing)
 
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -263,6 +287,8 @@ def test_a_hang_is_named_stored_and_restarted_without_its_node(site: Site, crew:
         status = user.status(first, "llama")
         assert worker[:2] in status["excluded"]
         assert "n1" not in status["excluded"]
+        excluded = first.query("SELECT excluded FROM cluster.groups WHERE \"group\" = 'llama'")
+        assert excluded == [{"excluded": ",".join(status["excluded"])}]
     until(lambda: "is only reported" in "".join(daemon.log.read_text() for daemon in site.daemons), what=first.tail)
     assert set(generations("llama").values()) == {3}
     assert user.status(first, "llama")["generation"] == 3
