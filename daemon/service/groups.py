@@ -259,8 +259,7 @@ class Groups:
             return
         watched = self._watched.setdefault(name, Watched())
         watched.note(group, now)
-        # Voters tell, and a node that changed the record, since the voters may not know of the change.
-        if self._node in group.voters or name in self._told:
+        if self._node in group.voters:
             await self._tell(name, entry)
         await self._renew(name, group, now)
         if (hang := self._hangs.pop(name, None)) is not None and hang[0] == group.generation:
