@@ -74,6 +74,11 @@ class Launcher:
             if not isinstance(outcome, asyncio.CancelledError):
                 raise AssertionError("the launcher ended") from outcome
 
+    def forget(self) -> None:
+        """Forgets all records, as a launcher whose state directory is new."""
+        self.histories.clear()
+        self._groups.clear()
+
     def living(self, group: str = "") -> list[Process]:
         return [process for process in self.processes if process.lives and group in ("", process.group)]
 

@@ -221,6 +221,10 @@ class Groups:
             try:
                 if not self._records.loaded:
                     await self._records.load()
+                    # Launchers may have connected before.
+                    for name, entry in self._records.entries.items():
+                        if entry.known is not None:
+                            self.launchers.tell(name, entry.known, entry.acceptor.committed.value)
                 for name, entry in list(self._records.entries.items()):
                     if name not in self._busy and not self._is_idle(name, entry):
                         self._begin(name, self._turn(name, entry))

@@ -210,6 +210,21 @@ def test_a_service_that_died_goes_on_from_its_kept_records() -> None:
     simulated(scene, NAMES)
 
 
+def test_a_launcher_that_connects_before_the_records_are_read() -> None:
+    async def scene(network: Network) -> None:
+        node = network.nodes["gn6"]
+        await network.create("gn6", group_of("gn6"))
+        await node.kill()
+        node.launcher.forget()
+        asyncio.get_running_loop().disk_s = 23.0  # type: ignore[attr-defined]
+        node.start()
+        await network.until(lambda: node.records.loaded)
+        await network.until(lambda: "llama" in node.launcher.histories, 10)
+
+    for seed in range(3):
+        simulated(scene, ["gn6"], seed=seed)
+
+
 def test_what_a_node_answers_is_on_its_disk() -> None:
     async def scene(network: Network) -> None:
         node, value = network.nodes["gn6"], group_of("gn6", "gn7").to_json()
