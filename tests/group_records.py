@@ -9,10 +9,24 @@ from probing.groups.group import Action, Group, created, order_of
 from probing.groups.keys import OwnerKey
 from probing.groups.spec import Spec
 
-__all__ = ("BASE", "BEGUN_NS", "NS", "key_of", "ordered", "record", "running", "spec_of")
+__all__ = (
+    "BASE",
+    "BEGUN_NS",
+    "FENCE_S",
+    "NS",
+    "finding_of",
+    "group_of",
+    "key_of",
+    "newer",
+    "ordered",
+    "record",
+    "running",
+    "spec_of",
+)
 
 NS = 1_000_000_000
 BEGUN_NS = 1_800_000_000 * NS
+FENCE_S = 20.0
 BASE: dict[str, Any] = {
     "name": "llama",
     "version": 1,
@@ -47,3 +61,24 @@ def ordered(group: Group, action: Action, *without: str, now_ns: int = BEGUN_NS)
 def running(*without: str, **fields: Any) -> Group:
     """Returns the record of a group that runs its first generation."""
     return ordered(record(**fields), "start", *without).running(BEGUN_NS, address="10.0.0.6", port=29500)
+
+
+def group_of(*names: str, slots: int = 1, **fields: Any) -> Group:
+    """Returns the record of a new group of the first workers of nodes; the first node is the master."""
+    workers = tuple(f"{name}-{number}" for name in names for number in range(slots))
+    return record(**{"workers": workers, "master": names[0], "grace_s": 3.0, "fence_s": FENCE_S, **fields})
+
+
+def newer(group: Group, **fields: Any) -> Group:
+    """Returns the record for a newer specification of a group."""
+    old = group.spec
+    known = {name: getattr(old, name) for name in ("workers", "master", "grace_s", "fence_s", "min_nodes", "restart")}
+    more = {"on_hang": old.on_hang, "max_restarts": old.max_restarts, "version": old.version + 1}
+    return record(**{**known, **more, **fields})
+
+
+def finding_of(*ranks: int, number: int = 1, **more: Any) -> dict[str, Any]:
+    """Returns a row of ``diagnosis.findings`` that blames ranks of the group."""
+    blamed = ",".join(map(str, ranks))
+    known = {"job": "llama", "finding_id": f"f{number}", "severity": "error", "state": "open", "found_by": "gn7"}
+    return {**known, "sentence": f"rank {blamed} hangs", "ranks": blamed, **more}

@@ -221,6 +221,10 @@ class Groups:
             try:
                 if not self._records.loaded:
                     await self._records.load()
+                    # Launchers may have connected before.
+                    for name, entry in self._records.entries.items():
+                        if entry.known is not None:
+                            self.launchers.tell(name, entry.known, entry.acceptor.committed.value)
                 for name, entry in list(self._records.entries.items()):
                     if name not in self._busy and not self._is_idle(name, entry):
                         self._begin(name, self._turn(name, entry))
@@ -259,8 +263,7 @@ class Groups:
             return
         watched = self._watched.setdefault(name, Watched())
         watched.note(group, now)
-        # Voters tell, and a node that changed the record, since the voters may not know of the change.
-        if self._node in group.voters or name in self._told:
+        if self._node in group.voters:
             await self._tell(name, entry)
         await self._renew(name, group, now)
         if (hang := self._hangs.pop(name, None)) is not None and hang[0] == group.generation:
