@@ -47,6 +47,7 @@ def expressions() -> tuple[str, ...]:
 NAMED = (*TABLES.values(), *VIEWS.values())
 # What a job on gloo does not do, what nobody asked for, and what comes and goes.
 MAY_BE_EMPTY = {
+    *("cluster.groups", "cluster.workers"),
     *("comm.inflight", "comm.ras", "cuda.launches", "cuda.memory", "cuda.syncs", "process.logs"),
     # Tests need no GPU.
     *("gpu.devices", "gpu.events", "gpu.links", "gpu.processes", "gpu.utilization"),
