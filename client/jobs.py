@@ -59,7 +59,7 @@ def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
 
 def _group_text(cluster: Queries, name: str) -> str:
     """Returns the phase of the group of this name (a literal of SQL), and why; empty if there is no such group."""
-    sql = f'SELECT phase, coalesce(waits_for, reason) AS why FROM cluster.groups WHERE "group" = {name}'
+    sql = f"SELECT phase, coalesce(waits_for, reason) AS why FROM cluster.groups WHERE group_name = {name}"
     try:
         rows = [
             row for answer in cluster.query_each(f"{sql} ORDER BY generation DESC LIMIT 1") for row in rows_of(answer)

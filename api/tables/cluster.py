@@ -54,7 +54,7 @@ GROUPS = Table(
     "The groups of workers that this node knows (live). Each node of a group has its record; the newest counts.",
     (
         *_NODE,
-        Column("group", TEXT, "Name of the group; its ranks are the job of this name."),
+        Column("group_name", TEXT, "Name of the group; its ranks are the job of this name."),
         Column("owner", TEXT, "User who signed the group's specification, and as whom its ranks run."),
         Column("phase", NAME, "stopped, ending (older processes end before a start), running, finished, failed."),
         Column("since", TIME, "When the phase began, by the clock of the node that changed it, UTC."),
@@ -87,7 +87,7 @@ WORKERS = Table(
         Column("version", TEXT, "Version of the launcher."),
         Column("joined", TIME, "When the launcher connected, UTC."),
         Column("heard_ns", I64, "Time since its last report, ns."),
-        Column("group", TEXT, "Group; NULL for a worker that no group has used."),
+        Column("group_name", TEXT, "Group; NULL for a worker that no group has used."),
         Column("generation", I64, "Generation of the group that the rank belongs to."),
         Column("rank", I64, "Rank of the worker in the group; NULL if it has none."),
         Column("rank_state", NAME, "idle, waiting, running, ending, ended, refused, fenced."),

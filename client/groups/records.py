@@ -31,8 +31,8 @@ __all__ = (
 )
 
 _MEMBERS = "SELECT DISTINCT member, address FROM cluster.members WHERE member <> '' AND address <> ''"
-_WORKERS = 'SELECT * FROM cluster.workers ORDER BY "group", rank, worker'
-_WAITS = 'SELECT "group", waits_for FROM cluster.groups WHERE waits_for IS NOT NULL'
+_WORKERS = "SELECT * FROM cluster.workers ORDER BY group_name, rank, worker"
+_WAITS = "SELECT group_name, waits_for FROM cluster.groups WHERE waits_for IS NOT NULL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def seen(cluster: Cluster) -> GroupsSeen:
         {name: _newest(records) for name, records in by_name.items()},
         list(workers),
         {row["member"]: row["address"] for row in members},
-        {row["group"]: row["waits_for"] for row in waits},
+        {row["group_name"]: row["waits_for"] for row in waits},
     )
 
 

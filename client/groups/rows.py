@@ -76,4 +76,4 @@ def order_of_worker(worker: str) -> tuple[str, int]:
 
 def _worker_rows(groups: GroupsSeen, group: Group) -> list[Row]:
     name, generation = group.spec.name, group.generation
-    return [row for row in groups.workers if row["group"] == name and (row["generation"] or 0) >= generation - 1]
+    return [row for row in groups.workers if row["group_name"] == name and (row["generation"] or 0) >= generation - 1]

@@ -173,7 +173,7 @@ class Workers:
                 yield {
                     "worker": row.worker,
                     **common,
-                    "group": row.group,
+                    "group_name": row.group,
                     "generation": row.generation,
                     "rank": row.rank,
                     "rank_state": row.state,

@@ -426,7 +426,7 @@ def _restart(group: Group, row: Mapping[str, Any]) -> Step:
 def _group_row(group: Group, watched: Watched | None) -> Row:
     spec, ranks = group.spec, group.ranks()
     return {
-        "group": spec.name,
+        "group_name": spec.name,
         "owner": spec.owner,
         "phase": group.phase,
         "since": group.since_ns or None,

@@ -287,7 +287,7 @@ def test_a_hang_is_named_stored_and_restarted_without_its_node(site: Site, crew:
         status = user.status(first, "llama")
         assert worker[:2] in status["excluded"]
         assert "n1" not in status["excluded"]
-        excluded = first.query("SELECT excluded FROM cluster.groups WHERE \"group\" = 'llama'")
+        excluded = first.query("SELECT excluded FROM cluster.groups WHERE group_name = 'llama'")
         assert excluded == [{"excluded": ",".join(status["excluded"])}]
     until(lambda: "is only reported" in "".join(daemon.log.read_text() for daemon in site.daemons), what=first.tail)
     assert set(generations("llama").values()) == {3}

@@ -291,7 +291,7 @@ export interface WorkerRow {
   worker: string;
   user: string;
   state: string;
-  group: string | null;
+  group_name: string | null;
   rank: number | null;
   rank_state: string | null;
   since: string | null;

@@ -4,10 +4,10 @@ import { bodyOf, choicesOf, emptyForm, formOf, nodeOf, toggled } from "../src/gr
 import { linesOf } from "../src/groups/log.ts";
 import type { WorkerRow } from "../src/types.ts";
 
-const row = (worker: string, more: Partial<WorkerRow> = {}): WorkerRow => ({ node: nodeOf(worker), worker, user: "ann", state: "healthy", group: null, rank: null, rank_state: null, since: null, joined: null, mine: true, ...more });
+const row = (worker: string, more: Partial<WorkerRow> = {}): WorkerRow => ({ node: nodeOf(worker), worker, user: "ann", state: "healthy", group_name: null, rank: null, rank_state: null, since: null, joined: null, mine: true, ...more });
 
 test("workers to choose from are the caller's, by node", () => {
-  const rows = [row("gn-6-0"), row("gn-6-1", { group: "llama", rank_state: "running" }), row("gn7-0", { mine: false }), row("gn-6-0", { group: "old", rank_state: "ended" })];
+  const rows = [row("gn-6-0"), row("gn-6-1", { group_name: "llama", rank_state: "running" }), row("gn7-0", { mine: false }), row("gn-6-0", { group_name: "old", rank_state: "ended" })];
   const nodes = choicesOf(rows, ["gn8-3"]);
   assert.deepEqual([...nodes.keys()], ["gn-6", "gn8"]);
   assert.deepEqual(nodes.get("gn-6")?.map((choice) => [choice.worker, choice.group, choice.away]), [["gn-6-0", null, false], ["gn-6-1", "llama", false]]);

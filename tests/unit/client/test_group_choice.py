@@ -40,7 +40,7 @@ class Nodes:
         return {
             "members": pa.table({"member": names, "address": [f"{name}:7070" for name in names]}),
             "workers": pa.table({"node": self._serving, "worker": [f"{name}-0" for name in self._serving]}),
-            "waits": pa.table({"group": pa.array([], pa.string()), "waits_for": pa.array([], pa.string())}),
+            "waits": pa.table({"group_name": pa.array([], pa.string()), "waits_for": pa.array([], pa.string())}),
         }
 
     def afresh(self, *, all_nodes: bool, node: str = "") -> Nodes:

@@ -159,7 +159,9 @@ def test_rows_count_while_their_launcher_is_heard_from(workers: Workers, now: No
     workers.leave(launcher)
     assert workers.of_group("llama", ADA) == []
     # They are shown on, with the state of their launcher.
-    assert [(shown["group"], shown["state"]) for shown in workers.rows() if "group" in shown] == [("llama", "suspect")]
+    assert [(shown["group_name"], shown["state"]) for shown in workers.rows() if "group_name" in shown] == [
+        ("llama", "suspect")
+    ]
 
 
 def test_a_launcher_of_another_user_says_nothing_about_a_group(workers: Workers) -> None:

@@ -93,7 +93,7 @@ def test_a_minority_changes_nothing() -> None:
         # The processes of gn8 are in the way, and nobody can say whether they have ended.
         await asyncio.sleep(120)
         assert [process.worker for process in network.living()] == ["gn8-0"]
-        rows = {row["group"]: row for row in _groups(network, "gn6").group_rows()}
+        rows = {row["group_name"]: row for row in _groups(network, "gn6").group_rows()}
         assert rows["llama"]["waits_for"] == "waits for an answer of node gn8"
         network.heal()
         await network.until(runs(network, 2, 2), 60)

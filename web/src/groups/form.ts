@@ -44,7 +44,7 @@ export function choicesOf(rows: readonly WorkerRow[], chosen: readonly string[])
   const found = new Map<string, Choice>();
   for (const row of rows) {
     if (!row.mine) continue;
-    const group = row.rank_state === "running" || row.rank_state === "starting" ? row.group : null;
+    const group = row.rank_state === "running" || row.rank_state === "starting" ? row.group_name : null;
     found.set(row.worker, { worker: row.worker, node: nodeOf(row.worker), group: found.get(row.worker)?.group ?? group, away: row.state === "failed" });
   }
   for (const worker of chosen) {

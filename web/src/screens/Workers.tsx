@@ -55,12 +55,12 @@ function WorkerTable({ rows }: { rows: readonly WorkerRow[] }) {
         </thead>
         <tbody>
           {rows.slice(0, MOST_ROWS).map((row) => (
-            <tr key={`${row.worker}\0${row.group ?? ""}`}>
+            <tr key={`${row.worker}\0${row.group_name ?? ""}`}>
               <th scope="row">{visible(row.worker, 80)}</th>
               <td>{visible(row.node, 80)}</td>
               <td>{visible(row.user, 64)}</td>
               <td><LauncherBadge state={row.state} /></td>
-              <td>{row.group ? <a href={href({ screen: "group", name: row.group })}>{visible(row.group, 63)}</a> : ""}</td>
+              <td>{row.group_name ? <a href={href({ screen: "group", name: row.group_name })}>{visible(row.group_name, 63)}</a> : ""}</td>
               <td class="number">{row.rank ?? ""}</td>
               <td>{row.rank_state ? <RankBadge state={row.rank_state} /> : ""}</td>
               <td>{row.since ? clock(row.since) : ""}</td>
