@@ -220,7 +220,7 @@ class Launcher:
         named = {child.run.worker for child in self._watch.ranks(held)}
         others = sorted(named.difference(self.workers))
         if held.group is not None and (held.group.phase != "deleted" or held.cleared < held.history.generation):
-            named.update(held.group.spec.workers, (run.worker for run in held.history.runs))
+            named.update(held.group.spec.workers, held.group.occupied, (run.worker for run in held.history.runs))
         return [*(worker for worker in self.workers if worker in named), *others]
 
     def _space_problem(self, group: Group, held: Held | None) -> str:

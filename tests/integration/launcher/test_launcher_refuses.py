@@ -90,6 +90,16 @@ def test_refused_records_are_reported(directory: Path, name: str) -> None:
     assert not (directory / "touched").exists()
 
 
+def test_a_worker_that_left_the_group_is_reported_while_a_start_waits_for_it(directory: Path, name: str) -> None:
+    owner = Owner(directory, name, *SLEEP, number=1)
+    with LauncherProcess(directory) as launcher:
+        assert launcher.apply(replace(owner.order("start"), occupied=(f"{NODE}-0", f"{NODE}-1"))) == ""
+        assert [(row["worker"], row["clear"]) for row in launcher.rows()] == [(f"{NODE}-0", True), (f"{NODE}-1", True)]
+        launcher.apply(owner.run())
+        launcher.until_states("running")
+        launcher.stop(owner)
+
+
 def test_replayed_starts_are_refused_by_a_later_launcher(directory: Path, name: str) -> None:
     owner = Owner(directory, name, *SLEEP, number=1)
     with LauncherProcess(directory) as launcher:
