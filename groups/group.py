@@ -19,15 +19,13 @@ from probing.api.text import encoded, escape
 from probing.api.typed import typed_json
 from probing.diagnosis.ranks import Worker
 from probing.groups.keys import OwnerKey, is_signed
+from probing.groups.register import MAX_VALUE, MAX_VOTERS
 from probing.groups.spec import MAX_WORKERS, NAME, PORTS, Spec, is_worker, node_of, table
 
-__all__ = ("MAX_VOTERS", "Action", "Attempt", "Group", "Order", "Phase", "created", "order_of")
+__all__ = ("Action", "Attempt", "Group", "Order", "Phase", "created", "order_of")
 
 Phase = Literal["stopped", "ending", "running", "finished", "failed", "deleted"]
 Action = Literal["start", "stop", "restart", "delete"]
-MAX_VOTERS = 7
-# Beside the specification, whose quotes are escaped, a record has the workers and their nodes up to three times.
-_MAX_GROUP = 1 << 20
 _HOUR_NS = 3_600_000_000_000
 # The third restart after a hang within an hour would hardly help.
 _HANG_RESTARTS = 2
@@ -100,23 +98,23 @@ class Group:
     @classmethod
     def from_json(cls, data: bytes) -> Group:
         """Returns the record in ``data``, whose signatures are verified. Raises FormatError."""
-        if len(data) > _MAX_GROUP:
-            raise FormatError(f"the record of a group has {len(data):,} bytes", hint=f"at most {_MAX_GROUP:,}")
+        if len(data) > MAX_VALUE:
+            raise FormatError(f"the record of a group has {len(data):,} bytes", hint=f"at most {MAX_VALUE:,}")
         try:
             group = typed_json(cls, data)
-            spec = group.spec
+            name = group.spec.name
             group.ranks()
         except (UsageError, ValueError) as e:
             raise FormatError(f"the record of a group is malformed: {escape(str(e), 200)}") from None
-        if not group.is_signed(spec):
-            raise FormatError(f"the record of group {spec.name} is not signed by its owner", hint="see docs/groups.md")
-        if not group._is_ordered(spec):
-            raise FormatError(f"group {spec.name} is {group.phase} in the record without an order of its owner")
-        if not group._is_bounded(spec):
-            raise FormatError(f"the record of group {spec.name} has a number, a name or a text out of bounds")
+        if not group.is_signed():
+            raise FormatError(f"the record of group {name} is not signed by its owner", hint="see docs/groups.md")
+        if not group._is_ordered():
+            raise FormatError(f"group {name} is {group.phase} in the record without an order of its owner")
+        if not group._is_bounded():
+            raise FormatError(f"the record of group {name} has a number, a name or a text out of bounds")
         return group
 
-    def _is_ordered(self, spec: Spec) -> bool:
+    def _is_ordered(self) -> bool:
         """Returns whether the phase can follow from the owner's last order."""
         if self.phase in ("stopped", "deleted"):
             return True
@@ -124,10 +122,11 @@ class Group:
         if order is None or order.action not in ("start", "restart"):
             return False
         over = self.phase in ("finished", "failed")
-        return over or (order.version == spec.version and set(order.without) <= set(self.excluded))
+        return over or (order.version == self.spec.version and set(order.without) <= set(self.excluded))
 
-    def _is_bounded(self, spec: Spec) -> bool:
+    def _is_bounded(self) -> bool:
         """Returns whether other nodes can store and show the fields that the owner does not sign."""
+        spec = self.spec
         nodes = set(map(node_of, spec.workers))
         times = (self.since_ns, *(attempt.at_ns for attempt in self.attempts))
         texts = (self.reason, *(text for attempt in self.attempts for text in (attempt.cause, attempt.reason)))
@@ -145,14 +144,14 @@ class Group:
             and nodes.issuperset(self.excluded)
         )
 
-    def is_signed(self, spec: Spec) -> bool:
+    def is_signed(self) -> bool:
         """Returns whether the owner signed the specification, and the last order for it."""
         if not is_signed("group", self.spec_text.encode(), self.key, self.signature):
             return False
         order = self.order
         if order is None:
             return self.phase in ("stopped", "deleted")
-        ours = order.group == spec.name and order.generation <= self.generation
+        ours = order.group == self.spec.name and order.generation <= self.generation
         return ours and is_signed("order", order.text(), self.key, order.signature)
 
     @cached_property
@@ -200,7 +199,7 @@ class Group:
         # They may not fit the new specification.
         return replace(same, excluded=(), address="", port=0)
 
-    def ordered(self, order: Order, now_ns: int, *, address: str = "", port: int = 0) -> Group:
+    def ordered(self, order: Order, now_ns: int) -> Group:
         """Returns the record after an order of the owner. Raises UsageError or PrivilegeError."""
         spec = self.spec
         if order.group != spec.name or not is_signed("order", order.text(), self.key, order.signature):
@@ -217,7 +216,7 @@ class Group:
             raise UsageError(f"group {spec.name} is {self.phase}", hint=f"probingctl group status {spec.name}")
         if order.action in ("start", "restart"):
             begun = self._begun(now_ns, f"{order.action} by {spec.owner}", order.without)
-            return replace(begun, order=order, address=address, port=port)
+            return replace(begun, order=order, address="", port=0)
         phase: Phase = "deleted" if order.action == "delete" else "stopped"
         return replace(self._ended(phase, now_ns, f"{order.action} by {spec.owner}"), order=order)
 
@@ -227,12 +226,10 @@ class Group:
 
     def restarted(self, cause: str, reason: str, now_ns: int, without: Collection[str] = ()) -> Group | None:
         """Returns the record after a restart by the group's policy; None if the limit of an hour is reached."""
-        spec = self.spec
         if self.phase not in ("ending", "running") or not self.may_restart(cause, now_ns):
             return None
         excluded = tuple(sorted({*self.excluded, *without}))
         attempt = Attempt(self.generation + 1, now_ns, cause, escape(reason, _MAX_ATTEMPT_REASON))
-        table(spec, excluded)
         begun = self._begun(now_ns, reason, excluded)
         return replace(begun, attempts=(*self.attempts, attempt)[-_MAX_ATTEMPTS:])
 

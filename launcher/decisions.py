@@ -10,7 +10,6 @@ from typing import Literal
 
 from probing.api.text import escape, listed, plural
 from probing.groups.group import Group, Phase
-from probing.groups.spec import Spec
 from probing.launcher.allowed import Rules, command_problem
 from probing.launcher.state import History
 
@@ -46,15 +45,16 @@ class Verdict:
     reason: str = ""
 
 
-def record_problem(group: Group, spec: Spec, history: History | None, rules: Rules) -> str:
+def record_problem(group: Group, history: History | None, rules: Rules) -> str:
     """Returns why a record is refused; empty if it is taken. ``history``: of the group of this name, None: none."""
+    spec = group.spec
     name = spec.name
     if group.key not in rules.keys:
         return f"group {name} is signed by a key that {rules.user} does not trust"
     if spec.uid != rules.uid:
         owner = f"{escape(spec.owner, 64)} (uid {spec.uid})"
         return f"group {name} belongs to {owner}, and this launcher runs as {rules.user} (uid {rules.uid})"
-    if not group.is_signed(spec):
+    if not group.is_signed():
         return f"the record of group {name} is not signed by its owner"
     if history is None:
         return ""
@@ -77,7 +77,7 @@ def record_problem(group: Group, spec: Spec, history: History | None, rules: Rul
     return ""
 
 
-def start_verdict(group: Group, spec: Spec, history: History, rules: Rules, facts: Facts) -> Verdict:
+def start_verdict(group: Group, history: History, rules: Rules, facts: Facts) -> Verdict:
     """Returns whether the generation of ``group``, whose record was taken, may be started here now."""
     if group.phase == "ending":
         return Verdict("waiting", "processes of the older generation end first, on all nodes")
@@ -85,15 +85,15 @@ def start_verdict(group: Group, spec: Spec, history: History, rules: Rules, fact
         return Verdict("idle", group.reason)
     if not facts.ranks:
         return Verdict("idle", f"generation {group.generation} has no rank for this worker")
-    if problem := _order_problem(group, spec, history) or command_problem(spec, facts.node, rules.allow):
+    if problem := _order_problem(group, history) or command_problem(group.spec, facts.node, rules.allow):
         return Verdict("refused", problem)
-    if problem := _restart_problem(group, spec, history, facts) or facts.problem:
+    if problem := _restart_problem(group, history, facts) or facts.problem:
         return Verdict("refused", problem)
     if facts.unknown:
         return Verdict("waiting", facts.unknown)
     if facts.older:
         return Verdict("waiting", _older_text(facts.older))
-    if spec.fenced and not _lease_holds(history, facts):
+    if group.spec.fenced and not _lease_holds(history, facts):
         return Verdict("waiting", "there is no word from a majority of the group's nodes yet")
     return Verdict("start")
 
@@ -112,26 +112,26 @@ def recent_restarts(history: History, boot_id: str, boot_ns: int) -> int:
     return sum(age_ns < _HOUR_NS for age_ns in stamps)
 
 
-def _order_problem(group: Group, spec: Spec, history: History) -> str:
-    order = group.order
+def _order_problem(group: Group, history: History) -> str:
+    order, version = group.order, group.spec.version
     if order is None:
         return "its owner has not ordered a start"
     if order.action not in ("start", "restart"):
         return f"its owner's last order is {order.action}"
-    if order.version != spec.version:
-        return f"its owner's last order is for version {order.version} of the specification, not {spec.version}"
+    if order.version != version:
+        return f"its owner's last order is for version {order.version} of the specification, not {version}"
     if not history.order <= order.generation <= group.generation:
         return f"its owner's last order is for generation {order.generation}, and an order for {history.order} was seen"
     return ""
 
 
-def _restart_problem(group: Group, spec: Spec, history: History, facts: Facts) -> str:
+def _restart_problem(group: Group, history: History, facts: Facts) -> str:
     if group.order is None or group.generation == group.order.generation:
         return ""
     number = recent_restarts(history, facts.boot_id, facts.boot_ns)
-    if number < spec.max_restarts:
+    if number < group.spec.max_restarts:
         return ""
-    return f"{plural(number, 'restart')} within an hour, and the specification allows {spec.max_restarts}"
+    return f"{plural(number, 'restart')} within an hour, and the specification allows {group.spec.max_restarts}"
 
 
 def _lease_holds(history: History, facts: Facts) -> bool:

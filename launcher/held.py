@@ -36,7 +36,6 @@ class Held:
         self.history = history
         self._workers, self._directory = workers, directory
         self.group: Group | None = None
-        self.spec: Spec | None = None
         self.table: list[Worker] = []
         self.ranks: list[Worker] = []
         self.problem = self.obstacle = ""
@@ -45,9 +44,14 @@ class Held:
         self.fenced: tuple[str, int, int] | None = None
         self._written_ns = 0
 
+    @property
+    def spec(self) -> Spec | None:
+        """The specification in the record; None without a record."""
+        return self.group.spec if self.group else None
+
     def take(self, group: Group, clock: Clock) -> None:
         """Makes ``group`` the record of the group. It must have been accepted."""
-        self.group, self.spec, self.problem, self.obstacle = group, group.spec, "", ""
+        self.group, self.problem, self.obstacle = group, "", ""
         self.table = group.ranks() if group.phase in ("running", "finished") else []
         self.ranks = [worker for worker in self.table if worker.worker in self._workers]
         history = self.history

@@ -87,7 +87,7 @@ class Launcher:
         except ProbingError as e:
             return e.message
         held = self._held.get(spec.name)
-        problem = record_problem(group, spec, held.history if held else None, self._rules)
+        problem = record_problem(group, held.history if held else None, self._rules)
         problem = problem or self._space_problem(group, held)
         if problem:
             self._refusals.add(group, problem, held is not None)
@@ -202,7 +202,7 @@ class Launcher:
                 group = Group.from_json(history.record.encode())
                 held.take(group, self._clock)
                 # Its key may be trusted no longer.
-                held.problem = record_problem(group, group.spec, history, self._rules)
+                held.problem = record_problem(group, history, self._rules)
         return held
 
     def _rows(self, held: Held, now_ns: int) -> list[dict[str, Any]]:
@@ -292,13 +292,13 @@ class Launcher:
         return Ending(below, now_ns, round((held.spec.grace_s if held.spec else 10.0) * _SECOND_NS), save_ns)
 
     def _verdict(self, held: Held, now_ns: int) -> Verdict:
-        if held.group is None or held.spec is None:
+        if held.group is None:
             return Verdict("idle", "this launcher has no valid record of the group")
         older = tuple(sorted(stat.pid for stat in self._watch.older(held)))
         problem = held.problem or self._file.problem or held.obstacle
         clock, unknown = self._clock, self._watch.problem
         facts = Facts(self.node, clock.boot_id, now_ns, len(held.ranks), older, problem, unknown)
-        return start_verdict(held.group, held.spec, held.history, self._rules, facts)
+        return start_verdict(held.group, held.history, self._rules, facts)
 
     def _start(self, held: Held, now_ns: int) -> None:
         history = held.history

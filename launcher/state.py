@@ -114,19 +114,17 @@ class StateFile:
         except OSError as e:
             raise ConfigError(f"the state file {self._path} cannot be read: {e.strerror}") from None
 
-    def write(self, state: State, *, sync: bool = True) -> bool:
-        """Replaces the file; returns whether it was written. ``sync``: it must survive a loss of power."""
+    def write(self, state: State) -> bool:
+        """Replaces the file, which survives a loss of power; returns whether it was written."""
         fresh = self._path.with_name(f"{_NAME}.new")
         try:
             fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as file:
                 file.write(json.dumps(asdict(state), separators=(",", ":")).encode())
                 file.flush()
-                if sync:
-                    os.fsync(fd)
+                os.fsync(fd)
             fresh.replace(self._path)
-            if sync:
-                _sync(self._path.parent)
+            _sync(self._path.parent)
         except OSError as e:
             self.problem = f"the state file {self._path} cannot be written: {e.strerror}"
             return False

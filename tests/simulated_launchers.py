@@ -122,7 +122,7 @@ class Launcher:
     def _apply(self, group: Group) -> None:
         spec = group.spec
         history = self.histories.get(spec.name)
-        if record_problem(group, spec, history, self._rules):
+        if record_problem(group, history, self._rules):
             return
         history = self.histories.setdefault(spec.name, History(spec.name, group.key, spec.id))
         history.version, history.generation, history.phase = spec.version, group.generation, group.phase
@@ -157,10 +157,7 @@ class Launcher:
         older = tuple(7 for process in self.living(spec.name) if process.generation < history.generation)
         ranks = [rank for rank in group.ranks() if rank.worker in self.workers] if group.phase == "running" else []
         facts = Facts(self._node.name, "boot", round(now * _NS), len(ranks), older)
-        if (
-            history.started >= history.generation
-            or start_verdict(group, spec, history, self._rules, facts).state != "start"
-        ):
+        if history.started >= history.generation or start_verdict(group, history, self._rules, facts).state != "start":
             return
         history.started = history.generation
         if group.order is None or group.order.generation != group.generation:

@@ -9,7 +9,7 @@ from typing import Literal
 from probing.api.text import listed, plural, ranks_of
 from probing.groups.group import Group
 from probing.groups.report import WorkerRow
-from probing.groups.spec import Spec, node_of
+from probing.groups.spec import node_of
 
 __all__ = ("Step", "Watched", "absences", "next_step")
 
@@ -66,13 +66,14 @@ class Watched:
 def next_step(group: Group, watched: Watched, now: float, now_ns: int) -> Step | None:
     """Returns the next change of the record; None if nothing is due. Writes ``watched.waits_for`` and ``failed``."""
     if group.phase == "ending":
-        return _start(group, group.spec, watched, now, now_ns)
+        return _start(group, watched, now, now_ns)
     if group.phase == "running":
-        return _running(group, group.spec, watched, now, now_ns)
+        return _running(group, watched, now, now_ns)
     return None
 
 
-def _start(group: Group, spec: Spec, watched: Watched, now: float, now_ns: int) -> Step | None:
+def _start(group: Group, watched: Watched, now: float, now_ns: int) -> Step | None:
+    spec = group.spec
     # Of a refusal and a row with what the launcher knows, the latter.
     every = sorted((row for each in watched.rows.values() for row in each or ()), key=lambda row: row.seen)
     rows = {row.worker: row for row in every}
@@ -121,7 +122,8 @@ def _is_absent(worker: str, group: Group, rows: Mapping[str, WorkerRow]) -> bool
     return row is None or row.seen < group.generation
 
 
-def _running(group: Group, spec: Spec, watched: Watched, now: float, now_ns: int) -> Step | None:
+def _running(group: Group, watched: Watched, now: float, now_ns: int) -> Step | None:
+    spec = group.spec
     ranks = {rank.worker: rank.rank for rank in group.ranks()}
     by_worker = {
         row.worker: row

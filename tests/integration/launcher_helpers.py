@@ -58,7 +58,8 @@ class Owner:
         return self.group
 
     def order(self, action: Any) -> Group:
-        self.group = self.group.ordered(order_of(self.group, action, self.key), self.now(), address="127.0.0.1")
+        ordered = self.group.ordered(order_of(self.group, action, self.key), self.now())
+        self.group = replace(ordered, address="127.0.0.1")
         return self.group
 
     def restart(self, cause: str = "failure") -> Group:

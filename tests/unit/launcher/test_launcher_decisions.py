@@ -96,7 +96,7 @@ def seen(phase: Any = "running", generation: int = 7, **fields: Any) -> History:
     ],
 )
 def test_older_and_foreign_records_are_refused(group: Group, history: History | None, problem: str) -> None:
-    assert record_problem(group, group.spec, history, RULES) == problem
+    assert record_problem(group, history, RULES) == problem
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_older_and_foreign_records_are_refused(group: Group, history: History | 
 def test_a_generation_starts_by_a_valid_order_only(
     group: Group, history: History, facts: Facts, state: str, reason: str
 ) -> None:
-    verdict = start_verdict(group, group.spec, history, RULES, facts)
+    verdict = start_verdict(group, history, RULES, facts)
     assert (verdict.state, verdict.reason) == (state, reason)
 
 
@@ -210,13 +210,13 @@ def test_restarts_without_an_order_are_limited() -> None:
     group = record("running", 7, order=("start", 5, 3))
     one = seen(restarts=[("boot", 5 * HOUR_NS - 1)])
     two = seen(restarts=[("boot", 5 * HOUR_NS - 2), ("boot", 5 * HOUR_NS - 1)])
-    assert start_verdict(group, SPEC, one, RULES, FACTS).state == "start"
-    verdict = start_verdict(group, SPEC, two, RULES, FACTS)
+    assert start_verdict(group, one, RULES, FACTS).state == "start"
+    verdict = start_verdict(group, two, RULES, FACTS)
     assert (verdict.state, verdict.reason) == (
         "refused",
         "2 restarts within an hour, and the specification allows 2",
     )
-    assert start_verdict(record("running", 7), SPEC, two, RULES, FACTS).state == "start"
+    assert start_verdict(record("running", 7), two, RULES, FACTS).state == "start"
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,9 @@ def test_restarts_without_an_order_are_limited() -> None:
 )
 def test_a_fenced_group_starts_under_a_lease_of_its_generation(lease: Any, state: str) -> None:
     group = record("running", 7, on_hang="restart_without_node")
-    verdict = start_verdict(group, group.spec, seen(lease=lease), RULES, FACTS)
+    verdict = start_verdict(group, seen(lease=lease), RULES, FACTS)
     assert verdict.state == state
-    assert start_verdict(record("running", 7), SPEC, seen(lease=lease), RULES, FACTS).state == "start"
+    assert start_verdict(record("running", 7), seen(lease=lease), RULES, FACTS).state == "start"
 
 
 @pytest.mark.parametrize(
@@ -288,5 +288,5 @@ def test_records_that_follow_each_other_are_taken_in_this_order_only() -> None:
     for index, last in enumerate(records):
         history = History("g", KEY.public, version=1, generation=last.generation, phase=last.phase)
         history.order = last.order.generation if last.order else 0
-        taken = [not record_problem(record, record.spec, history, RULES) for record in records]
+        taken = [not record_problem(record, history, RULES) for record in records]
         assert taken == [False] * index + [True] * (len(records) - index)
