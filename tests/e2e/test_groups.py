@@ -131,8 +131,12 @@ def test_every_column_is_filled(make_daemon: Callable[..., Daemon], user: User, 
     launchers.start(daemon, "--slots", "2")
     until(lambda: len(daemon.query("FROM cluster.workers")) == 2, what=daemon.tail)
     # Of one group the rank ends, the other waits for a launcher.
-    for name, workers, command in (("ends", "n1-0", ("false",)), ("waits", "n1-1,n1-7", user.command)):
-        user.ctl(daemon, "group", "create", name, "--workers", workers, "--master", workers[:4], "--", *command)
+    for name, workers, port, command in (
+        ("ends", "n1-0", "29500", ("false",)),
+        ("waits", "n1-1,n1-7", "29600", user.command),
+    ):
+        places = ("--workers", workers, "--master", workers[:4], "--master-port", port)
+        user.ctl(daemon, "group", "create", name, *places, "--", *command)
         user.ctl(daemon, "group", "start", name, "--force")
     missing = {
         table: {column.name for column in TABLES[table].columns} for table in ("cluster.groups", "cluster.workers")
