@@ -35,11 +35,12 @@ class LogWanted(NamedTuple):
     start: int
 
 
-class Lease:
+class Lease(NamedTuple):
     """A quorum of nodes knew no newer ``generation`` after the report was ``sent`` (time.monotonic(), s)."""
 
-    def __init__(self, group: str, generation: int, sent: float) -> None:
-        self.group, self.generation, self.sent = group, generation, sent
+    group: str
+    generation: int
+    sent: float
 
 
 class Link:

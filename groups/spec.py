@@ -17,6 +17,7 @@ from probing.diagnosis.ranks import DEFAULT_PORT, Worker, launched
 
 __all__ = (
     "GIVEN",
+    "MAX_GROUPS",
     "MAX_SPEC",
     "MAX_WORKERS",
     "NAME",
@@ -35,6 +36,8 @@ Restart = Literal["never", "on_failure", "always"]
 OnHang = Literal["report", "restart", "restart_without_node"]
 MAX_SPEC = 192 << 10
 MAX_WORKERS = 16_384
+# Groups of a node, and of a launcher: each remembers also the deleted ones.
+MAX_GROUPS = 1024
 # The ports, from the specification's on, of which a group uses the first that is free.
 PORTS = 64
 # Texts in bytes. The kernel gives a program no text of more than 128 KiB.

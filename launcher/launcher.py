@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from probing.api.errors import ProbingError
 from probing.groups.group import Group
+from probing.groups.spec import MAX_GROUPS
 from probing.launcher.allowed import Rules
 from probing.launcher.census import become_subreaper
 from probing.launcher.children import Child, Children
@@ -29,7 +30,7 @@ from probing.launcher.processes import Clock
 from probing.launcher.reports import Refusals, row
 from probing.launcher.saving import Saves
 from probing.launcher.starting import start
-from probing.launcher.state import MAX_GROUPS, History, StateFile, lock, state_directory
+from probing.launcher.state import History, StateFile, lock, state_directory
 from probing.launcher.watch import Watch
 
 __all__ = ("Launcher",)

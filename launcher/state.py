@@ -13,11 +13,10 @@ from pathlib import Path
 from probing.api.errors import ConfigError, StateLocked
 from probing.api.typed import typed_json
 from probing.groups.group import Phase
-from probing.groups.spec import NAME
+from probing.groups.spec import MAX_GROUPS, NAME
 
-__all__ = ("MAX_GROUPS", "History", "Run", "State", "StateFile", "lock", "state_directory")
+__all__ = ("History", "Run", "State", "StateFile", "lock", "state_directory")
 
-MAX_GROUPS = 1024
 _FORMAT = 1
 _MAX_STATE = 96 << 20
 _MAX_RUNS, _MAX_STAMPS = 16_384, 256

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from probing.api.errors import UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -18,7 +18,7 @@ from probing.client.groups.rows import order_of_worker
 from probing.client.user import user_name
 from probing.groups.group import Group, created
 from probing.groups.keys import OwnerKey
-from probing.groups.spec import Spec, checked, node_of
+from probing.groups.spec import OnHang, Restart, Spec, checked, node_of
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -35,10 +35,7 @@ __all__ = (
     "workers_in",
 )
 
-_CHOICES = {
-    "restart": ("never", "on_failure", "always"),
-    "on_hang": ("report", "restart", "restart_without_node"),
-}
+_CHOICES = {"restart": get_args(Restart), "on_hang": get_args(OnHang)}
 _NEW = "probingctl group create llama --workers gn6-0,gn39-0,gn40-0,gn7-0 --master gn6-0 -- python train.py"
 
 

@@ -16,11 +16,12 @@ from pathlib import Path
 from probing.api.errors import StoreError, UsageError
 from probing.api.typed import typed_json
 from probing.daemon.ipc import Header
-from probing.groups.spec import NAME
+from probing.daemon.store.files import SystemFiles
+from probing.groups.spec import MAX_GROUPS, NAME
 
 __all__ = ("GroupRecords",)
 
-MAX_GROUPS, MAX_RECORD = 1024, 4 << 20
+MAX_RECORD = 4 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +56,7 @@ class GroupRecords:
         try:
             if not self._directory.exists():
                 self._directory.mkdir(mode=0o700)
-                _sync(self._directory.parent)
+                SystemFiles().fsync_dir(self._directory.parent)
             if not path.exists() and len(self._files()) >= MAX_GROUPS:
                 raise UsageError(f"this node has {MAX_GROUPS} groups", hint="give a group of yours a new specification")
             with partial.open("x") as file:
@@ -63,7 +64,7 @@ class GroupRecords:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
-            _sync(self._directory)
+            SystemFiles().fsync_dir(self._directory)
         except OSError as e:
             with suppress(OSError):
                 partial.unlink()
@@ -85,11 +86,3 @@ class GroupRecords:
 
     def _files(self) -> list[Path]:
         return sorted(self._directory.glob("*.json"))
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -47,11 +47,8 @@ class Caller:
     def uid(self) -> int | None:
         """The user at the other end, as the kernel proves it; None for a caller from another machine."""
         uid = self.who.rpartition("uid ")[2]
-        return (
-            int(uid)
-            if uid.isascii() and uid.isdecimal() and (self.listener == "unix" or ", uid " in self.who)
-            else None
-        )
+        is_proven = self.listener == "unix" or ", uid " in self.who
+        return int(uid) if is_proven and uid.isascii() and uid.isdecimal() else None
 
     @property
     def share(self) -> str:

@@ -11,7 +11,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.text import escape
 from probing.daemon.groups.workers import Launcher, Workers
 from probing.daemon.query.caller import Caller
-from probing.daemon.service.group_peers import GroupPeers, Records
+from probing.daemon.service.group_peers import Entry, GroupPeers, Records
 from probing.daemon.service.limits import Context
 from probing.groups.group import Group
 from probing.groups.report import rows_from
@@ -90,16 +90,17 @@ class GroupLaunchers:
             raise NotFound(f"rank {request.rank} of group {group.spec.name}: {escape(part.problem, 200)}")
         return pb.GroupLogReply(node=self._node, data=part.data[:_MAX_LOG], end=part.end)
 
-    def tell(self, name: str, group: Group, record: bytes) -> None:
-        """Sends the record to the launchers of its workers."""
-        for launcher in self._workers.serving([*group.spec.workers, *group.occupied]):
-            launcher.put("record", name, self.record_for(group, record))
+    def tell(self, name: str, entry: Entry) -> None:
+        """Sends the known record to the launchers of its workers."""
+        if entry.known is not None:
+            for launcher in self._workers.serving(_concerned(entry.known)):
+                launcher.put("record", name, self.record_for(entry.known, entry.acceptor.committed.value))
 
     def _brief(self, launcher: Launcher) -> None:
         """Sends a launcher that has just connected the records of its groups."""
         mine = set(launcher.workers)
         for name, entry in self._records.entries.items():
-            if entry.known is not None and not mine.isdisjoint((*entry.known.spec.workers, *entry.known.occupied)):
+            if entry.known is not None and not mine.isdisjoint(_concerned(entry.known)):
                 launcher.put("record", name, self.record_for(entry.known, entry.acceptor.committed.value))
 
     def record_for(self, group: Group, record: bytes) -> pb.WorkOrder:
@@ -115,6 +116,10 @@ class GroupLaunchers:
         """Returns the host of a node's address. Raises PeerError for an unknown node."""
         address = self._peers.address(node)
         return "127.0.0.1" if address.startswith("unix:") else address.rpartition(":")[0].strip("[]")
+
+
+def _concerned(group: Group) -> tuple[str, ...]:
+    return (*group.spec.workers, *group.occupied)
 
 
 async def _send(launcher: Launcher, context: Context) -> None:

@@ -21,7 +21,7 @@ from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.outgoing import PeerStubs
 from probing.groups.group import Group
 from probing.groups.register import Accepted, Acceptor, Ballot, Committed, Promise, Proposal, Refusal
-from probing.groups.spec import PORTS
+from probing.groups.spec import MAX_GROUPS, PORTS
 
 __all__ = (
     "Entry",
@@ -36,7 +36,6 @@ __all__ = (
 
 CALL_S = 2.0
 _KEEP_S = 5.0
-MAX_GROUPS = 1024
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -58,12 +57,16 @@ class Entry:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
+    def record(self) -> Group | None:
+        """The record that says whose group it is: ``known``, else the accepted record; None if there is neither."""
+        value = self.acceptor.accepted.value
+        return self.known or (Group.from_json(value) if value else None)
+
+    @property
     def id(self) -> str:
         """The id of the group whose record is here; empty if there is no record yet."""
-        if self.known is not None:
-            return self.known.spec.id
-        value = self.acceptor.accepted.value
-        return Group.from_json(value).spec.id if value else ""
+        record = self.record
+        return record.spec.id if record else ""
 
     @property
     def ballot(self) -> Ballot:
@@ -148,9 +151,7 @@ class Records:
     async def accept(self, name: str, proposal: Proposal) -> Accepted | Refusal:
         """Accepts a record. Raises FormatError for a malformed record, PrivilegeError for a record of another owner."""
         entry = self.entry(name)
-        accepted_before = entry.acceptor.accepted.value
-        before = entry.known or (Group.from_json(accepted_before) if accepted_before else None)
-        group = _checked(name, proposal.value, before)
+        group = _checked(name, proposal.value, entry.record)
 
         async def accepted() -> Accepted | Refusal:
             _check_order(entry.known, group)

@@ -24,12 +24,7 @@ from probing.daemon.groups.policy import Step, Watched, absences, next_step
 from probing.daemon.groups.workers import Workers
 from probing.daemon.query.caller import Caller
 from probing.daemon.service.group_launchers import GroupLaunchers
-from probing.daemon.service.group_peers import (
-    Entry,
-    GroupPeers,
-    Records,
-    packed_ballot,
-)
+from probing.daemon.service.group_peers import Entry, GroupPeers, Records, packed_ballot
 from probing.daemon.service.group_votes import GroupVotes
 from probing.daemon.source_state import SourceState
 from probing.diagnosis.facts import Missing
@@ -171,9 +166,8 @@ class Groups:
 
     def group_rows(self) -> Iterable[Row]:
         """Yields rows of ``cluster.groups``."""
-        for name, entry in sorted(self._records.entries.items()):
-            if entry.known is not None and entry.known.phase != "deleted":
-                yield _group_row(entry.known, self._watched.get(name))
+        for group in self._shown():
+            yield _group_row(group, self._watched.get(group.spec.name))
 
     def worker_rows(self) -> Iterable[Row]:
         """Returns rows of ``cluster.workers``."""
@@ -181,13 +175,14 @@ class Groups:
 
     def sources(self) -> list[SourceState]:
         """Returns the row of groups for ``status`` and ``probing.sources``."""
-        groups = sum(entry.known is not None and entry.known.phase != "deleted" for entry in self._entries())
-        detail = plural(groups, "group")
+        detail = plural(len(self._shown()), "group")
         state = "running" if self._records.loaded and not self._problem else "degraded"
         return [SourceState("groups", state, self._problem, detail=detail)]
 
-    def _entries(self) -> list[Entry]:
-        return list(self._records.entries.values())
+    def _shown(self) -> list[Group]:
+        """Returns the known groups that are not deleted, in the order of their names. For any thread."""
+        known = (entry.known for _, entry in sorted(self._records.entries.items()))
+        return [group for group in known if group is not None and group.phase != "deleted"]
 
     async def _change(self, name: str, update: _Update, new: Group | None = None) -> Group:
         """Changes the record of a group by agreement of its voters, and tells its nodes. Raises ProbingError."""
@@ -214,7 +209,7 @@ class Groups:
         assert group is not None
         _log.warning("group %s: generation %d is %s: %s", name, group.generation, group.phase, group.reason)
         self._watched.setdefault(name, Watched()).note(group, self._now())
-        self.launchers.tell(name, group, entry.acceptor.committed.value)
+        self.launchers.tell(name, entry)
 
     async def _run(self) -> None:
         while True:
@@ -223,8 +218,7 @@ class Groups:
                     await self._records.load()
                     # Launchers may have connected before.
                     for name, entry in self._records.entries.items():
-                        if entry.known is not None:
-                            self.launchers.tell(name, entry.known, entry.acceptor.committed.value)
+                        self.launchers.tell(name, entry)
                 for name, entry in list(self._records.entries.items()):
                     if name not in self._busy and not self._is_idle(name, entry):
                         self._begin(name, self._turn(name, entry))

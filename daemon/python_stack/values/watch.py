@@ -91,7 +91,7 @@ class VariableWatch(TrainerVisits[_Reported]):
             return  # they are no longer watched since the round began
         read = self._values.of_process(who.pid, who.start_ns, names, time.monotonic() + TIMEOUT_S)
         ts = self._clock.pair().real_ns
-        common = {**who._asdict(), "node": self._node, "ts": ts}
+        common = who.row(self._node, ts)
         chosen = _one_each(read, who.trains)
         step = _step(chosen)
         self._put_values(common, state, chosen, step)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from probing.api.errors import StoreError, UsageError
-from probing.daemon.collector.group_records import MAX_GROUPS, MAX_RECORD, GroupRecords
+from probing.daemon.collector.group_records import MAX_RECORD, GroupRecords
+from probing.groups.spec import MAX_GROUPS
 
 
 def kept(records: GroupRecords) -> dict[str, Any]:
