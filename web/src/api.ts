@@ -63,6 +63,11 @@ async function errorOf(response: Response): Promise<RequestError> {
   return new RequestError(refused ? "refused" : "failed", message, hint, response.status);
 }
 
+/** Returns what was thrown as the error that a panel shows. */
+export function asRequestError(problem: unknown): RequestError {
+  return problem instanceof RequestError ? problem : new RequestError("failed", String(problem));
+}
+
 /** Returns the answer of a GET of `/api/PATH`. */
 export async function get<T>(path: string, query: Query = {}, signal: AbortSignal | null = null): Promise<Answer<T>> {
   const response = await request(url(path, query), { signal });

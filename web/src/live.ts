@@ -1,7 +1,7 @@
 /** Live data by server-sent events, while the tab is seen; and answers that are asked for again. */
 import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { contractOf, get, refusalOf, RequestError, serverGone, url, type Query } from "./api.ts";
+import { asRequestError, contractOf, get, type Query, refusalOf, type RequestError, serverGone, url } from "./api.ts";
 import type { Answer, Contract } from "./types.ts";
 
 /** Whether live data comes in: `hidden` while the tab is not seen. */
@@ -108,7 +108,7 @@ export function useAsked<T>(path: string | null, query: Query = {}, everyMs = 0,
       } catch (error) {
         if (stop.signal.aborted) return;
         failed = true;
-        const known = error instanceof RequestError ? error : new RequestError("failed", String(error));
+        const known = asRequestError(error);
         setState((old) => ({ ...old, error: known, loading: false }));
       } finally {
         running = false;

@@ -1,7 +1,7 @@
 /** The form of a new group, or of the change of a stopped one: fields, then the table of ranks, then the change. */
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import { post, RequestError } from "../api.ts";
+import { asRequestError, post, type RequestError } from "../api.ts";
 import { words } from "../i18n/index.ts";
 import { useAsked } from "../live.ts";
 import { Body, Panel, Trouble } from "../parts/Panel.tsx";
@@ -36,7 +36,7 @@ export function GroupForm({ first, onDone, onCancel }: FormProps) {
     try {
       await act();
     } catch (problem) {
-      setError(problem instanceof RequestError ? problem : new RequestError("failed", String(problem)));
+      setError(asRequestError(problem));
     } finally {
       setBusy(false);
     }

@@ -1,6 +1,6 @@
 /** The owner's orders: start, stop, restart and delete; what ends ranks is asked for twice. */
 import { useState } from "preact/hooks";
-import { post, RequestError, session } from "../api.ts";
+import { asRequestError, post, type RequestError, session } from "../api.ts";
 import { words } from "../i18n/index.ts";
 import { WithCommands } from "../parts/Copy.tsx";
 import { Trouble } from "../parts/Panel.tsx";
@@ -48,7 +48,7 @@ export function Orders({ name, phase, onDone }: { name: string; phase: string; o
         onDone(action);
       }
     } catch (problem) {
-      setError(problem instanceof RequestError ? problem : new RequestError("failed", String(problem)));
+      setError(asRequestError(problem));
     } finally {
       setBusy(false);
     }

@@ -1,6 +1,6 @@
 /** The last lines of a rank's log; what is written to it comes while the tab is seen. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { get, RequestError } from "../api.ts";
+import { asRequestError, get, type RequestError } from "../api.ts";
 import { words } from "../i18n/index.ts";
 import { Loading, Panel } from "../parts/Panel.tsx";
 import { visible } from "../text/escape.ts";
@@ -77,7 +77,7 @@ function useLog(name: string, rank: number, node: string): Log {
         if (!shorter) setLog((old) => ({ text: ((from === null ? "" : (old.text ?? "")) + data.text).slice(-MOST_CHARACTERS), contract, error: null, missing: null }));
       } catch (problem) {
         if (stop.signal.aborted) return;
-        const error = problem instanceof RequestError ? problem : new RequestError("failed", String(problem));
+        const error = asRequestError(problem);
         // A rank has no log before its first start, and for a moment when it starts again.
         const missing = error.status === 404;
         pause = missing ? EVERY_MS : AFTER_ERROR_MS;

@@ -1,20 +1,13 @@
 /** The fields of the form for a group, as they are sent; the server makes the table of ranks of them. */
 import type { GroupSpec, WorkerRow } from "../types.ts";
 
-export interface FormFields {
+export interface FormFields extends Omit<GroupSpec, "version" | "workers" | "world_size" | "master_port"> {
   name: string;
   /** The version that is changed; null: a new group. */
   version: number | null;
   workers: readonly string[];
-  master: string;
   world_size: string;
   master_port: string;
-  backend: string;
-  restart: string;
-  on_hang: string;
-  command: string;
-  cwd: string;
-  env: string;
 }
 
 export function emptyForm(): FormFields {

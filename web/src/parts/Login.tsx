@@ -1,6 +1,6 @@
 /** How a visitor gets in: by the address that was printed, or by a token. */
 import { useState } from "preact/hooks";
-import { openSession, posted, RequestError, session } from "../api.ts";
+import { asRequestError, openSession, posted, type RequestError, session } from "../api.ts";
 import { words } from "../i18n/index.ts";
 import { Trouble } from "./Panel.tsx";
 
@@ -27,7 +27,7 @@ export function Login() {
       form.reset();
       await openSession();
     } catch (problem) {
-      setError(problem instanceof RequestError ? problem : new RequestError("failed", String(problem)));
+      setError(asRequestError(problem));
     } finally {
       setBusy(false);
     }

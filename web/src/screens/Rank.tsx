@@ -1,6 +1,6 @@
 /** A rank: its process, its stack when asked for, last operations, values over time, findings, log lines. */
 import { useEffect, useState } from "preact/hooks";
-import { get, RequestError } from "../api.ts";
+import { asRequestError, get, type RequestError } from "../api.ts";
 import { words } from "../i18n/index.ts";
 import { History } from "../job/History.tsx";
 import { cellText, rankRows } from "../job/rankRows.ts";
@@ -105,7 +105,7 @@ function StackNow({ node, pid }: { node: string; pid: string }) {
     try {
       setAnswer(await get<Thread[]>("stacks", { node, pid, native, locals }));
     } catch (problem) {
-      setError(problem instanceof RequestError ? problem : new RequestError("failed", String(problem)));
+      setError(asRequestError(problem));
     } finally {
       setBusy(false);
     }

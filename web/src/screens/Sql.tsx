@@ -1,6 +1,6 @@
 /** SQL over the nodes: an editor with the tables beside it, and the rows as a table or a chart. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { download, post, RequestError, session } from "../api.ts";
+import { asRequestError, download, post, type RequestError, session } from "../api.ts";
 import { words } from "../i18n/index.ts";
 import { useAsked } from "../live.ts";
 import { params, setParams } from "../location.ts";
@@ -51,7 +51,7 @@ export function Sql() {
     try {
       await act(stop.signal);
     } catch (problem) {
-      if (!stop.signal.aborted) setError(problem instanceof RequestError ? problem : new RequestError("failed", String(problem)));
+      if (!stop.signal.aborted) setError(asRequestError(problem));
     } finally {
       if (running.current === stop) setBusy(false);
     }
