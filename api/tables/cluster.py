@@ -90,7 +90,7 @@ WORKERS = Table(
         Column("group_name", TEXT, "Group; NULL for a worker that no group has used."),
         Column("generation", I64, "Generation of the group that the rank belongs to."),
         Column("rank", I64, "Rank of the worker in the group; NULL if it has none."),
-        Column("rank_state", NAME, "idle, waiting, running, ending, ended, refused, fenced."),
+        Column("rank_state", NAME, "idle, waiting, starting, running, ending, ended, refused, fenced."),
         Column("since", TIME, "When the state of the rank began, by the launcher, UTC."),
         Column("pid", I32, "Process of the rank."),
         Column("start_ns", I64, "When the process started, ns since boot."),
