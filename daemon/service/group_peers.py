@@ -91,7 +91,7 @@ class Records:
         self._collector = collector
         self.on_news: Callable[[str, Entry], None] = lambda *_: None
         self.entries: dict[str, Entry] = {}
-        self.loaded = False
+        self._loaded = asyncio.Event()
         self._damaged: set[str] = set()
         self._number = 0
 
@@ -109,7 +109,18 @@ class Records:
             except (FormatError, ValueError) as e:
                 _log.error("the record of group %.80r cannot be read, so this node has no vote on it: %s", name, e)
                 self._damaged.add(name)
-        self.loaded = True
+        self._loaded.set()
+
+    @property
+    def loaded(self) -> bool:
+        return self._loaded.is_set()
+
+    async def await_loaded(self) -> None:
+        """Waits a few seconds for ``load``, as a node answers before the collector does. Raises PeerError then."""
+        try:
+            await asyncio.wait_for(self._loaded.wait(), _KEEP_S)
+        except asyncio.TimeoutError:
+            raise _starting() from None
 
     def find(self, name: str) -> Entry | None:
         """Returns the entry of the group with this name, None if there is none.
@@ -118,7 +129,7 @@ class Records:
         node might break its promises.
         """
         if not self.loaded:
-            raise PeerError("this node is starting", hint="ask again in some seconds")
+            raise _starting()
         if name in self._damaged:
             raise PeerError(f"the record of group {name} cannot be read here", hint="the daemon's log names its file")
         return self.entries.get(name)
@@ -190,6 +201,10 @@ class Records:
             text = json.dumps({"number": self._number, "acceptor": acceptor.to_dict()}, separators=(",", ":")).encode()
             await asyncio.to_thread(self._collector.keep_group, name, text, self._number, _KEEP_S)
             entry.acceptor = acceptor
+
+
+def _starting() -> PeerError:
+    return PeerError("this node is starting", hint="ask again in some seconds")
 
 
 async def _whole(entry: Entry, step: Callable[[], Coroutine[Any, Any, _T]]) -> _T:

@@ -102,6 +102,7 @@ class Groups:
 
     async def group(self, request: pb.GroupRequest, caller: Caller) -> pb.GroupReply:
         """Returns the records that were asked for, after the change in ``request``. Raises ProbingError."""
+        await self._records.await_loaded()
         kind = request.WhichOneof("change")
         if kind is None:
             known = [entry.known for _, entry in sorted(self._records.entries.items()) if entry.known is not None]
@@ -145,6 +146,7 @@ class Groups:
 
     async def agree(self, request: pb.AgreeRequest, caller: Caller | None = None) -> pb.AgreeReply:
         """Answers another node, or this one (None). Raises ProbingError."""
+        await self._records.await_loaded()
         return await self._votes.agree(request, caller)
 
     def finding(self, row: Mapping[str, Any], owner: Hashable) -> None:

@@ -52,6 +52,34 @@ def test_a_group_starts_and_stops() -> None:
     assert simulated(scene, NAMES, slots=2).starts == 6
 
 
+def test_nodes_that_have_just_started_take_a_command() -> None:
+    async def scene(network: Network) -> None:
+        for node in network.nodes.values():
+            await node.kill()
+            node.start()
+        assert not any(node.records.loaded for node in network.nodes.values())
+        await network.create("gn7", group_of(*NAMES))
+        assert network.phase() == "stopped"
+
+    simulated(scene, NAMES)
+
+
+def test_a_node_whose_records_cannot_be_read_refuses_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise PeerError("the collector does not answer")
+
+    async def scene(network: Network) -> None:
+        node = network.nodes["gn7"]
+        await node.kill()
+        monkeypatch.setattr("groups_network.Collector.kept_groups", fails)
+        node.start()
+        for request in (pb.GroupRequest(), pb.GroupRequest(name="llama", create=group_of("gn7").to_json())):
+            with pytest.raises(PeerError, match="this node is starting"):
+                await network.ask("gn7", request)
+
+    simulated(scene, NAMES)
+
+
 def test_all_ranks_start_again_after_a_failure() -> None:
     async def scene(network: Network) -> None:
         await begun(network, *NAMES, restart="on_failure", max_restarts=2)
