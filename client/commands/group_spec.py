@@ -34,10 +34,10 @@ from probing.groups.spec import Spec, checked
 __all__ = ("EXAMPLES", "Options", "WorkerOptions", "add", "all_nodes", "change", "create", "remove", "write_ranks")
 
 EXAMPLES = (
-    "probingctl group create llama --workers gn6-0,gn39-0,gn40-0,gn7-0 --master gn6-0 -- python train.py",
-    "probingctl group create llama --workers 'gn*' --master gn6 --backend gloo --dry-run -- python train.py",
-    "probingctl group set llama --master gn7 --env LR=0.1",
-    "probingctl group add llama gn8-0",
+    "probingctl group create gpt --workers gn6-0,gn7-0 --master gn6-0 -- ./train",
+    "probingctl group create gpt --workers 'gn*' --master gn6 --dry-run -- ./run",
+    "probingctl group set gpt --master gn7 --env LR=0.1",
+    "probingctl group add gpt gn8-0",
 )
 _RANKS = (
     Field("WORKER", "worker", flex=True),

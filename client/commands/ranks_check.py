@@ -26,7 +26,7 @@ __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = (
     "probingctl ranks check --all-nodes --job 4711",
-    "probingctl ranks check --workers gn6-0,gn39-0,gn40-0,gn7-0 --master gn6-0",
+    "probingctl ranks check --workers gn6-0,gn39-0,gn7-0 --master gn6-0",
 )
 _WRONG = 3
 _MOST_BYTES = 1 << 20

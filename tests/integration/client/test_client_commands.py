@@ -384,22 +384,29 @@ def test_a_misspelt_option_is_guessed(ctl: Run, arguments: tuple[str, ...], hint
     assert ctl(*arguments) == (2, "", f"error: no such option: {arguments[1]}\nhint: {hint}\n")
 
 
+def _commands(text: str) -> list[str]:
+    """Returns the names of the commands that a help text lists."""
+    return [line.split()[0] for line in text.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()]
+
+
 def test_help_of_every_command_is_whole_at_80_columns(ctl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     code, text, err = ctl()
     assert (code, err) == (0, "")
     assert ctl("--help") == (0, text, "")
-    names = [line.split()[0] for line in text.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()]
+    names = _commands(text)
     assert {"ps", "events", "top", "nccl", "query", "export", "cluster"} <= set(names)
-    words = [(name,) for name in names if name not in ("cluster", "ranks")]
-    words += [("cluster", "list"), ("cluster", "nodes"), ("cluster", "query"), ("ranks", "check")]
+    folders = ("cluster", "group", "ranks")
+    words = [(name,) for name in names if name not in folders]
+    words += [(folder, name) for folder in folders for name in _commands(ctl(folder, "--help")[1])]
+    assert {("cluster", "list"), ("group", "create"), ("ranks", "check")} <= set(words)
     for command in words:
         code, shown, _ = ctl(*command, "--help")
         assert code == 0
         assert "\n  Examples:\n    probingctl " in shown, command
         text += shown
     # "..." follows what may be given several times.
-    cut = re.sub(r"\[(ARGS|PID)\]\.\.\.|(NAME|VALUE)\.\.\.", "", text)
+    cut = re.sub(r"\[(ARGS|PID)\]\.\.\.|(NAME|VALUE|WORKER|COMMAND)\.\.\.", "", text)
     assert "..." not in cut
     assert max(map(len, text.splitlines())) <= 80
     assert ctl("cluster")[0] == 0

@@ -40,15 +40,22 @@ def settings(name: str) -> dict[str, str]:
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """The units with the interpreter of this checkout, so that their commands exist."""
-    for path in UNITS.iterdir():
-        (tmp_path / path.name).write_text(path.read_text().replace(PYTHON, sys.executable))
+    copied(UNITS, tmp_path)
     return tmp_path
 
 
-def complaints(units: Iterable[Path]) -> list[str]:
+def copied(units: Path, folder: Path) -> list[Path]:
+    """Copies units with the interpreter of this checkout into a folder; returns the copies."""
+    copies = [folder / path.name for path in sorted(units.glob("*.*"))]
+    for copy in copies:
+        copy.write_text((units / copy.name).read_text().replace(PYTHON, sys.executable))
+    return copies
+
+
+def complaints(units: Iterable[Path], *options: str) -> list[str]:
     """Returns what systemd has against ``units`` and against the order in which it would start them."""
     assert shutil.which("systemd-analyze"), "systemd-analyze is needed: `make deps` installs it"
-    words = ["systemd-analyze", "verify", "--man=no", *map(str, units)]
+    words = ["systemd-analyze", "verify", "--man=no", *options, *map(str, units)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     lines = [line for line in done.stderr.splitlines() if "probing" in line]
     return [*lines, f"exit status {done.returncode}"] if done.returncode else lines
@@ -56,6 +63,11 @@ def complaints(units: Iterable[Path]) -> list[str]:
 
 def test_systemd_takes_all_units(installed: Path) -> None:
     assert complaints(sorted(installed.iterdir())) == []
+
+
+def test_systemd_takes_the_unit_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert complaints(copied(UNITS / "user", tmp_path), "--user") == []
 
 
 def test_a_boot_starts_all_units(installed: Path) -> None:
