@@ -18,7 +18,7 @@ from typing import NamedTuple
 from probing.groups.spec import node_of
 from probing.launcher.processes import Stat, mark_of, stats
 
-__all__ = ("Census", "Leader", "Member", "Owner", "become_subreaper")
+__all__ = ("Census", "Leader", "Member", "Owner", "set_subreaper")
 
 # include/uapi/linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
@@ -46,9 +46,9 @@ class Member(NamedTuple):
     rank: int | None
 
 
-def become_subreaper() -> bool:
-    """Makes orphans of this process's descendants its children; returns whether the kernel lets it."""
-    return int(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
+def set_subreaper(wanted: bool) -> bool:
+    """Has orphans of this process's descendants become its children, or not; returns whether the kernel lets it."""
+    return int(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)) == 0
 
 
 class Census:

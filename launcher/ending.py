@@ -30,10 +30,6 @@ class Ending:
             return "kill"
         return "term" if now_ns >= self._term_ns else "save"
 
-    def due_ns(self, now_ns: int) -> int:
-        """Returns when the stage after the one at ``now_ns`` begins."""
-        return min(self._term_ns, self._kill_ns) if now_ns < self._term_ns else self._kill_ns
-
     def saved(self, now_ns: int) -> None:
         """Ends the time for the save step."""
         self._term_ns = min(self._term_ns, now_ns)

@@ -20,7 +20,7 @@ from probing.api.errors import ProbingError
 from probing.groups.group import Group
 from probing.groups.spec import MAX_GROUPS
 from probing.launcher.allowed import Rules
-from probing.launcher.census import become_subreaper
+from probing.launcher.census import set_subreaper
 from probing.launcher.children import Child, Children
 from probing.launcher.decisions import Facts, Verdict, recent_restarts, record_problem, start_verdict
 from probing.launcher.ending import Ending
@@ -67,7 +67,7 @@ class Launcher:
         self._next_tick_ns = self._next_write_ns = 0
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._held = {history.name: self._resumed(history) for history in self._state.groups}
-        become_subreaper()
+        set_subreaper(True)
         with suppress(ValueError):
             # Whoever started this process may have it ignored, and then no exit status would be known.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Starts a process that waits until it is recorded before it becomes a rank."""
+"""Starts processes: one that waits until it is recorded before it becomes a rank, and the keeper of leases."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from probing.launcher.census import set_subreaper
 from probing.launcher.logs import open_log
 from probing.launcher.processes import Handle, stat_of
 
-__all__ = ("Plan", "Started", "plan_bytes", "spawn")
+__all__ = ("Plan", "Started", "plan_bytes", "spawn", "start_keeper")
 
-_SHIM = str(Path(__file__).with_name("shim.py"))
+_SHIM, _KEEPER = (str(Path(__file__).with_name(name)) for name in ("shim.py", "keeper.py"))
 _SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 # So that no descriptor is one of 0, 1 and 2, if the launcher was started without them.
 _LEAST_FD = 10
@@ -97,6 +98,21 @@ def spawn(plan: Plan) -> Started:
         os.close(report)
         raise OSError(None, f"process {pid} cannot be found in /proc")
     return Started(handle, report, go)
+
+
+def start_keeper(directory: Path, node: str) -> None:
+    """Starts the keeper of a launcher's state directory, unless it runs. Raises OSError.
+
+    It is no child of this process, whose children would count as ranks' processes.
+    """
+    words = [sys.executable, "-I", "-B", _KEEPER, str(directory), node, *sys.path]
+    actions = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in range(3)]
+    set_subreaper(False)
+    try:
+        # It forks, and ends.
+        os.waitpid(os.posix_spawn(sys.executable, words, os.environ, file_actions=actions, setsid=True), 0)
+    finally:
+        set_subreaper(True)
 
 
 def _spawn(plan: Plan, log: int, inherited: tuple[int, int, int]) -> int:

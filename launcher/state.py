@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ _FORMAT = 1
 _MAX_STATE = 96 << 20
 _MAX_RUNS, _MAX_STAMPS = 16_384, 256
 _MAX_NUMBER = 1 << 62
+_LOCK_S = 5.0
 _NAME, _LOCK = "launcher.json", "lock"
 
 
@@ -146,20 +148,32 @@ def state_directory(path: Path) -> Path:
 
 
 def lock(directory: Path) -> int:
-    """Returns the descriptor that holds the lock of a state directory. Raises StateLocked with the holder's pid."""
+    """Returns the descriptor that holds the lock of a state directory. Raises StateLocked with the holder's pid.
+
+    Waits a few seconds for it: the keeper may have it.
+    """
     fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    deadline = time.monotonic() + _LOCK_S
+    while not (locked := _try_lock(fd)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if not locked:
         holder = re.sub(rb"[^0-9]", b"", os.read(fd, 16)).decode() or "unknown"
         os.close(fd)
         raise StateLocked(
             f"another launcher (pid {holder}) uses {directory}",
             hint=f"a user has one launcher on a node: give it more workers, or end it by `kill {holder}`",
-        ) from None
+        )
     os.ftruncate(fd, 0)
     os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     return fd
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _checked(state: State) -> State:

@@ -29,7 +29,7 @@ __all__ = ("EXAMPLES", "Options", "run")
 
 EXAMPLES = (
     "probingctl worker --slots 8",
-    "probingctl worker --join gn6:7070 --token-file ~/launch.token --allow 'python /home/me/*'",
+    "probingctl worker --join gn6:7070 --allow 'python /home/me/*'",
 )
 _REPORT_S = 0.5
 _MAX_SLOTS = 256
@@ -57,6 +57,7 @@ def run(settings: Settings, options: Options) -> None:
         raise UsageError("--name and --slots exclude each other", hint="--slots N serves NODE-0 to NODE-(N-1)")
     from probing.launcher.allowed import Rules
     from probing.launcher.launcher import Launcher
+    from probing.launcher.spawn import start_keeper
 
     target = settings.target if options.join is None else options.join
     alone = replace(settings, target=target, nodes=(), all_nodes=False, where=())
@@ -64,7 +65,9 @@ def run(settings: Settings, options: Options) -> None:
     with opened(alone) as cluster:
         node = cluster.status()[0][1].node
         workers = _workers(node, options)
-        launcher = Launcher(node, workers, _state_directory(node), rules)
+        directory = _state_directory(node)
+        launcher = Launcher(node, workers, directory, rules)
+        start_keeper(directory, node)
         # A signal only wakes the loop, which then looks at this list.
         signals: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -21,6 +21,7 @@ from probing.groups.keys import trusted_keys
 from probing.launcher.allowed import Rules
 from probing.launcher.launcher import Launcher
 from probing.launcher.processes import Clock
+from probing.launcher.spawn import start_keeper
 
 CHANGES = (
     (os, ("fsync", "memfd_create", "posix_spawn", "write", "ftruncate", "pidfd_open", "waitpid")),
@@ -81,6 +82,8 @@ def answer(launcher: Launcher, clock: AheadClock, order: dict[str, Any]) -> Any:
             return launcher.clear(order["name"], order["generation"])
         case "reexec":
             launcher.reexec()
+        case "keeper":
+            return start_keeper(Path(sys.argv[1]) / "state", launcher.node)
     raise ValueError(order["op"])
 
 

@@ -2,7 +2,8 @@
 
 Four daemons and launchers in network namespaces, a group of eight ranks. Each schedule makes five to nine faults and
 orders, one after the other with short pauses: a rank, a launcher or a daemon is killed, a launcher is upgraded, a link
-is cut and healed, a node stops and starts, the owner restarts the group, stops it, changes its master and starts it.
+is cut and healed, a node stops and starts, or is cut while no launcher runs on it, the owner restarts the group, stops
+it, changes its master and starts it.
 Every second schedule's group may be started without a node that does not answer.
 
 While they run, an observer that is none of ours reads /proc: no rank may have two processes, and no process may be of
@@ -78,6 +79,8 @@ class Schedule:
         self.site, self.crew, self.draw = site, crew, draw
         self.cut: set[int] = set()
         self.down: set[int] = set()
+        # Nodes without a launcher.
+        self.bare: set[int] = set()
         self.log: list[str] = []
 
     def run(self) -> None:
@@ -90,6 +93,7 @@ class Schedule:
             self.cut_link,
             self.heal_link,
             self.stop_node,
+            self.abandon_node,
             self.restart,
             self.change_master,
         ]
@@ -107,14 +111,18 @@ class Schedule:
         return f"killed rank process {pid}"
 
     def kill_launcher(self) -> str:
-        node = self.draw.choice([name for at, name in enumerate(NODES) if at not in self.down])
+        node = self._launcher()
         self.crew.kill(node)
         time.sleep(self.draw.choice((0.0, 0.5, 2.0)))
         self.crew.again(node)
         return f"killed the launcher of {node}"
 
+    def _launcher(self) -> str:
+        """Returns a node whose launcher runs."""
+        return self.draw.choice([name for at, name in enumerate(NODES) if at not in self.down | self.bare])
+
     def upgrade_launcher(self) -> str:
-        node = self.draw.choice([name for at, name in enumerate(NODES) if at not in self.down])
+        node = self._launcher()
         self.crew.processes[node].send_signal(signal.SIGHUP)
         return f"upgraded the launcher of {node}"
 
@@ -138,7 +146,7 @@ class Schedule:
 
     def stop_node(self) -> str:
         """A node that loses its power: daemon, launcher and ranks are gone at once."""
-        if self.down:
+        if self.down or self.bare:
             return self.start_nodes()
         at = self.draw.randrange(len(NODES))
         self.site.kill(at)
@@ -150,12 +158,26 @@ class Schedule:
         self.down.add(at)
         return f"stopped node {NODES[at]}"
 
+    def abandon_node(self) -> str:
+        """A node that is cut, and whose launcher is gone: its keeper ends fenced ranks."""
+        if self.down or self.bare:
+            return self.start_nodes()
+        at = self.draw.randrange(len(NODES))
+        self.crew.kill(NODES[at])
+        self.site.spaces[at].cut()
+        self.cut.add(at)
+        self.bare.add(at)
+        time.sleep(self.draw.choice((0.0, 17.0)))
+        return f"cut {NODES[at]}, whose launcher was killed"
+
     def start_nodes(self) -> str:
         for at in self.down:
             self.site.daemons[at].spawn()
             self.site.daemons[at].wait_ready()
+        started = self.down | self.bare
+        for at in started:
             self.crew.again(NODES[at])
-        started, self.down = self.down, set()
+        self.down, self.bare = set(), set()
         return f"started {sorted(NODES[at] for at in started)}"
 
     def restart(self) -> str:
@@ -173,7 +195,7 @@ class Schedule:
         daemon, user = self.site.daemons[at], self.crew.user
         command = [*self.site.spaces[at].words, str(Path(sys.executable).parent / "probingctl"), "-t", daemon.target]
         done = subprocess.run(
-            [*command, *user.shown, "group", *words],
+            [*command, *self.site.shown, "group", *words],
             env={**os.environ, **user.env},
             capture_output=True,
             text=True,
@@ -245,7 +267,7 @@ def scene(base: Path) -> Iterator[tuple[Site, Launchers]]:
         with site_of(
             base, make, NODES, (0.0,) * 4, [("--groups.enabled=true", "--diagnose.enabled=false")] * 4
         ) as site:
-            user = User(base / "user", site.spaces[0].words, site.shown)
+            user = User(base / "user", site)
             places = zip(site.daemons, site.spaces, site.groups, strict=True)
             crew = Launchers(user, {daemon.name: (*space.words, *in_group(group)) for daemon, space, group in places})
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 from launcher_helpers import LauncherProcess, Owner, living
 from waiting import until
 
+from probing.launcher import keeper
+
+KEEPER = Path(keeper.__file__)
 IGNORES_SIGTERM = (
     sys.executable,
     "-S",
@@ -123,6 +127,58 @@ def test_the_lease_cuts_an_ending_short(directory: Path, name: str) -> None:
         launcher.ask("advance", seconds=60)
         launcher.until(lambda rows: all(row["clear"] for row in rows))
         assert living(name) == {}
+
+
+def keepers(directory: Path) -> list[int]:
+    """Returns the pids of the keepers of a directory."""
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if words[3:5] == [str(KEEPER).encode(), str(directory / "state").encode()]:
+                pids.append(int(path.parent.name))
+    return pids
+
+
+def test_the_keeper_ends_ranks_when_no_launcher_does(directory: Path, name: str) -> None:
+    owner = fenced(directory, name, *IGNORES_SIGTERM, fence_s=5.0)
+    with LauncherProcess(directory) as launcher:
+        for _ in range(2):
+            launcher.ask("keeper")
+        # A lease that began later than the keeper.
+        until(lambda: len(keepers(directory)) == 1, what=lambda: keepers(directory))
+        for row in start(launcher, owner, 5.0):
+            until(lambda path=row["log"]: "ready" in Path(path).read_text())
+        launcher.kill()
+    assert len(living(name)) == 2
+    until(lambda: not living(name), what=lambda: living(name))
+    until(lambda: not keepers(directory), what=lambda: keepers(directory))
+    with LauncherProcess(directory) as launcher:
+        rows = launcher.until_states("fenced")
+        assert {row["reason"].partition(";")[0] for row in rows} == {
+            "fenced: no word from a majority of the group's nodes for 5 s"
+        }
+
+
+def test_the_keeper_lives_as_long_as_the_launcher(directory: Path, name: str) -> None:
+    owner = Owner(directory, name, "sleep", "1009")
+    with LauncherProcess(directory) as launcher:
+        launcher.ask("keeper")
+        launcher.start(owner)
+        [keeper] = keepers(directory)
+        # It is no process of the group, though only one group runs here.
+        launcher.stop(owner)
+        launcher.reexec()
+        launcher.ask("keeper")
+        assert keepers(directory) == [keeper]
+        launcher.start(owner)
+        launcher.kill()
+    # Without a lease the ranks run on.
+    until(lambda: not keepers(directory), what=lambda: keepers(directory))
+    assert len(living(name)) == 5
+    with LauncherProcess(directory) as launcher:
+        launcher.until_states("running")
+        launcher.stop(owner)
 
 
 def test_a_lease_that_is_over_is_no_lease(directory: Path, name: str) -> None:
