@@ -36,6 +36,8 @@ __all__ = (
 
 CALL_S = 2.0
 _KEEP_S = 5.0
+# What a user may have of MAX_GROUPS, and of the memory.
+_MAX_OWNED, _MAX_OWNED_BYTES = MAX_GROUPS // 4, 16 << 20
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -166,6 +168,7 @@ class Records:
 
         async def accepted() -> Accepted | Refusal:
             _check_order(entry.known, group)
+            self.check_room(name, group, len(proposal.value))
             acceptor, answer = entry.acceptor.accept(proposal)
             await self._keep(name, entry, acceptor)
             return answer
@@ -183,6 +186,7 @@ class Records:
             if committed.ballot <= entry.ballot:
                 return
             _check_order(entry.known, group)
+            self.check_room(name, group, len(committed.value))
             acceptor = entry.acceptor.learn(committed)
             if entry.id not in ("", group.spec.id):
                 # Another group was created under this name at the same time, and its nodes did not agree. From now on
@@ -193,6 +197,19 @@ class Records:
             self.on_news(name, entry)
 
         await _whole(entry, learned)
+
+    def check_room(self, name: str, group: Group, size: int) -> None:
+        """Raises Overloaded if the owner of a group has too many groups here, or too large ones."""
+        spec, number = group.spec, 1
+        for other, entry in self.entries.items():
+            if other != name and entry.known is not None and entry.known.spec.uid == spec.uid:
+                number, size = number + 1, size + len(entry.acceptor.committed.value)
+        if number > _MAX_OWNED or size > _MAX_OWNED_BYTES:
+            most = f"at most {_MAX_OWNED} with {_MAX_OWNED_BYTES >> 20} MiB"
+            raise Overloaded(
+                f"{spec.owner} has {number} groups with {size:,} bytes on this node, and a user may have {most}",
+                hint="give a group of yours a new specification",
+            )
 
     async def _keep(self, name: str, entry: Entry, acceptor: Acceptor) -> None:
         """Writes the state to disk; only then it counts."""

@@ -127,6 +127,7 @@ class Groups:
             raise UsageError("the request and the record name two groups")
         if caller.listener == "unix" and caller.uid not in (0, new.spec.uid):
             raise PrivilegeError(f"uid {caller.uid} may not create a group of uid {new.spec.uid}")
+        self._records.check_room(name, new, len(new.spec_text))
 
         def update(group: Group | None) -> Group | None:
             if group is None:
@@ -182,9 +183,12 @@ class Groups:
         return [SourceState("groups", state, self._problem, detail=detail)]
 
     def _shown(self) -> list[Group]:
-        """Returns the known groups that are not deleted, in the order of their names. For any thread."""
+        """Returns the groups of this node that are not deleted, in the order of their names. For any thread.
+
+        Of a group that it left, or that was only made here, a node does not hear.
+        """
         known = (entry.known for _, entry in sorted(self._records.entries.items()))
-        return [group for group in known if group is not None and group.phase != "deleted"]
+        return [group for group in known if group and group.phase != "deleted" and self._node in group.nodes]
 
     async def _change(self, name: str, update: _Update, new: Group | None = None) -> Group:
         """Changes the record of a group by agreement of its voters, and tells its nodes. Raises ProbingError."""
@@ -340,11 +344,13 @@ class Groups:
         assert group is not None
         told = self._told.setdefault(name, {})
         told[self._node] = ballot
-        late = [node for node in sorted(group.nodes) if told.get(node) != ballot]
+        states = self._peers.states()
+        # A node that left the group learns so, unless it is gone.
+        left = {node for node in told.keys() - group.nodes if states.get(node) != "failed"}
+        late = [node for node in sorted(group.nodes | left) if told.get(node) != ballot]
         if not late:
             self._told_all[name] = ballot
             return
-        states = self._peers.states()
         late = [node for node in late if states.get(node) != "failed"]
         proposal = pb.Proposal(ballot=packed_ballot(ballot), record=entry.acceptor.committed.value)
 
@@ -352,6 +358,8 @@ class Groups:
             try:
                 await self._peers.ask(node, pb.AgreeRequest(group=name, id=group.spec.id, learn=proposal))
                 told[node] = ballot
+                if node not in group.nodes:
+                    del told[node]
             except ProbingError as e:
                 _log.info("group %s: %s", name, e.message)
 

@@ -16,6 +16,7 @@ from probing.api.errors import FormatError, NotFound, Overloaded, PrivilegeError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.arrow import batch_of
 from probing.daemon.query.caller import Caller, Scope
+from probing.daemon.service import group_peers
 from probing.groups.group import Group, created, order_of
 from probing.groups.report import WorkerRow, rows_json
 from probing.groups.spec import Spec
@@ -177,6 +178,31 @@ def test_no_more_groups_than_a_node_keeps() -> None:
         # What is known stays in use.
         group = record(workers=("gn6-0",), name="g7")
         await network.ask("gn6", pb.GroupRequest(name="g7", create=group.to_json()))
+
+    simulated(scene, ["gn6"])
+
+
+def test_a_user_leaves_room_for_the_groups_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_peers, "_MAX_OWNED", 7)
+    monkeypatch.setattr(group_peers, "_MAX_OWNED_BYTES", 30_000)
+
+    async def scene(network: Network) -> None:
+        node = network.nodes["gn6"]
+
+        async def create(name: str, **fields: Any) -> None:
+            group = record(workers=("gn6-0",), name=name, **fields)
+            caller = user(group.spec.uid)
+            await node.call(lambda g: g.group(pb.GroupRequest(name=name, create=group.to_json()), caller))
+
+        for number in range(5):
+            await create(f"g{number}")
+        with pytest.raises(Overloaded, match="a user may have at most 7 with 0 MiB"):
+            await create("large", env={"NOTE": "x" * 30_000})
+        for number in range(5, 7):
+            await create(f"g{number}")
+        with pytest.raises(Overloaded, match="a user may have at most 7 with 0 MiB"):
+            await create("g7")
+        await create("eve", uid=EVE, owner="eve")
 
     simulated(scene, ["gn6"])
 

@@ -319,6 +319,14 @@ def test_a_group_moves_to_other_nodes() -> None:
         await network.until(runs(network, 3, 3), 60)
         assert {process.worker for process in network.living()} == {"gn7-0", "gn8-0", "gn9-0"}
 
+        def rows(*names: str) -> list[int]:
+            return [len(list(network.nodes[name].groups.group_rows())) for name in names]  # type: ignore[union-attr]
+
+        # The nodes that it left know that it does without them.
+        for name in ("gn1", "gn2", "gn3"):
+            await network.until(lambda node=network.nodes[name]: node.known().phase == "running")  # type: ignore[misc]
+        assert rows("gn1", "gn2", "gn3", "gn7", "gn8", "gn9") == [0, 0, 0, 1, 1, 1]
+
     simulated(scene, NINE)
 
 
