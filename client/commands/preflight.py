@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,10 @@ from probing.diagnosis.preflight.network import matrix
 from probing.diagnosis.preflight.result import Result
 from probing.diagnosis.preflight.run import failed, results
 
-__all__ = ("EXAMPLES", "Options", "run")
+if TYPE_CHECKING:
+    from probing.client.cluster import Cluster
+
+__all__ = ("EXAMPLES", "Options", "collect", "run")
 
 EXAMPLES = (
     "probingctl preflight --nodes n1:7070,n2:7070 --env-file job.env --iface ib0",
@@ -65,6 +68,12 @@ def run(settings: Settings, options: Options) -> None:
     text = results_text(found, matrix(case), terminal, colour=terminal is not None)
     write_objects(settings, _report(case, found), text, [_flat(result) for result in found])
     raise typer.Exit(_WRONG if failed(found) else 0)
+
+
+def collect(cluster: Cluster) -> Row:
+    """Returns the report of the checks that need no plan, as ``preflight -f json`` prints it."""
+    case = gathered(cluster, Wanted(), Plan())
+    return _report(case, results(case))
 
 
 def _plan(path: Path | None) -> Plan:

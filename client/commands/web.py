@@ -11,7 +11,7 @@ import typer
 from probing.api.errors import UsageError
 from probing.api.numpy_import import allow_numpy
 from probing.api.text import sql_text
-from probing.client.commands import balance, health, nccl, nodes, query, stacks, status, topo
+from probing.client.commands import balance, health, nccl, nodes, preflight, query, stacks, status, topo
 from probing.client.interrupt import leaving_by_it
 from probing.client.render.rows import rows_of
 from probing.client.settings import Settings
@@ -77,6 +77,7 @@ def panels() -> Panels:
         "history": jobs.history,
         "nccl": _nccl,
         "nodes": lambda question: rows_of(nodes.members(question.cluster)),
+        "preflight": lambda question: preflight.collect(question.cluster),
         "profile": flames.profile,
         "profile/diff": flames.difference,
         "ps": _ps,

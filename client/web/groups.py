@@ -27,9 +27,10 @@ from probing.client.groups.changes import (
 from probing.client.groups.orders import begin, clashes, end, outcome
 from probing.client.groups.records import GroupsSeen, living_groups, named, node_named, seen
 from probing.client.groups.rows import group_row, order_of_worker, rank_rows, table_rows
+from probing.client.times import seconds
 from probing.client.web.panels import Panel, Panels, Question
 from probing.groups.group import Action
-from probing.groups.spec import MAX_SPEC, Spec
+from probing.groups.spec import MAX_SPEC, Spec, node_of
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -105,7 +106,7 @@ def _spec(question: Question, cluster: Cluster, groups: GroupsSeen) -> Spec:
         return first_spec(cluster, groups, name, fields)
     # The form has all variables, and an empty field stands for the default.
     old = replace(next_spec(cluster, groups, name), version=version + 1, world_size=None, env={}, cwd="")
-    return with_fields(old, fields, groups)
+    return with_fields(replace(old, min_nodes=0, save=()), fields, groups)
 
 
 def _fields(question: Question) -> Fields:
@@ -114,9 +115,13 @@ def _fields(question: Question) -> Fields:
     def text(name: str) -> str | None:
         return parameters.text(name, "", most=MAX_SPEC) or None
 
+    def length(name: str) -> float | None:
+        return None if (given := text(name)) is None else seconds(given)
+
     words = None if (command := text("command")) is None else split(command, "the command")
+    workers, least = workers_in(text("workers") or ""), parameters.number("min_nodes")
     return Fields(
-        workers=workers_in(text("workers") or ""),
+        workers=workers,
         master=text("master"),
         world_size=parameters.number("world_size"),
         master_port=parameters.number("master_port"),
@@ -126,15 +131,30 @@ def _fields(question: Question) -> Fields:
         command=words,
         restart=text("restart"),
         on_hang=text("on_hang"),
+        max_restarts=parameters.number("max_restarts"),
+        nnodes=f"{least}:{len(set(map(node_of, workers)))}" if least else None,
+        grace_s=length("grace"),
+        fence_s=length("fence"),
+        save=None if (save := text("save")) is None else split(save, "the command of the save step"),
+        save_s=length("save_time"),
     )
 
 
 def _shown(spec: Spec) -> Row:
-    """Returns the fields of a specification as the form has them: commands and variables quoted as in a shell."""
+    """Returns the fields of a specification as the form has them: commands and variables quoted as in a shell, times
+    with their unit."""
     env = "\n".join(f"{name}={shlex.quote(value)}" for name, value in spec.env.items())
     names = ("version", "master", "world_size", "master_port", "backend", "restart", "on_hang", "cwd")
-    fields: dict[str, Any] = {name: getattr(spec, name) for name in names}
-    return {**fields, "workers": list(spec.workers), "command": shlex.join(spec.command), "env": env}
+    fields: dict[str, Any] = {name: getattr(spec, name) for name in (*names, "max_restarts", "min_nodes")}
+    times = {"grace": spec.grace_s, "fence": spec.fence_s, "save_time": spec.save_s}
+    return {
+        **fields,
+        **{name: f"{length:g}s" for name, length in times.items()},
+        "workers": list(spec.workers),
+        "command": shlex.join(spec.command),
+        "save": shlex.join(spec.save),
+        "env": env,
+    }
 
 
 def _begun(action: Action) -> Panel:

@@ -155,3 +155,7 @@ def test_each_screen_of_a_job_that_trains(daemon: Daemon, stepping: str, browser
             shown(tab)
             assert tab.violations() == [], screen
             assert not tab.overflows(), screen
+        tab.page.get_by_role("button", name="Check the nodes").click()
+        expect(tab.page.locator(".checks tbody tr", has_text="clocks")).to_be_visible()
+        assert tab.violations() == []
+        assert not tab.overflows()

@@ -130,6 +130,9 @@ def test_a_group_from_its_workers_to_its_end(
         page.get_by_label("Backend").select_option("gloo")
         page.get_by_label("When a rank fails").select_option("on_failure")
         page.get_by_label("Environment").fill("NOTE='two words'")
+        page.get_by_text("Restarts, nodes and saving").click()
+        page.get_by_label("Between SIGTERM and SIGKILL").fill("1.5s")
+        page.get_by_label("Before a restart by policy, run").fill("SIGUSR1")
         button(tab, "Preview the ranks").click()
         planned = page.locator(".planned-ranks tbody tr")
         expect(planned).to_have_count(3)
@@ -166,6 +169,10 @@ def test_a_group_from_its_workers_to_its_end(
 
         page.get_by_role("link", name="Change").click()
         expect(page.get_by_label("Environment")).to_have_value("NOTE='two words'")
+        page.get_by_text("Restarts, nodes and saving").click()
+        for label, value in (("Between SIGTERM", "1.5s"), ("Before a restart", "SIGUSR1"), ("Restarts by policy", "3")):
+            expect(page.get_by_label(label)).to_have_value(value)
+        page.get_by_label("Nodes that are enough").fill("1")
         page.get_by_role("combobox", name="Master", exact=True).select_option("n2")
         button(tab, "Preview the ranks").click()
         expect(planned.first).to_contain_text("n2-0")

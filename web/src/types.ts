@@ -277,6 +277,13 @@ export interface GroupSpec {
   command: string;
   cwd: string;
   env: string;
+  max_restarts: number;
+  /** Nodes that are enough to start again; 0: all are needed. */
+  min_nodes: number;
+  grace: string;
+  fence: string;
+  save: string;
+  save_time: string;
 }
 
 export interface GroupPage extends GroupLine {

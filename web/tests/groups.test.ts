@@ -21,12 +21,12 @@ test("choosing keeps the order, and no worker is chosen twice", () => {
 
 test("a new group sends no empty field, and its first worker as the master", () => {
   const body = bodyOf({ ...emptyForm(), name: "g", workers: ["b-0", "a-0"], command: "true" });
-  assert.deepEqual(body, { name: "g", workers: "b-0,a-0", master: "b-0", master_port: "29500", backend: "nccl", restart: "never", on_hang: "report", command: "true" });
+  assert.deepEqual(body, { name: "g", workers: "b-0,a-0", master: "b-0", master_port: "29500", backend: "nccl", restart: "never", on_hang: "report", command: "true", max_restarts: "3", grace: "10s", fence: "60s", save_time: "60s" });
 });
 
 test("a change sends the version that it was made from", () => {
-  const spec = { version: 3, workers: ["a-0"], master: "a", world_size: 1, master_port: 29501, backend: "gloo", restart: "always", on_hang: "report", command: "x 'y z'", cwd: "/d", env: "A='1\n2'" };
-  assert.deepEqual(bodyOf(formOf("g", spec)), { ...spec, name: "g", workers: "a-0", world_size: "1", master_port: "29501" });
+  const spec = { version: 3, workers: ["a-0"], master: "a", world_size: 1, master_port: 29501, backend: "gloo", restart: "always", on_hang: "report", command: "x 'y z'", cwd: "/d", env: "A='1\n2'", max_restarts: 0, min_nodes: 3, grace: "1.5s", fence: "60s", save: "SIGUSR1", save_time: "5s" };
+  assert.deepEqual(bodyOf(formOf("g", spec)), { ...spec, name: "g", workers: "a-0", world_size: "1", master_port: "29501", max_restarts: "0", min_nodes: "3" });
 });
 
 test("lines of a log cannot steer anything", () => {

@@ -88,7 +88,7 @@ export function GroupForm({ first, onDone, onCancel }: FormProps) {
 
 function Settings({ fields, change }: { fields: FormFields; change: (changed: Partial<FormFields>) => void }) {
   const w = words.value.groups;
-  const text = (name: "world_size" | "master_port" | "cwd") => ({
+  const text = (name: "world_size" | "master_port" | "cwd" | "max_restarts" | "min_nodes" | "grace" | "fence" | "save" | "save_time") => ({
     value: fields[name],
     autocomplete: "off",
     onInput: (event: { currentTarget: HTMLInputElement }) => change({ [name]: event.currentTarget.value }),
@@ -119,6 +119,29 @@ function Settings({ fields, change }: { fields: FormFields; change: (changed: Pa
       <Field label={w.env} hint={w.envHint}>
         <textarea class="code" rows={3} spellcheck={false} value={fields.env} onInput={(event) => change({ env: event.currentTarget.value })} />
       </Field>
+      <details class="wide">
+        <summary>{w.more}</summary>
+        <div class="form-grid">
+          <Field label={w.maxRestarts}>
+            <input type="number" min={0} max={100} required {...text("max_restarts")} />
+          </Field>
+          <Field label={w.minNodes} hint={w.minNodesHint}>
+            <input type="number" min={1} max={16384} {...text("min_nodes")} />
+          </Field>
+          <Field label={w.grace}>
+            <input required {...text("grace")} />
+          </Field>
+          <Field label={w.fence} hint={w.fenceHint}>
+            <input required {...text("fence")} />
+          </Field>
+          <Field label={w.saveCommand} hint={w.saveHint}>
+            <input class="code" spellcheck={false} {...text("save")} />
+          </Field>
+          <Field label={w.saveTime}>
+            <input required {...text("save_time")} />
+          </Field>
+        </div>
+      </details>
     </div>
   );
 }

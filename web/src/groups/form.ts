@@ -1,21 +1,22 @@
 /** The fields of the form for a group, as they are sent; the server makes the table of ranks of them. */
 import type { GroupSpec, WorkerRow } from "../types.ts";
 
-export interface FormFields extends Omit<GroupSpec, "version" | "workers" | "world_size" | "master_port"> {
+type Numbers = "world_size" | "master_port" | "max_restarts" | "min_nodes";
+
+export interface FormFields extends Omit<GroupSpec, "version" | "workers" | Numbers>, Record<Numbers, string> {
   name: string;
   /** The version that is changed; null: a new group. */
   version: number | null;
   workers: readonly string[];
-  world_size: string;
-  master_port: string;
 }
 
 export function emptyForm(): FormFields {
-  return { name: "", version: null, workers: [], master: "", world_size: "", master_port: "29500", backend: "nccl", restart: "never", on_hang: "report", command: "", cwd: "", env: "" };
+  return { name: "", version: null, workers: [], master: "", world_size: "", master_port: "29500", backend: "nccl", restart: "never", on_hang: "report", command: "", cwd: "", env: "", max_restarts: "3", min_nodes: "", grace: "10s", fence: "60s", save: "", save_time: "60s" };
 }
 
 export function formOf(name: string, spec: GroupSpec): FormFields {
-  return { ...spec, name, world_size: spec.world_size === null ? "" : String(spec.world_size), master_port: String(spec.master_port) };
+  const numbers = { world_size: spec.world_size ?? "", master_port: spec.master_port, max_restarts: spec.max_restarts, min_nodes: spec.min_nodes || "" };
+  return { ...spec, ...(Object.fromEntries(Object.entries(numbers).map(([field, number]) => [field, String(number)])) as Record<Numbers, string>), name };
 }
 
 /** Returns the body of a POST; empty fields are left out. */

@@ -110,6 +110,8 @@ export const en = {
   nodes: {
     title: "Nodes", node: "Node", state: "State", version: "Version", up: "Up", processes: "Processes", store: "Store", cost: "Own CPU", address: "Address", sources: "Sources in trouble", none: "No node answered.",
     health: "Hardware", healthy: "Nothing is wrong with the hardware that could be read.", unread: "Could not be read", topo: "GPUs and their links", noGpus: "No GPU is seen on these nodes.", gpu: "GPU", ranks: "Ranks", lanes: "PCIe", numa: "NUMA", ok: "all work", links: "Links",
+    preflight: "Before a job", preflightHint: "Clocks, limits, versions, memory, disks and the connections between the nodes, as probingctl preflight checks them.", check: "Check the nodes", checkAgain: "Check again", fit: "The nodes are fit for a job.", unfit: "A job would fail on these nodes.",
+    checks: { fail: "fails", warn: "warning", skipped: "not checked", pass: "passes" } as Record<string, string>,
     looked: (gpus: number, ports: number, disks: number) => `${gpus} GPUs, ${ports} ports, ${disks} disks`,
   },
   groups: {
@@ -123,6 +125,7 @@ export const en = {
     logOf: (rank: number) => `Log of rank ${rank}`, logNone: "Nothing was written yet.", logChoose: "Choose the log of a rank in the table.", logLive: "Its last lines, live while this tab is seen.",
     name: "Name", workers: "Workers", chosen: (n: number, of: number) => `${n} of ${of} chosen`, all: "All", noneOf: "None", noWorkers: "No worker of yours is connected.", others: (n: number) => `${n} ${n === 1 ? "worker" : "workers"} of other users cannot be chosen.`, away: "not connected", inGroup: (group: string) => `in ${group}`, toggle: (node: string) => `All workers of ${node}`,
     worldSize: "World size", worldSizeHint: "empty: a rank for each worker", port: "First port of the master", backend: "Backend", policy: "When a rank fails, restart", hang: "When a hang is found", cwd: "Directory", cwdHint: "empty: your home", env: "Environment", envHint: "NAME=VALUE, a line each; quote values as in a shell", commandHint: "as in a shell: python train.py --lr 0.1",
+    more: "Restarts, nodes and saving", maxRestarts: "Restarts by policy within an hour", minNodes: "Nodes that are enough", minNodesHint: "empty: all; else it starts again without nodes that are gone", grace: "Between SIGTERM and SIGKILL", fence: "A node without word from the others ends its ranks after", fenceHint: "where the group may start without it", saveCommand: "Before a restart by policy, run", saveHint: "a command, or SIGUSR1", saveTime: "For at most",
     preview: "Preview the ranks", previewed: "Ranks that this group would have", save: "Save the change", make: "Create the group", masterFirst: "the first worker", stopFirst: "A group can be changed when it is stopped.",
     policies: { never: "never", on_failure: "all ranks, after a failure", always: "all ranks, whenever one ends" } as Record<string, string>,
     hangs: { report: "report it", restart: "restart all ranks", restart_without_node: "restart without the node to blame" } as Record<string, string>,

@@ -112,6 +112,8 @@ export const zh: Words = {
   nodes: {
     title: "节点", node: "节点", state: "状态", version: "版本", up: "运行时间", processes: "进程", store: "存储", cost: "自身 CPU", address: "地址", sources: "有问题的数据源", none: "没有节点回答。",
     health: "硬件", healthy: "能读取到的硬件没有问题。", unread: "无法读取", topo: "GPU 及其连接", noGpus: "这些节点上没有看到 GPU。", gpu: "GPU", ranks: "Rank", lanes: "PCIe", numa: "NUMA", ok: "全部正常", links: "连接",
+    preflight: "作业启动前", preflightHint: "时钟、限制、版本、内存、磁盘以及节点之间的连接，与 probingctl preflight 的检查相同。", check: "检查节点", checkAgain: "重新检查", fit: "节点可以运行作业。", unfit: "作业在这些节点上会失败。",
+    checks: { fail: "失败", warn: "警告", skipped: "未检查", pass: "通过" },
     looked: (gpus, ports, disks) => `${gpus} 个 GPU，${ports} 个端口，${disks} 个磁盘`,
   },
   groups: {
@@ -125,6 +127,7 @@ export const zh: Words = {
     logOf: (rank) => `rank ${rank} 的日志`, logNone: "尚无输出。", logChoose: "请在表中选择一个 rank 的日志。", logLive: "最后若干行；标签页可见时实时更新。",
     name: "名称", workers: "工作进程", chosen: (n, of) => `已选 ${n} / ${of}`, all: "全选", noneOf: "全不选", noWorkers: "你没有已连接的工作进程。", others: (n) => `其他用户的 ${n} 个工作进程不可选。`, away: "未连接", inGroup: (group) => `属于 ${group}`, toggle: (node) => `${node} 的所有工作进程`,
     worldSize: "World size", worldSizeHint: "留空：每个工作进程一个 rank", port: "主节点起始端口", backend: "后端", policy: "rank 失败时重启", hang: "发现挂起时", cwd: "目录", cwdHint: "留空：你的主目录", env: "环境变量", envHint: "每行一个 NAME=VALUE；按 shell 规则加引号", commandHint: "与 shell 中相同：python train.py --lr 0.1",
+    more: "重启、节点与保存", maxRestarts: "一小时内按策略重启的次数", minNodes: "至少需要的节点数", minNodesHint: "留空：全部；否则去掉失联的节点后重新启动", grace: "SIGTERM 与 SIGKILL 之间", fence: "节点失去其他节点的消息后，多久结束其 rank", fenceHint: "仅当组可以不带该节点启动时", saveCommand: "按策略重启之前运行", saveHint: "命令，或 SIGUSR1", saveTime: "最长时间",
     preview: "预览 rank", previewed: "此组将有的 rank", save: "保存修改", make: "创建工作组", masterFirst: "第一个工作进程", stopFirst: "工作组停止后才能修改。",
     policies: { never: "从不", on_failure: "失败后重启所有 rank", always: "任何 rank 结束后重启所有 rank" },
     hangs: { report: "仅报告", restart: "重启所有 rank", restart_without_node: "排除责任节点后重启" },

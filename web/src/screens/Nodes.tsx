@@ -37,6 +37,11 @@ interface Topo {
   links: Row[];
 }
 
+interface Preflight {
+  ok: boolean;
+  results: { check: string; state: string; text: string; nodes: string[]; hint: string | null }[];
+}
+
 const EVERY_MS = 30_000;
 const COST = "SELECT node, sum(cpu_pct) AS cpu_pct, sum(rss_bytes) AS rss_bytes FROM (SELECT node, process, pid, avg(cpu_pct) AS cpu_pct, arg_max(rss_bytes, ts) AS rss_bytes FROM probing.cost WHERE ts > now() - INTERVAL 2 MINUTE GROUP BY node, process, pid) GROUP BY node";
 
@@ -47,6 +52,9 @@ export function Nodes() {
   const health = useAsked<Health[]>("health", {}, EVERY_MS * 2);
   const topo = useAsked<Topo[]>("topo", {}, 0);
   const costs = useCosts();
+  const [checking, setChecking] = useState(false);
+  // The nodes connect to each other for it, so it is done on request only.
+  const checks = useAsked<Preflight>(checking ? "preflight" : null);
   useEffect(() => {
     document.title = `${w.title} · probing`;
   }, [w]);
@@ -58,6 +66,14 @@ export function Nodes() {
         <Body of={list} error={status.error}>
           {(found) => (found.length ? <StatusTable rows={found} members={nodes.answer?.data ?? []} costs={costs} /> : <p class="soft">{w.none}</p>)}
         </Body>
+      </Panel>
+      <Panel
+        title={w.preflight}
+        contract={checks.answer?.contract}
+        error={checks.error}
+        actions={<button type="button" disabled={checks.loading} onClick={() => (checking ? checks.again() : setChecking(true))}>{checking ? w.checkAgain : w.check}</button>}
+      >
+        {checking ? <Body of={checks.answer?.data} error={checks.error}>{(report) => <Checks report={report} />}</Body> : <p class="soft">{w.preflightHint}</p>}
       </Panel>
       <div class="columns">
         <Panel title={w.health} contract={health.answer?.contract} error={health.error} again={health.again}>
@@ -149,6 +165,36 @@ function StatusTable({ rows, members, costs }: { rows: readonly Status[]; member
         </tbody>
       </table>
     </div>
+  );
+}
+
+const CHECK_TONES: Record<string, "error" | "warning" | "ok"> = { fail: "error", warn: "warning", pass: "ok" };
+const CHECK_ORDER = ["fail", "warn", "skipped", "pass"];
+
+function Checks({ report }: { report: Preflight }) {
+  const w = words.value.nodes;
+  const rows = [...report.results].sort((a, b) => CHECK_ORDER.indexOf(a.state) - CHECK_ORDER.indexOf(b.state));
+  return (
+    <>
+      <p>{report.ok ? `✓ ${w.fit}` : `✕ ${w.unfit}`}</p>
+      <div class="scroll" tabIndex={0} role="region" aria-label={w.preflight}>
+        <table class="checks">
+          <tbody>
+            {rows.slice(0, 500).map((row) => (
+              <tr>
+                <td><Badge tone={CHECK_TONES[row.state] ?? "soft"} text={w.checks[row.state] ?? row.state} /></td>
+                <th scope="row">{visible(row.check, 60)}</th>
+                <td>
+                  {visible(row.text, 600)}
+                  {row.hint ? <div class="soft small"><WithCommands text={row.hint} /></div> : null}
+                </td>
+                <td class="soft">{visible(row.nodes.slice(0, 8).join(", "), 300)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
   );
 }
 
