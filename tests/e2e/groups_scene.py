@@ -14,7 +14,8 @@ from typing import Any
 
 from client_in_process import probingctl
 from e2e_support import BIN, Daemon
-from waiting import DEADLINE_S, until
+from site_of_nodes import Site
+from waiting import until
 
 __all__ = ("SAY", "Launchers", "User", "living", "ranks_of")
 
@@ -35,13 +36,10 @@ sys.exit(int(text))
 
 
 class User:
-    """A user of groups, with keys and launchers' state below ``home``.
+    """A user of groups, with keys and launchers' state below ``home``. Commands run on the first node of ``site``."""
 
-    ``before``: words before each command, to run it in a namespace; ``shown``: its options for TLS.
-    """
-
-    def __init__(self, home: Path, before: Sequence[str] = (), shown: Sequence[str] = ()) -> None:
-        self.home, self.before, self.shown = home, tuple(before), tuple(shown)
+    def __init__(self, home: Path, site: Site | None = None) -> None:
+        self.home, self._site = home, site
         self.home.mkdir(exist_ok=True)
         self.env = {"XDG_CONFIG_HOME": str(home / "config")}
         self.orders = home / "orders"
@@ -60,11 +58,10 @@ class User:
         partial.rename(self.orders / str(rank))
 
     def ctl(self, daemon: Daemon, *words: str, check: int = 0) -> subprocess.CompletedProcess[str]:
-        with _environment(self.env):
-            if self.before:
-                command = [*self.before, str(BIN / "probingctl"), "-t", daemon.target, *self.shown, *words]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
-            else:
+        if self._site is not None:
+            done = self._site.ctl(daemon, *words, env=self.env)
+        else:
+            with _environment(self.env):
                 done = probingctl("-t", daemon.target, *words)
         assert done.returncode == check, (
             f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}\n{daemon.tail()}"

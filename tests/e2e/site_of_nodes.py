@@ -15,10 +15,11 @@ from typing import Any
 
 from authority import Authority
 from cgroup_support import cpu_group
+from client_elsewhere import ClientElsewhere
 from clock_ahead import clock_ahead
 from diagnosis_corpus import watching
 from diagnosis_jobs import Ranks
-from e2e_support import BIN, Daemon
+from e2e_support import Daemon
 from long import LONG
 from node_namespaces import HUB, NodeSpace, node_namespaces
 from process_tree import family
@@ -43,6 +44,7 @@ class Site:
         self.shown: tuple[str, ...] = ()
         self.file = base / "posts"
         self.file.touch()
+        self._client: ClientElsewhere | None = None
 
     def listen(self) -> None:
         """Configures each daemon to listen on the address that its node has now."""
@@ -64,12 +66,19 @@ class Site:
     def ask(self, sql: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Returns the rows of a query of all nodes, from the first one, and its report."""
         report = self.base / "report.json"
-        words = (str(BIN / "probingctl"), "-t", self.daemons[0].target, *self.shown, "--report", str(report))
-        done = subprocess.run(
-            [*self.spaces[0].words, *words, "-f", "json", "query", "--all-nodes", sql], capture_output=True, text=True
-        )
+        done = self.ctl(self.daemons[0], "--report", str(report), "-f", "json", "query", "--all-nodes", sql)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout), json.loads(report.read_text())
+
+    def ctl(self, daemon: Daemon, *words: str, env: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
+        """Runs ``probingctl`` on the first node, with a certificate that all nodes know; it asks ``daemon``."""
+        if self._client is None:
+            self._client = ClientElsewhere(self.spaces[0].words)
+        return self._client.probingctl("-t", daemon.target, *self.shown, *words, env=env)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
 
     def kill(self, number: int) -> None:
         """Kills all processes of a daemon at once, as a power cut does."""
@@ -146,6 +155,7 @@ def site_of(
         name = f"site-{os.getpid()}"
         groups = [stack.enter_context(cpu_group(f"{name}-{at}", cpus)) for at in range(len(names))]
         made = Site(base, spaces, groups)
+        stack.callback(made.close)
         words = ("nsenter", f"--net=/run/netns/{spaces[0].hub}", sys.executable, str(_WEBHOOK), HUB, str(made.file))
         server = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
         stack.callback(server.kill)

@@ -164,7 +164,7 @@ def site(base: Path, make_daemon: Callable[..., Daemon]) -> Iterator[Site]:
 def crew(request: pytest.FixtureRequest, site: Site, tmp_path: Path) -> Iterator[Launchers]:
     """Two workers on each of four nodes, or as many as the test says."""
     slots = getattr(request, "param", 2)
-    user = User(tmp_path / "user", site.spaces[0].words, site.shown)
+    user = User(tmp_path / "user", site)
     before = {
         daemon.name: (*space.words, *in_group(group))
         for daemon, space, group in zip(site.daemons, site.spaces, site.groups, strict=True)
