@@ -110,8 +110,11 @@ def _failed_checks(cluster: Cluster, groups: GroupsSeen, group: Group) -> list[R
     from probing.diagnosis.preflight.result import FAIL
     from probing.diagnosis.preflight.run import results
 
-    nodes = nodes_at(cluster, groups, [rank.node for rank in group.ranks()])
-    return [result for result in results(gathered(nodes, Wanted(), Plan())) if result.state == FAIL]
+    nodes = {rank.node for rank in group.ranks()}
+    # Nobody waits for nodes that the target knows to be gone.
+    gone = {failed.node: failed.reason for failed in cluster.absent if failed.node in nodes}
+    case = gathered(nodes_at(cluster, groups, sorted(nodes - gone.keys()) or nodes), Wanted(), Plan())
+    return [result for result in results(replace(case, silent={**case.silent, **gone})) if result.state == FAIL]
 
 
 def _ordered(

@@ -30,6 +30,8 @@ _OPTIONS = (
     ("grpc.enable_retries", 0),
     # By default gRPC would wait up to two minutes before it connects again to a daemon that is back.
     ("grpc.max_reconnect_backoff_ms", 5000),
+    # In truth the limit of a connection: a node that has lost its power refuses none.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     # This gives a second channel to a node a connection of its own.
     ("grpc.use_local_subchannel_pool", 1),
 )

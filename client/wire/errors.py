@@ -21,7 +21,7 @@ _DENIED = "permission denied"
 _UNKNOWN_HOST = "the host name is not known"
 _LATE = "no connection in time"
 # gRPC has the same status for a node that cannot be reached and for a connection that broke; only the text differs.
-_UNCONNECTED = "failed to connect"
+_UNCONNECTED, _ATTEMPT_LATE = "failed to connect", "attempt timed out"
 # Texts of grpcio 1.85 about a server that does not speak gRPC.
 _OTHER_PROTOCOL = ("Failed parsing HTTP/2", "http1.x server", "Received http2 header with status")
 _OTHER_HINT = "another service listens there: -t takes the socket, or the port of `listen`, not that of `http`"
@@ -59,6 +59,9 @@ def too_old(address: str) -> PeerError:
 def _unreached(address: str, details: str, why: str) -> ProbingError:
     if any(text in details for text in _OTHER_PROTOCOL):
         return PeerError(f"{address} is not probingd: it does not speak gRPC", hint=_OTHER_HINT)
+    if not why and _ATTEMPT_LATE in details:
+        # It takes connections, and says nothing.
+        why = _LATE
     reason = why or details or "the connection broke"
     hint = ""
     if why == _DENIED:

@@ -36,9 +36,13 @@ __all__ = (
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
-    # With these delays a node that comes back is reached within a few heartbeats.
+    # With these delays a node that comes back is reached within a few heartbeats. The least is in truth the limit of a
+    # connection: in an older one the kernel sends SYN ever more rarely.
+    ("grpc.min_reconnect_backoff_ms", 4000),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    # Else a second channel would wait for the connection of the first.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 # The name that TLS checks in place of the address's host.
 _CHECKED = "grpc.ssl_target_name_override"
@@ -180,14 +184,15 @@ IDLE_S = 10.0
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """A connection to a peer. ``users``: the number of its calls in flight; ``used``: when the last call ended, by the
-    clock of the event loop.
+    """A connection to a peer. ``users``: the number of its calls in flight; ``used``: when the last call ended,
+    ``answered``: when the last answer came, by the clock of the event loop.
     """
 
     channel: grpc.aio.Channel
     stub: Any
     users: int = 0
     used: float = 0.0
+    answered: float = 0.0
 
 
 class PeerStubs:
@@ -213,17 +218,22 @@ class PeerStubs:
         peer = self._peers[key]
         self._peers.move_to_end(key)
         peer.users += 1
+        clock = asyncio.get_running_loop().time
+        begun = clock()
         try:
             yield peer.stub
+            peer.answered = clock()
         except grpc.aio.AioRpcError as e:
-            if e.code() is grpc.StatusCode.UNAVAILABLE and self._peers.get(key) is peer:
-                # The name of the peer may have another address by now.
+            # The name of the peer may have another address by now. Of a connection that was cut, the kernel knows
+            # nothing for minutes; after the link is healed it tries again ever more rarely.
+            silent = e.code() is grpc.StatusCode.DEADLINE_EXCEEDED and peer.answered < begun
+            if (silent or e.code() is grpc.StatusCode.UNAVAILABLE) and self._peers.get(key) is peer:
                 del self._peers[key]
                 self._broken.append(peer)
             raise
         finally:
             peer.users -= 1
-            peer.used = asyncio.get_running_loop().time()
+            peer.used = clock()
 
     @property
     def outgoing(self) -> Outgoing:
