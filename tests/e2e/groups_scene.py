@@ -17,8 +17,11 @@ from e2e_support import BIN, Daemon
 from site_of_nodes import Site
 from waiting import until
 
+from probing.launcher import keeper
+
 __all__ = ("SAY", "Launchers", "User", "living", "ranks_of")
 
+KEEPER = keeper.__file__.encode()
 # A rank that writes its variables to its log, and waits until it is told to end by a file named after its rank.
 SAY = """
 import json, os, signal, sys, time
@@ -124,11 +127,13 @@ class Launchers:
             if process.poll() is None:
                 process.kill()
             process.wait()
+        # Ranks, and the launchers' keepers.
         ours = f"XDG_CONFIG_HOME={self.user.env['XDG_CONFIG_HOME']}\0".encode()
-        for pid in living():
+        for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
-                if ours in Path(f"/proc/{pid}/environ").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+                environ, words = path.read_bytes(), (path.parent / "cmdline").read_bytes()
+                if ours in environ and (b"PROBING_GROUP=" in environ or KEEPER in words):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def living(group: str = "") -> dict[int, tuple[str, int, str]]:

@@ -126,7 +126,7 @@ def test_a_group_from_its_workers_to_its_end(
         page.get_by_label("All workers of n1").focus()
         page.keyboard.press("Space")
         page.get_by_label("n2-0").check()
-        page.get_by_label("Command").fill(" ".join(user.command))
+        page.get_by_label("Command (as in a shell").fill(" ".join(user.command))
         page.get_by_label("Backend").select_option("gloo")
         page.get_by_label("When a rank fails").select_option("on_failure")
         page.get_by_label("Environment").fill("NOTE='two words'")
@@ -230,7 +230,7 @@ def test_names_and_commands_are_shown_as_text(
         page.get_by_role("link", name="New group").click()
         page.get_by_label("Name", exact=True).fill("<b>g</b>")
         page.get_by_label("n1-0").check()
-        page.get_by_label("Command").fill(evil)
+        page.get_by_label("Command (as in a shell").fill(evil)
         button(tab, "Preview the ranks").click()
         expect(page.locator(".trouble")).to_contain_text("group <b>g</b>: this is no name")
         assert page.locator("main img, main b b").count() == 0
