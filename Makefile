@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool browser test test-with-probes test-unit test-times test-all torch-wheels frameworks hta jax-wheels nccl-wheels demo screens pictures bench probing-venv opentelemetry soak mutations attacks selects night crowd group-faults coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test web gpu-kit vm-test-arm64 image image-test kubernetes verifier-record inject clean
+.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool browser test test-with-probes test-unit test-patient test-times test-all torch-wheels frameworks hta jax-wheels nccl-wheels demo screens pictures bench probing-venv opentelemetry soak mutations attacks selects night crowd group-faults coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test web gpu-kit vm-test-arm64 image image-test kubernetes verifier-record inject clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -108,12 +108,14 @@ AGAIN = $(if $(CI),|| $(PYTHON) tests/run_again.py .build/pytest/$(1))
 RUN = { $(call PYTEST,$(1)) $(2) $(call AGAIN,$(1)); }
 # Integration tests that measure how the kernel treats their processes.
 ALONE = $(addprefix tests/integration/,gpu_kit processes/test_condition_activity.py processes/test_condition_live.py)
+# Integration tests without jobs, and without limits of time that other tests could make them miss.
+PATIENT = $(addprefix tests/integration/,collector diagnose job_rows labels query store user_probes)
 
 test: install pythons promtool browser ## all checks, and the tests of the gate; TESTS=tests/unit/store for some
 	@$(HOST) rm -rf $(TIMES) .build/pytest
 ifeq ($(TESTS),)
-	@packaging/dev/beside.sh "$(MAKE) --no-print-directory test-with-probes" "$(MAKE) --no-print-directory check test-unit"
-	$(call RUN,integration,-n 4 --dist loadfile --no-loadscope-reorder tests/integration $(addprefix --ignore=,$(ALONE)))
+	@packaging/dev/beside.sh "$(MAKE) --no-print-directory test-with-probes" "$(MAKE) --no-print-directory check test-unit test-patient"
+	$(call RUN,integration,-n 5 --dist loadfile --no-loadscope-reorder tests/integration $(addprefix --ignore=,$(ALONE) $(PATIENT)))
 else
 	@$(MAKE) --no-print-directory check
 	$(call RUN,some,$(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS))
@@ -127,6 +129,9 @@ test-with-probes:
 
 test-unit:
 	$(call RUN,unit,-n 2 --dist worksteal tests/unit)
+
+test-patient:
+	$(call RUN,patient,-n 2 --dist loadfile $(PATIENT))
 
 test-times: ## the costs of the last run of the tests: by folder, by fixture, and of the slowest tests
 	@$(PYTHON) tests/costs.py
