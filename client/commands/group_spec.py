@@ -10,6 +10,7 @@ import typer
 
 from probing.api.errors import UsageError
 from probing.api.text import escape
+from probing.client.commands.ranks_check import RANK_FIELDS
 from probing.client.groups.changes import (
     Fields,
     chosen_workers,
@@ -39,15 +40,7 @@ EXAMPLES = (
     "probingctl group set gpt --master gn7 --env LR=0.1",
     "probingctl group add gpt gn8-0",
 )
-_RANKS = (
-    Field("WORKER", "worker", flex=True),
-    Field("RANK", "rank", right=True),
-    Field("LOCAL_RANK", "local_rank", right=True),
-    Field("NODE_RANK", "node_rank", right=True),
-    Field("WORLD_SIZE", "world_size", right=True),
-    Field("MASTER", "master"),
-    Field("BACKEND", "backend"),
-)
+_RANKS = (*RANK_FIELDS, Field("BACKEND", "backend"))
 
 
 @dataclass(frozen=True, slots=True)

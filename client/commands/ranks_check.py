@@ -22,7 +22,7 @@ from probing.diagnosis.ranks import Placed, Violation, Worker, check_ranks, chec
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
 
-__all__ = ("EXAMPLES", "Options", "run")
+__all__ = ("EXAMPLES", "RANK_FIELDS", "Options", "run")
 
 EXAMPLES = (
     "probingctl ranks check --all-nodes --job 4711",
@@ -44,7 +44,7 @@ SELECT node, job, run, pid, start_ns, max(step) AS step, arg_max(source, step) A
 WHERE ts > now() - INTERVAL 10 MINUTE AND {where} GROUP BY node, job, run, pid, start_ns
 """
 _STATEMENTS = {"trainers": _TRAINERS, "envs": _ENVS, "steps": _STEPS}
-_FIELDS = (
+RANK_FIELDS = (
     Field("WORKER", "worker", flex=True),
     Field("RANK", "rank", right=True),
     Field("LOCAL_RANK", "local_rank", right=True),
@@ -100,7 +100,7 @@ def _workers(text: str, master: str) -> list[Worker]:
 
 def _write_workers(settings: Settings, workers: Sequence[Worker]) -> None:
     rows: list[Row] = [{**asdict(worker), "master": f"{worker.master_addr}:{worker.master_port}"} for worker in workers]
-    write_table(settings, _FIELDS, rows)
+    write_table(settings, RANK_FIELDS, rows)
 
 
 def _jobs(cluster: Cluster, job: str | None, workers: Sequence[Worker]) -> list[Row]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import grp
-import os
-import pwd
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import grpc
 
 from probing.api.errors import BROKEN, LATE, UNKNOWN_CALL, PeerError, PrivilegeError, ProbingError
+from probing.client.user import user_name
 from probing.federation.execution.asking import late
 
 __all__ = ("diagnose", "error_of", "too_old")
@@ -66,7 +65,7 @@ def _unreached(address: str, details: str, why: str) -> ProbingError:
     hint = ""
     if why == _DENIED:
         group = _group_of(address.removeprefix("unix:"))
-        hint = f"root and the group {group} may: `sudo usermod -aG {group} {_user()}`, then log in again"
+        hint = f"root and the group {group} may: `sudo usermod -aG {group} {user_name()}`, then log in again"
     elif why == _UNKNOWN_HOST:
         hint = "check the name, or give an IP address"
     code = LATE if why == _LATE else "" if details.startswith(_UNCONNECTED) else BROKEN
@@ -79,13 +78,6 @@ def _group_of(path: str) -> str:
         return grp.getgrgid(Path(path).stat().st_gid).gr_name
     except (OSError, KeyError):
         return "probing"
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def diagnose(address: str) -> str:
