@@ -72,6 +72,7 @@ export function Timeline({ job }: { job: string }) {
           <>
             <a class="button" href={download("pftrace")} download title={w.perfettoHint}>{w.perfetto}</a>
             <a class="button" href={download("json")} download>{w.chrome}</a>
+            <a class="button" href={download("html")} download>{words.value.finding.mail}</a>
           </>
         ) : null}
       </form>
