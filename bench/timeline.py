@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from probing.client.timeline.chrome import write_chrome
 from probing.client.timeline.columns import write_columns
+from probing.client.timeline.html import write_html
 from probing.client.timeline.kineto import write_kineto
 from probing.client.timeline.perfetto import write_perfetto
 from probing.client.timeline.reading import Timeline
@@ -136,6 +137,7 @@ def one(kind: str, rows: int, ranks: int) -> None:
         "perfetto": lambda taken: write_perfetto(taken, sink),
         "chrome": lambda taken: write_chrome(taken, sink),
         "columns": lambda taken: write_columns(taken, sink),
+        "html": lambda taken: write_html(taken, sink),
         "kineto": kineto,
     }
     before = resource.getrusage(resource.RUSAGE_SELF)
@@ -164,7 +166,7 @@ def main() -> None:
         return
     rows, ranks = [*sys.argv[1:], *("10000000", "64")[len(sys.argv) - 1 :]][:2]
     # Kineto files are real, and take 700 bytes an operation.
-    for kind, share in (("perfetto", 1), ("chrome", 1), ("columns", 1), ("kineto", 10)):
+    for kind, share in (("perfetto", 1), ("chrome", 1), ("columns", 1), ("html", 1), ("kineto", 10)):
         subprocess.run([sys.executable, __file__, kind, str(int(rows) // share), ranks], check=True)
 
 

@@ -60,7 +60,7 @@ COMMANDS = {
     "bt": Entry("stacks", "The same as stacks.", hidden=True),
     "vars": Entry("variables", "Values of variables, read from outside."),
     "profile": Entry("profile", "Where Python spends its time: functions, flame graph, pprof."),
-    "timeline": Entry("timeline", "A range of a job as a trace, for Perfetto, Chrome or HTA."),
+    "timeline": Entry("timeline", "A range of a job as a trace, or as an HTML file."),
     "flamegraph": Entry("flamegraph", "The same as profile -F svg."),
     "config": Entry("config", "Settings of the daemon: show them, or change one."),
     "annotate": Entry("annotate", "Set labels of ranks, such as the phase that they are in."),

@@ -16,25 +16,37 @@ const out = resolve(args.find((arg) => !arg.startsWith("--")) ?? "../client/web/
 rmSync(out, { recursive: true, force: true });
 mkdirSync(out, { recursive: true });
 
-const result = await build({
+const options = {
   absWorkingDir: here,
-  entryPoints: { page: "src/main.tsx" },
   outdir: out,
   bundle: true,
-  splitting: true,
-  format: "esm",
   target: "es2022",
   minify: true,
   charset: "utf8",
   legalComments: "none",
   jsx: "automatic",
   jsxImportSource: "preact",
+  metafile: true,
+  logLevel: "warning",
+};
+const result = await build({
+  ...options,
+  entryPoints: { page: "src/main.tsx" },
+  splitting: true,
+  format: "esm",
   entryNames: "[name]-[hash]",
   chunkNames: "[name]-[hash]",
   assetNames: "[name]-[hash]",
-  metafile: true,
-  logLevel: "warning",
 });
+// One script and one style, which client/timeline/html.py puts into each file.
+const file = await build({ ...options, entryPoints: { "timeline-file": "src/timelineFile.tsx" }, format: "iife", entryNames: "[name]" });
+const fileScript = join(out, "timeline-file.js");
+const notice = licences(file.metafile, "This file contains these packages.");
+// HTML ends a script at "</script", and a comment of HTML would change where.
+writeFileSync(fileScript, `/*\n${notice}*/\n${readFileSync(fileScript, "utf8")}`);
+for (const name of ["timeline-file.js", "timeline-file.css"]) {
+  if (/<\/(script|style)|<!--|\r|\0/i.test(readFileSync(join(out, name), "utf8"))) throw new Error(`${name} cannot be a part of HTML`);
+}
 
 const outputs = Object.entries(result.metafile.outputs);
 const [script] = outputs.find(([, output]) => output.entryPoint === "src/main.tsx");
@@ -44,11 +56,11 @@ const page = readFileSync("src/index.html", "utf8")
   .replace("PAGE_SCRIPT", `/static/${nameOf(script)}`)
   .replace("PAGE_STYLE", `/static/${nameOf(style)}`);
 writeFileSync(join(out, "index.html"), page);
-writeFileSync(join(out, "licences.txt"), licences(result.metafile));
+writeFileSync(join(out, "licences.txt"), licences(result.metafile, "The files in this folder contain these packages."));
 if (args.includes("--checksums")) writeFileSync("checksums.txt", checksums(out));
 
 /** Returns the licences of the packages that are part of the built files. */
-function licences(metafile) {
+function licences(metafile, heading) {
   const names = new Set();
   for (const path of Object.keys(metafile.inputs)) {
     const match = /node_modules\/((?:@[^/]+\/)?[^/]+)\//.exec(path);
@@ -61,7 +73,7 @@ function licences(metafile) {
     const text = file && existsSync(join(folder, file)) ? readFileSync(join(folder, file), "utf8").trim() : "";
     return `${name} ${version} (${license})\n\n${text}\n`;
   });
-  return ["The files in this folder contain these packages.\n", ...texts].join(`\n${"-".repeat(80)}\n`);
+  return [`${heading}\n`, ...texts].join(`\n${"-".repeat(80)}\n`);
 }
 
 /** Returns lines as `sha256sum` writes them, for the files of a folder. */

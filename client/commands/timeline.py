@@ -1,11 +1,13 @@
-"""``timeline``: writes a range of a job's time as a trace for Perfetto, Chrome, or Holistic Trace Analysis (HTA)."""
+"""``timeline``: writes a range of a job's time as a trace for Perfetto, Chrome, or Holistic Trace Analysis (HTA), or as
+an HTML file that shows the timeline of the page.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,9 +29,10 @@ __all__ = ("EXAMPLES", "Options", "run")
 EXAMPLES = (
     "probingctl timeline --all-nodes --job 4711 --since 2m -o job.pftrace",
     "probingctl timeline --all-nodes --job 4711 --from 08:15Z --to 08:20Z -o DIR",
+    "probingctl timeline --all-nodes --job 4711 --since 10m -o job.html",
 )
 _PERFETTO = (".pftrace", ".perfetto-trace")
-_NAMES = f"-o NAME{_PERFETTO[0]} for Perfetto, NAME.json for Chrome, or a directory for HTA"
+_NAMES = f"-o NAME{_PERFETTO[0]} for Perfetto, NAME.json for Chrome, NAME.html for a browser, or a directory for HTA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +72,19 @@ def _writer(output: Path | None) -> Callable[[Timeline], list[Path]]:
     suffix = output.suffix.lower()
     if output.is_dir() or not suffix:
         return lambda timeline: _directory(timeline, output)
-    if suffix not in (*_PERFETTO, ".json"):
+    if suffix not in (*_PERFETTO, ".json", ".html"):
         raise UsageError(f"-o {output.name}: {suffix} is not a suffix of traces", hint=_NAMES)
-    return lambda timeline: _file(timeline, output, chrome=suffix == ".json")
+    return lambda timeline: _file(timeline, output)
 
 
-def _file(timeline: Timeline, output: Path, *, chrome: bool) -> list[Path]:
+def _file(timeline: Timeline, output: Path) -> list[Path]:
     from probing.client.timeline.chrome import write_chrome
+    from probing.client.timeline.html import write_html
     from probing.client.timeline.perfetto import write_perfetto
 
+    writers: dict[str, Callable[[Timeline, IO[bytes]], None]] = {".json": write_chrome, ".html": write_html}
     with replacing(output) as file:
-        (write_chrome if chrome else write_perfetto)(timeline, file)
+        writers.get(output.suffix.lower(), write_perfetto)(timeline, file)
         _require(timeline)
     return [output]
 

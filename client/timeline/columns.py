@@ -5,6 +5,7 @@ the columns. The header has the ``offset`` of each column from the first column,
 little-endian. The header has
 
 * ``from_ns`` and ``to_ns``, UTC ns as text; ``job``; ``notes``; ``left_out``, by section the number of missing rows;
+  ``failures``, the parts that a node failed to answer: ``node``, ``error``;
 * ``sections``: by name ``rows`` and ``columns`` of (``name``, ``type``, ``offset``); the docstrings of ``_Page.steps``
   and the methods after it name the columns. Times are µs since ``from_ns``; NaN: unknown;
 * ``dictionaries``: lists to which columns refer by index: ``ranks`` (``rank``, ``node``, ``pid``, ``run``), ``comms``,
@@ -30,25 +31,30 @@ from probing.client.timeline.coding import UNKNOWN, Entries, Ints, Reals, shown
 from probing.client.timeline.model import SPANNING, Columns, Counters, Operations, Samples
 from probing.client.timeline.reading import Timeline
 
-__all__ = ("MAGIC", "MIME", "write_columns")
+__all__ = ("MAGIC", "MIME", "MOST_ROWS", "write_columns")
 
 MAGIC = b"PRBCOLS1"
 MIME = "application/x-probing-columns"
+MOST_ROWS = 1_000_000
+"""The most rows of a section."""
 _TYPES = {"f8": "f64", "f4": "f32", "i4": "i32", "u4": "u32", "u2": "u16", "u1": "u8"}
-_MOST_ROWS = 1_000_000
 _MOST_FRAMES = 200_000
+_MOST_FAILURES = 1_000
 _Section = dict[str, npt.NDArray[Any]]
 T = TypeVar("T", bound=Columns)
 
 
-def write_columns(timeline: Timeline, sink: IO[bytes], most: int = _MOST_ROWS) -> None:
-    """Writes ``timeline`` to ``sink``, with the first ``most`` operations, samples and values of counters."""
+def write_columns(timeline: Timeline, sink: IO[bytes], most: int = MOST_ROWS) -> None:
+    """Writes ``timeline`` to ``sink``, with the first ``most`` operations, samples and values of counters.
+
+    Its notes say what is left out, and its counts are those of the rows that are written.
+    """
     page = _Page(timeline, most)
     sections = {
         "steps": page.steps(),
-        "ops": page.read("ops", timeline.operations(), Operations, page.operations),
-        "samples": page.read("samples", timeline.samples(), Samples, page.samples),
-        "counters": page.read("counters", timeline.counters(), Counters, page.counters),
+        "ops": page.read("ops", "operations", timeline.operations(), Operations, page.operations),
+        "samples": page.read("samples", "samples", timeline.samples(), Samples, page.samples),
+        "counters": page.read("counters", "counter_values", timeline.counters(), Counters, page.counters),
         "findings": page.findings(),
     }
     described, offset = {}, 0
@@ -79,8 +85,10 @@ class _Page:
         self._stacks: dict[int, int] = {}
         self._stack_frames: list[list[int]] = []
 
-    def read(self, name: str, parts: Iterator[T], kind: type[T], columns: Callable[[T], _Section]) -> _Section:
-        """Returns the first rows of ``parts`` as a section."""
+    def read(
+        self, name: str, counted: str, parts: Iterator[T], kind: type[T], columns: Callable[[T], _Section]
+    ) -> _Section:
+        """Returns the first rows of ``parts`` as a section; ``counted``: their name in the counts of the timeline."""
         sections, rows, before = [columns(kind.joined([]))], 0, self._timeline.unread()
         for part in parts:
             kept = part.taken(np.arange(min(len(part), self._most - rows)))
@@ -88,7 +96,13 @@ class _Page:
             rows += len(kept)
             if rows == self._most:
                 left = len(part) - len(kept) + self._timeline.unread() - before
-                self._left_out |= {name: left} if left > 0 else {}
+                self._timeline.counts[counted] = rows
+                if left > 0:
+                    self._left_out[name] = left
+                    self._timeline.notes.append(
+                        f"only the first {rows:,} {counted.replace('_', ' ')} are shown, {left:,} are left out: "
+                        "choose a shorter range, or a trace for Perfetto"
+                    )
                 break
         return {column: np.concatenate([section[column] for section in sections]) for column in sections[0]}
 
@@ -169,6 +183,10 @@ class _Page:
             "to_ns": str(timeline.end),
             "notes": timeline.notes,
             "left_out": self._left_out,
+            "failures": [
+                {"node": loss.node, "error": f"{loss.table}: {loss.reason}" if loss.table else loss.reason}
+                for loss in timeline.unanswered[:_MOST_FAILURES]
+            ],
             "dictionaries": {
                 "ranks": [
                     {"rank": process.rank, "node": process.node, "pid": process.pid, "run": process.run}

@@ -213,10 +213,15 @@ class Timeline:
         errors = np.array([bounds.get(process.node, _ANY_ERROR_NS) for process in processes], np.int64)
         return errors, np.array([numbers[process.node] for process in processes], np.int64)
 
+    @property
+    def unanswered(self) -> list[Loss]:
+        """The gaps of nodes that did not answer so far."""
+        return list(self._gaps.values())
+
     def losses_of_job(self) -> Iterator[tuple[Loss, int | None]]:
         """Yields the losses of the job's nodes and processes, each with its process (None: the whole node)."""
         processes = {(who.node, who.pid): index for index, who in enumerate(self.names.processes.values)}
-        for loss in (*self.losses, *self._gaps.values()):
+        for loss in (*self.losses, *self.unanswered):
             if loss.pid is None:
                 yield loss, None
             elif (process := processes.get((loss.node, loss.pid))) is not None:

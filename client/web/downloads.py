@@ -141,14 +141,19 @@ def columns(question: Question) -> tuple[Write, str, str]:
 
 
 def trace(question: Question) -> tuple[Write, str, str]:
-    """Returns the function that writes the timeline of a job as a trace of ``format`` (pftrace or json), the media type
-    and the file name.
+    """Returns the function that writes the timeline of a job as ``format`` (pftrace, json or html), the media type and
+    the file name.
     """
     from probing.client.timeline.chrome import write_chrome
+    from probing.client.timeline.html import write_html
     from probing.client.timeline.perfetto import write_perfetto
-    from probing.client.timeline.reading import timeline
+    from probing.client.timeline.reading import Timeline, timeline
 
-    writers = {"pftrace": (write_perfetto, "application/octet-stream"), "json": (write_chrome, "application/json")}
+    writers: dict[str, tuple[Callable[[Timeline, IO[bytes]], None], str]] = {
+        "pftrace": (write_perfetto, "application/octet-stream"),
+        "json": (write_chrome, "application/json"),
+        "html": (write_html, "text/html; charset=utf-8"),
+    }
     kind = question.parameters.text("format", "pftrace")
     if kind not in writers:
         raise UsageError(f"the format {kind} is not offered", hint=f"use one of {', '.join(writers)}")

@@ -20,6 +20,7 @@ import { Workers } from "./screens/Workers.tsx";
 import "./style/base.css";
 import "./style/parts.css";
 import "./style/screens.css";
+import "./style/timeline.css";
 import "./style/groups.css";
 import { visible } from "./text/escape.ts";
 import "./theme.ts";

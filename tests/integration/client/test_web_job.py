@@ -165,6 +165,10 @@ def test_the_timeline_as_columns_and_as_a_trace(scene: Page) -> None:
     assert b"all_reduce" in trace.body
     events = scene.ask("/api/timeline/download?job=llm-7b&from=5m&format=json").json["traceEvents"]
     assert {"all_reduce"} <= {event["name"] for event in events}
+    file = scene.ask("/api/timeline/download?job=llm-7b&from=5m&format=html")
+    assert file.headers["content-disposition"] == 'attachment; filename="timeline.html"'
+    assert file.headers["content-type"] == "text/html; charset=utf-8"
+    assert file.body.endswith(b"</html>\n")
     assert scene.ask("/api/timeline/download?job=llm-7b&format=doc").status == 400
     assert scene.ask("/api/timeline?job=nobody").json["code"] == "NotFound"
 

@@ -1,10 +1,9 @@
 /** Below the timeline: the chosen operation on all its ranks, and figures of the selected range. */
 import { useMemo } from "preact/hooks";
 import { words } from "../i18n/index.ts";
-import { href } from "../location.ts";
 import { visible } from "../text/escape.ts";
 import { bytes, duration, number } from "../text/format.ts";
-import { textAt } from "./columns.ts";
+import { textAt, type RankOf } from "./columns.ts";
 import { OPEN } from "./model.ts";
 import { opName, sampleAt, type Scene } from "./scene.ts";
 import { figures, sameOperation } from "./stats.ts";
@@ -14,7 +13,8 @@ import type { View } from "./view.ts";
 const MOST = 64;
 const NS = 1e3;
 
-export function ChosenOperation({ scene, chosen, job }: { scene: Scene; chosen: Chosen; job: string }) {
+/** `rankHref`: the address of a rank; null: there is none. */
+export function ChosenOperation({ scene, chosen, rankHref }: { scene: Scene; chosen: Chosen; rankHref: ((rank: RankOf) => string) | null }) {
   const w = words.value.timeline;
   const { ops, columns } = scene;
   const i = chosen.op;
@@ -42,39 +42,42 @@ export function ChosenOperation({ scene, chosen, job }: { scene: Scene; chosen: 
         </p>
       ) : null}
       {same.length > 1 ? (
-        <table>
-          <caption>{w.group}</caption>
-          <thead>
-            <tr>
-              <th scope="col" class="number">{w.rank}</th>
-              <th scope="col">{w.node}</th>
-              <th scope="col" class="number">{w.late}</th>
-              <th scope="col" class="number">{w.waiting}</th>
-              <th scope="col" class="number">{w.runs}</th>
-            </tr>
-          </thead>
-          <tbody>
-            {[...same].reverse().slice(0, MOST).map((other) => {
-              const rank = columns.ranks[ops.rank[other] as number];
-              return (
-                <tr class={other === i ? "row-chosen" : ""}>
-                  <th scope="row" class="number">
-                    {rank?.rank === null || rank === undefined ? "?" : <a href={href({ screen: "rank", job, rank: String(rank.rank) }, { node: rank.node, pid: String(rank.pid) })}>{rank.rank}</a>}
-                  </th>
-                  <td>{visible(rank?.node ?? "?", 60)}</td>
-                  <td class="number">{text((ops.start[other] as number) - (ops.begun[other] as number))}</td>
-                  <td class="number">{text((ops.ready[other] as number) - (ops.start[other] as number))}</td>
-                  <td class="number">{lengthText(other)}</td>
-                </tr>
-              );
-            })}
-          </tbody>
-        </table>
+        <div class="scroll" tabIndex={0} role="region" aria-label={w.group}>
+          <table>
+            <caption>{w.group}</caption>
+            <thead>
+              <tr>
+                <th scope="col" class="number">{w.rank}</th>
+                <th scope="col">{w.node}</th>
+                <th scope="col" class="number">{w.late}</th>
+                <th scope="col" class="number">{w.waiting}</th>
+                <th scope="col" class="number">{w.runs}</th>
+              </tr>
+            </thead>
+            <tbody>
+              {[...same].reverse().slice(0, MOST).map((other) => {
+                const rank = columns.ranks[ops.rank[other] as number];
+                return (
+                  <tr class={other === i ? "row-chosen" : ""}>
+                    <th scope="row" class="number">
+                      {rank?.rank === null || rank === undefined ? "?" : rankHref ? <a href={rankHref(rank)}>{rank.rank}</a> : rank.rank}
+                    </th>
+                    <td>{visible(rank?.node ?? "?", 60)}</td>
+                    <td class="number">{text((ops.start[other] as number) - (ops.begun[other] as number))}</td>
+                    <td class="number">{text((ops.ready[other] as number) - (ops.start[other] as number))}</td>
+                    <td class="number">{lengthText(other)}</td>
+                  </tr>
+                );
+              })}
+            </tbody>
+          </table>
+        </div>
       ) : null}
     </div>
   );
 }
 
+/** `flame`: the address of the range's flame graph, or empty. */
 export function RangeFigures({ scene, range, flame, clear }: { scene: Scene; range: View | null; flame: string; clear: () => void }) {
   const w = words.value.timeline;
   const found = useMemo(() => (range ? figures(scene.ops, scene.columns.ranks.length, range) : null), [scene, range]);
@@ -84,10 +87,10 @@ export function RangeFigures({ scene, range, flame, clear }: { scene: Scene; ran
     <>
       <p class="range-head">
         <b>{duration(length * NS)}</b>
-        <a href={flame}>{w.flame}</a>
+        {flame ? <a href={flame}>{w.flame}</a> : null}
         <button type="button" onClick={clear}>{w.clear}</button>
       </p>
-      <div class="two">
+      <div class="scroll two" tabIndex={0} role="region" aria-label={w.stats}>
         <table>
           <thead>
             <tr>

@@ -56,8 +56,8 @@ function times(columns: Columns, section: string, name: string): Float64Array {
   return found instanceof Float64Array ? found : Float64Array.from(found);
 }
 
-/** Returns the scene of an answer; `length` is the length of the range that was asked for in µs, 0: as long as its rows. */
-export function sceneOf(columns: Columns, length: number): Scene {
+/** Returns the scene of an answer; `length` is the length of the range in µs, 0: as long as its rows. */
+export function sceneOf(columns: Columns, length = lengthOf(columns)): Scene {
   const end = length > 0 ? length : lastTime(columns);
   const ranks = columns.ranks.length;
   const stepsOf = { row: column(columns, "steps", "rank", 0), start: times(columns, "steps", "start"), end: times(columns, "steps", "end") };
@@ -78,10 +78,14 @@ export function sceneOf(columns: Columns, length: number): Scene {
   };
 }
 
+/** The length of the range that was asked for in µs, or 0. */
+function lengthOf(columns: Columns): number {
+  const end = columns.header["to_ns"];
+  return typeof end === "string" ? Number(BigInt(end) - columns.fromNs) / 1e3 : 0;
+}
+
 function notesOf(columns: Columns): string[] {
-  const notes = Array.isArray(columns.header["notes"]) ? columns.header["notes"].map(String) : [];
-  const left = Object.entries((columns.header["left_out"] ?? {}) as Record<string, unknown>);
-  return [...notes, ...left.map(([name, rows]) => `${name}: ${String(rows)} rows of this range were left out`)].slice(0, 20);
+  return Array.isArray(columns.header["notes"]) ? columns.header["notes"].slice(0, 20).map(String) : [];
 }
 
 function lastTime(columns: Columns): number {

@@ -64,3 +64,10 @@ export function timeOfDay(fromNs: bigint, us: number, step: number): string {
   const fraction = (ns % 1_000_000_000n).toString().padStart(9, "0");
   return `${base}.${fraction.slice(0, step >= 1e3 ? 3 : step >= 1 ? 6 : 9)}`;
 }
+
+/** Returns the instant at an offset, to the ns: `2026-11-29T08:15:00.000000000Z`. */
+export function instant(fromNs: bigint, us: number): string {
+  const ns = fromNs + BigInt(Math.round(us * 1e3));
+  const whole = new Date(Number(ns / 1_000_000n)).toISOString().slice(0, 19);
+  return `${whole}.${(ns % 1_000_000_000n).toString().padStart(9, "0")}Z`;
+}

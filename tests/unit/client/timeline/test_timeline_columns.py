@@ -6,9 +6,11 @@ import io
 import json
 import math
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from timeline_scene import (
     BEGIN,
     MS,
@@ -25,7 +27,9 @@ from timeline_scene import (
     timeline_of,
 )
 
+from probing.api.errors import PeerError
 from probing.client.timeline.columns import MAGIC, write_columns
+from probing.federation.execution.answer import Failed, Gathered
 from probing.federation.execution.clocks import Offset
 
 _TYPES = {"f64": "<f8", "f32": "<f4", "i32": "<i4", "u32": "<u4", "u16": "<u2", "u8": "u1"}
@@ -142,10 +146,31 @@ def test_operations_in_flight_have_neither_end() -> None:
 
 
 def test_rows_beyond_the_most_are_counted() -> None:
-    header, sections = written(Tables({"comm.ops": [operation(0, n, n * MS) for n in range(1009)]}), most=503)
+    tables = Tables({"comm.ops": [operation(0, n, n * MS) for n in range(1009)]})
+    header, sections = written(tables, most=503)
     assert len(sections["ops"]["seq"]) == 503
     assert list(sections["ops"]["seq"]) == list(range(503))
     assert header["left_out"] == {"ops": 1009 - 503}
+    assert header["notes"] == [
+        "only the first 503 operations are shown, 506 are left out: choose a shorter range, or a trace for Perfetto"
+    ]
+
+
+class HalfSilent(Tables):
+    """Beta does not answer the first questions."""
+
+    def query_all(self, statements: Mapping[str, str]) -> dict[str, pa.Table]:
+        gathered: Gathered[int] = Gathered(("alpha", "beta"))
+        gathered.failed.append(Failed("10.0.0.2:7077", "beta", PeerError("no answer for 3.0s")))
+        self.outcomes.append(gathered)
+        return super().query_all(statements)
+
+
+def test_nodes_that_did_not_answer_are_named() -> None:
+    header, _ = written(HalfSilent({"comm.ops": communication()}))
+    assert header["failures"] == [{"node": "beta", "error": "no answer for 3.0s"}]
+    header, _ = written(Tables({"comm.ops": communication()}))
+    assert header["failures"] == []
 
 
 def test_a_range_without_rows_has_empty_sections() -> None:

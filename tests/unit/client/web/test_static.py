@@ -45,7 +45,10 @@ def test_the_page_is_small() -> None:
     sizes = {name: len(gzip.compress(data, 9)) for name, data in FILES.items()}
     editor = [name for name in sizes if name.startswith("editor-")]
     assert len(editor) == 1
-    assert sum(size for name, size in sizes.items() if name not in editor) < 200_000
+    # The script and the style of files are not loaded by the page.
+    file = [name for name in sizes if name.startswith("timeline-file.")]
+    assert sum(size for name, size in sizes.items() if name not in editor + file) < 200_000
+    assert sum(sizes[name] for name in file) < 50_000
 
 
 def test_the_editor_is_loaded_by_its_screen_alone() -> None:
