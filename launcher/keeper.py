@@ -17,8 +17,9 @@ from contextlib import contextmanager, suppress
 __all__ = ("main",)
 
 _SECOND_NS = 1_000_000_000
-# The keeper takes the launcher's place this long before the end of a lease, and keeps it at most this long after.
-_BEFORE_NS, _AFTER_NS = 2 * _SECOND_NS, 5 * _SECOND_NS
+# The keeper takes the launcher's place this long before the end of a lease, and keeps it at most this long after: the
+# next launcher waits for that, see ``state.lock``.
+_BEFORE_NS, _AFTER_NS = 2 * _SECOND_NS, _SECOND_NS
 _MAX_STATE = 96 << 20
 
 Lease = tuple[str, int, int]
@@ -49,27 +50,29 @@ def _keep(directory: str, node: str, path: list[str]) -> None:
             return
         over = {lease for lease in leases if time.clock_gettime_ns(time.CLOCK_BOOTTIME) > lease[1] - _BEFORE_NS}
         if over:
-            _end(directory, node, path, max(lease[1] for lease in over))
+            _end(directory, node, path, over)
             ended |= over
 
 
 def _leases(directory: str) -> set[Lease]:
-    """Returns the leases under which ranks run, of this boot."""
+    """Returns the leases under which ranks run, of this boot. The lease of an older generation is not theirs."""
     try:
         with open(f"{directory}/launcher.json", "rb") as file, open("/proc/sys/kernel/random/boot_id") as boot:
             groups, here = json.loads(file.read(_MAX_STATE))["groups"], boot.read().strip()
-        return {
-            tuple(group["lease"])
-            for group in groups
-            if group["lease"] and group["lease"][0] == here and any(not run["ended_ns"] for run in group["runs"])
-        }
+        leases = set()
+        for group in groups:
+            boot_id, end_ns, generation = group["lease"] or ("", 0, 0)
+            rank_lives = any(not run["ended_ns"] and run["generation"] <= generation for run in group["runs"])
+            if boot_id == here and rank_lives:
+                leases.add((boot_id, end_ns, generation))
+        return leases
     except (OSError, ValueError, LookupError, TypeError):
         # The next launcher sets a damaged file aside.
         return set()
 
 
-def _end(directory: str, node: str, path: list[str], until_ns: int) -> None:
-    """Does what a launcher does at the end of a lease; it trusts nobody, and so starts nothing."""
+def _end(directory: str, node: str, path: list[str], over: set[Lease]) -> None:
+    """Does what a launcher does at the end of leases; it trusts nobody, and so starts nothing."""
     sys.path[:] = path
     from pathlib import Path
 
@@ -79,7 +82,8 @@ def _end(directory: str, node: str, path: list[str], until_ns: int) -> None:
 
     with suppress(ProbingError):
         launcher = Launcher(node, (), Path(directory), Rules(frozenset(), os.getuid(), str(os.getuid())))
-        while _leases(directory) and time.clock_gettime_ns(time.CLOCK_BOOTTIME) < until_ns + _AFTER_NS:
+        until_ns = max(lease[1] for lease in over) + _AFTER_NS
+        while over & _leases(directory) and time.clock_gettime_ns(time.CLOCK_BOOTTIME) < until_ns:
             launcher.step()
             launcher.wait(0.2)
         launcher.close()

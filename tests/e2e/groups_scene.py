@@ -122,6 +122,11 @@ class Launchers:
         daemon, words = self.options[node]
         self.start(daemon, *words)
 
+    def tails(self) -> dict[str, str]:
+        """Returns the last lines of each launcher's log, and whether it runs."""
+        logs = {node: (self.user.home / f"{node}.launcher.log").read_text()[-700:] for node in self.processes}
+        return {node: f"{self.processes[node].poll()}: {text}" for node, text in logs.items()}
+
     def close(self) -> None:
         for process in self.processes.values():
             if process.poll() is None:

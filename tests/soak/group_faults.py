@@ -232,7 +232,7 @@ def one(site: Site, crew: Launchers, seed: int) -> list[str]:
             newest = {number for _, number, _ in now}
             return len(newest) == 1 and now == [(GROUP, *newest, str(rank)) for rank in range(8)]
 
-        until(whole, PATIENCE_S, what=lambda: (living(GROUP), user.status(first, GROUP), schedule.log))
+        until(whole, PATIENCE_S, what=lambda: (crew.tails(), living(GROUP), user.status(first, GROUP), schedule.log))
         newest = {number for _, number, _ in living(GROUP).values()}
         problems = [] if min(newest) >= generation else [f"generation {newest} runs, and {generation} was begun"]
     finally:

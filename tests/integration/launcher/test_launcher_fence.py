@@ -160,6 +160,22 @@ def test_the_keeper_ends_ranks_when_no_launcher_does(directory: Path, name: str)
         }
 
 
+def test_the_lease_of_an_older_generation_ends_nobody(directory: Path, name: str) -> None:
+    owner = fenced(directory, name, "sleep", "1009", fence_s=5.0)
+    with LauncherProcess(directory) as launcher:
+        launcher.ask("keeper")
+        start(launcher, owner, 5.0)
+        launcher.stop(owner)
+        launcher.apply(owner.change(on_hang="report"))
+        launcher.start(owner)
+        launcher.kill()
+    until(lambda: not keepers(directory), what=lambda: keepers(directory))
+    assert len(living(name)) == 2
+    with LauncherProcess(directory) as launcher:
+        launcher.until_states("running")
+        launcher.stop(owner)
+
+
 def test_the_keeper_lives_as_long_as_the_launcher(directory: Path, name: str) -> None:
     owner = Owner(directory, name, "sleep", "1009")
     with LauncherProcess(directory) as launcher:
