@@ -273,6 +273,8 @@ def scene(base: Path) -> Iterator[tuple[Site, Launchers]]:
             try:
                 for daemon in site.daemons:
                     crew.start(daemon, "--slots", "2", "--allow", "*")
+                for daemon in site.daemons:
+                    until(lambda d=daemon: len(d.query("FROM cluster.workers")) == 2, what=daemon.tail)  # type: ignore[misc]
                 yield site, crew
             finally:
                 crew.close()
