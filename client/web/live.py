@@ -60,6 +60,11 @@ class Live:
         self._bodies: dict[tuple[str | None, int], bytes] = {}
         self._lock = threading.Lock()
 
+    @property
+    def nodes(self) -> int:
+        """The number of nodes in the newest view."""
+        return len(self._view.nodes)
+
     async def events(self, job: str | None) -> AsyncIterator[bytes]:
         """Yields an event for each change of the view: of all jobs, or of the ranks of ``job``.
 

@@ -30,6 +30,8 @@ __all__ = ("Door", "KeyDoor", "Sessions", "TokenDoor", "Visitor")
 T = TypeVar("T")
 # The most questions in flight, of one visitor and of all; how long a question waits for its turn, s.
 _AT_ONCE = 4
+# Fewer over more nodes: there the time is that of this process, and together each takes as long as all.
+_FEW_AT_ONCE, _MANY_NODES = 2, 100
 _THREADS = 24
 _WAIT_S = 60.0
 _MOST_STREAMS = 16
@@ -45,6 +47,7 @@ class Visitor:
         self._cluster = cluster
         self._threads = threads
         self._places = asyncio.Semaphore(_AT_ONCE)
+        self._few_places = asyncio.Semaphore(_FEW_AT_ONCE)
         self._streams = 0
         self._lost: int | None = None
         self._lost_at = float("-inf")
@@ -64,8 +67,9 @@ class Visitor:
             leaving.cancel()
 
     async def _work(self, work: Callable[[], T], leaving: asyncio.Future[None]) -> T:
+        places = self._few_places if self.live.nodes > _MANY_NODES else self._places
         try:
-            await asyncio.wait_for(self._places.acquire(), _WAIT_S)
+            await asyncio.wait_for(places.acquire(), _WAIT_S)
         except asyncio.TimeoutError:
             raise Overloaded(f"{_AT_ONCE} of your questions are still being answered") from None
         waits = Waits()
@@ -81,7 +85,7 @@ class Visitor:
                 waits.end()
             return await running
         finally:
-            self._places.release()
+            places.release()
 
     def enter_stream(self) -> None:
         """Counts a stream until ``leave_stream``. Raises Overloaded if the visitor has too many."""
