@@ -31,12 +31,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = (
+    "READS_A_SECOND",
     "Nodes",
     "choose",
 )
 
 _CERTIFICATE = "certificate"
 _UNPROVEN = "nothing proves its name to the target, so it is not shown your token"
+READS_A_SECOND = 50
+"""This process reads at least this many answers of nodes in a second, also while it works on others."""
 # A label that all nodes have.
 NAME = "node"
 
@@ -306,6 +309,11 @@ class Nodes:
         if not replies and missing:
             raise missing[0]
         return replies
+
+    def enough(self, seconds: float) -> float:
+        """Returns ``seconds``, or more if many nodes are asked: else answers that wait to be read here would be late,
+        and their nodes count as silent. Raises the errors of ``addresses``."""
+        return max(seconds, len(self.addresses()) / READS_A_SECOND)
 
     def watching(self, address: str) -> Callable[[pb.QueryProgress], None] | None:
         watch = self.watch

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from probing.client.nodes import Nodes
-from probing.client.wire.loop import Work, wait
+from probing.client.wire.loop import Work, begin, wait
 from probing.client.wire.stream import Room, Stream, batches
 from probing.federation.execution.answer import Answer, Answered, Gathered, Reply, Rows, Take, held_back
 
@@ -85,7 +85,7 @@ class Queries(Nodes):
             warnings.extend(f"{stream.node}: {warning}" for warning in dict.fromkeys(stream.warnings))
 
         try:
-            schema = Work(stream.schema())
+            schema = begin(stream.schema())
             # pyarrow is imported while the node works on the query, so the import takes no extra time.
             import pyarrow  # noqa: F401
 
@@ -172,7 +172,7 @@ class Queries(Nodes):
 
     def _node(self, address: str, statements: Mapping[str, str]) -> list[Reply]:
         """Returns the replies of one node."""
-        replies = Work(
+        replies = begin(
             self.node(address).replies(
                 statements, self.timeout, Room(self.max_bytes), watch=self.watching(address), strict=self.strict
             )

@@ -76,7 +76,8 @@ def panels() -> Panels:
         "health": lambda question: health.collect(question.cluster),
         "history": jobs.history,
         "nccl": _nccl,
-        "nodes": lambda question: rows_of(nodes.members(question.cluster)),
+        # A thousand nodes that know each other have a million of these rows.
+        "nodes": lambda question: rows_of(nodes.members(question.of_all_nodes(False))),
         "preflight": lambda question: preflight.collect(question.cluster),
         "profile": flames.profile,
         "profile/diff": flames.difference,

@@ -16,6 +16,7 @@ from probing.client.collectives.silence import Process, innermost
 from probing.client.diagnosis.endings import ended_sql
 from probing.client.diagnosis.findings import OPEN_COLUMNS, ROW_AGE, newest_sql
 from probing.client.messages import thread_of
+from probing.client.nodes import READS_A_SECOND
 from probing.client.render.rows import rows_of
 from probing.client.times import Bound, Interval
 from probing.client.top.health import Fetched, Health, NodeRows
@@ -43,9 +44,11 @@ _OF_DEVICES = "gpu.utilization"
 _SOMETIMES = 3
 _SELDOM = 5
 _RARELY = 60
-# Rows of devices and processes are asked for this many seconds back, at first and in later refreshes.
+# Rows of devices and processes are asked for this many seconds back, at first and in later refreshes. Of more nodes the
+# first rows would take seconds and gigabytes.
 _HISTORY_S = 120
 _LATELY_S = 15
+_MOST_WITH_HISTORY = 64
 _MOST_ROWS = 20_000
 
 _RANKS = f"""
@@ -77,13 +80,15 @@ SELECT node, pid, start_ns, epoch_ns(ts) AS at, cpu_total_pct AS cpu_pct, rss_kb
   CASE WHEN wall_ns > 0 THEN 100.0 * run_delay_ns / wall_ns END AS delay_pct
 FROM cpu.utilization
 WHERE scope = 'process' AND role = 'trainer' AND ts > now() - INTERVAL {{since}} SECOND AND {{where}}
-ORDER BY ts DESC LIMIT {_MOST_ROWS}
+{{of_process}} ORDER BY ts DESC LIMIT {_MOST_ROWS}
 """
 _GPUS = f"""
 SELECT node, epoch_ns(ts) AS at, device_id, uuid, mig, name, total_bytes, used_bytes, gpu_util_pct, sm_active_pct,
   temperature_c, power_w, power_limit_w, sm_clock_mhz, clock_event_reasons
-FROM gpu.utilization WHERE ts > now() - INTERVAL {{since}} SECOND ORDER BY ts DESC LIMIT {_MOST_ROWS}
+FROM gpu.utilization WHERE ts > now() - INTERVAL {{since}} SECOND {{of_device}} ORDER BY ts DESC LIMIT {_MOST_ROWS}
 """
+# Of a process or a device only its newest row.
+_NEWEST = "QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY ts DESC) = 1"
 _GPU_PROCESSES = f"""
 SELECT node, pid, start_ns, uuid, arg_max(device_id, ts) AS device_id, arg_max(used_bytes, ts) AS used_bytes,
   arg_max(sm_pct, ts) AS sm_pct
@@ -106,10 +111,15 @@ def questions(where: str, *, calm: bool = False) -> dict[str, _Question]:
     """Returns the questions by name; ``where`` is an SQL condition on the job. Their SQL still contains ``{since}``.
 
     ``calm``: for a view that is open for hours: findings, progress and operations in flight are asked for in each
-    refresh, rows that change less in every third refresh or more seldom.
+    refresh, rows that change less in every third refresh or more seldom, and of CPUs and GPUs only the newest rows.
     """
     findings = newest_sql(f"ts > now() - INTERVAL 7 DAY AND {where}", OPEN_COLUMNS, ROW_AGE)
-    given = {"where": where, "since": "{since}"}
+    given = {
+        "where": where,
+        "since": "{since}",
+        "of_process": _NEWEST.format(key="node, pid, start_ns") if calm else "",
+        "of_device": _NEWEST.format(key="node, uuid") if calm else "",
+    }
     often = _SOMETIMES if calm else 1
     return {
         "ranks": _Question(_RANKS.format(**given), every=often),
@@ -165,8 +175,8 @@ class Fetcher:
         *,
         calm: bool = False,
     ) -> None:
-        """``where`` is an SQL condition on the job; the timeout is ``cluster.timeout``. ``calm``: as for
-        ``questions``."""
+        """``where`` is an SQL condition on the job; the timeout is ``cluster.timeout``, or longer for many nodes.
+        ``calm``: as for ``questions``."""
         self._cluster = cluster
         self._questions = questions(where, calm=calm)
         self._deliver = deliver
@@ -176,6 +186,7 @@ class Fetcher:
         self._paused: dict[str, str] = {}
         # Addresses of the nodes that had failed at the start; None: not yet known.
         self._failed: tuple[str, ...] | None = None
+        self._with_history = False
         self.repeater = Repeater("fetch", self._refresh, interval, failed)
         self.health = Health(lambda addresses, seconds: cluster.ask(addresses, name_of, seconds), self.repeater.hurry)
 
@@ -186,7 +197,9 @@ class Fetcher:
     def _refresh(self) -> None:
         addresses = self._addresses()
         asked = self.health.present(addresses)
-        gathered = self._cluster.ask(asked, self._ask, self._cluster.timeout)
+        self._with_history = len(asked) <= _MOST_WITH_HISTORY
+        seconds = max(self._cluster.timeout, len(asked) / READS_A_SECOND)
+        gathered = self._cluster.ask(asked, self._ask, seconds)
         for answered in gathered.answered:
             self.health.answered(answered.address, answered.node)
         if gathered.failed:
@@ -217,7 +230,7 @@ class Fetcher:
         address = node.address
         turn = self._turns.get(address, 0)
         known = self._tables.get(address, frozenset()) if turn else frozenset()
-        asked = statements(self._questions, turn, known, new=turn <= 1)
+        asked = statements(self._questions, turn, known, new=turn <= 1 and self._with_history)
         try:
             replies = await node.replies(asked, seconds, Room(_MAX_BYTES))
         except QueryRejected:
@@ -276,7 +289,7 @@ class Functions:
         gathered = self._cluster.ask(
             self._health.present(pids),
             lambda node, seconds: _frames(node, pids[node.address], seconds),
-            self._cluster.timeout,
+            max(self._cluster.timeout, len(pids) / READS_A_SECOND),
         )
         found = {process: text for answered in gathered.answered for process, text in answered.value.items()}
         # The frames of a node that did not answer are kept.

@@ -34,7 +34,7 @@ from probing.client.web.guard import App, Guard, Rate
 from probing.client.web.jobs import finding_file
 from probing.client.web.panels import Panel, Panels, Question, answer, ask
 from probing.client.web.parameters import Parameters
-from probing.client.web.streams import EventStream, Placed
+from probing.client.web.streams import EventStream, Placed, left
 from probing.client.web.visitors import Sessions, Visitor
 
 __all__ = ("Site", "application")
@@ -177,11 +177,12 @@ class _Pages:
         return Placed(visitor, EventStream(visitor.live, job, lambda: self._sessions.use(cookie)))
 
     async def _panel(self, panel: Panel, request: Request) -> Response:
-        return await self._answered(self._visitor(request), panel, Parameters(request.query_params))
+        return await self._answered(request, self._visitor(request), panel, Parameters(request.query_params))
 
     async def _finding(self, request: Request) -> Response:
         visitor, parameters = self._visitor(request), Parameters(request.query_params)
-        page = await visitor.work(lambda: ask(Question(visitor.asking(), parameters), finding_file))
+        work = partial(ask, Question(visitor.asking(), parameters), finding_file)
+        page = await visitor.work(work, left(request.receive))
         policy = {"content-security-policy": f"{POLICY}; frame-ancestors 'none'"}
         return HTMLResponse(page, headers={**policy, "content-disposition": 'inline; filename="finding.html"'})
 
@@ -193,10 +194,10 @@ class _Pages:
 
     async def _post(self, panel: Panel, request: Request) -> Response:
         visitor = self._visitor(request)
-        return await self._answered(visitor, panel, Parameters.of_json(await _object(request)))
+        return await self._answered(request, visitor, panel, Parameters.of_json(await _object(request)))
 
-    async def _answered(self, visitor: Visitor, panel: Panel, parameters: Parameters) -> Response:
-        body = await visitor.work(lambda: answer(visitor, panel, parameters))
+    async def _answered(self, request: Request, visitor: Visitor, panel: Panel, parameters: Parameters) -> Response:
+        body = await visitor.work(lambda: answer(visitor, panel, parameters), left(request.receive))
         return Response(body, media_type=_JSON)
 
     def _visitor(self, request: Request) -> Visitor:

@@ -54,7 +54,7 @@ def _diagnoses(question: Question) -> list[Diagnosis]:
     from probing.client.diagnosis.asking import diagnosed, gathered, with_stored_findings
 
     cluster = question.cluster
-    cluster.timeout = min(cluster.timeout, _PATIENCE_S)
+    cluster.timeout = cluster.enough(min(cluster.timeout, _PATIENCE_S))
     return with_stored_findings(cluster, diagnosed(gathered(cluster, question.parameters.job_or_all(cluster))))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from probing.client.top.fetch import Fetcher, Functions
 from probing.client.top.health import Fetched
 from probing.client.top.model import Model, View
 from probing.client.web.answers import encoded
+from probing.client.web.finding_watch import FindingWatch
 from probing.client.web.live_rows import job_event, jobs_event
 
 if TYPE_CHECKING:
@@ -41,7 +43,8 @@ _SIGN = b": still here\n\n"
 
 
 class Live:
-    """Asks the nodes of ``cluster`` every five seconds while ``events`` has a reader. Belongs to one event loop."""
+    """Asks the nodes of ``cluster`` while ``events`` has a reader: every five seconds, and when a node has stored a
+    finding of a job whose ranks are read. Belongs to one event loop."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -50,12 +53,17 @@ class Live:
         self._number = 0
         self._changed = asyncio.Event()
         self._readers = 0
-        self._readers_of_ranks = 0
+        self._readers_of_jobs: Counter[str] = Counter()
         self._threads: _Threads | None = None
         self._ending: asyncio.TimerHandle | None = None
         # Events by job (None: all jobs) and number of the view.
         self._bodies: dict[tuple[str | None, int], bytes] = {}
         self._lock = threading.Lock()
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes in the newest view."""
+        return len(self._view.nodes)
 
     async def events(self, job: str | None) -> AsyncIterator[bytes]:
         """Yields an event for each change of the view: of all jobs, or of the ranks of ``job``.
@@ -86,7 +94,8 @@ class Live:
 
     def _begin(self, job: str | None) -> None:
         self._readers += 1
-        self._readers_of_ranks += job is not None
+        if job is not None:
+            self._readers_of_jobs[job] += 1
         if self._ending is not None:
             self._ending.cancel()
             self._ending = None
@@ -94,13 +103,14 @@ class Live:
             # The last view may be hours old.
             self._view, self._error = View(), ""
             self._threads = _Threads(self._cluster, self._deliver)
-        self._threads.read_ranks(self._readers_of_ranks > 0)
+        self._threads.read_ranks(self._readers_of_jobs.keys())
 
     def _end(self, job: str | None) -> None:
         self._readers -= 1
-        self._readers_of_ranks -= job is not None
+        if job is not None:
+            self._readers_of_jobs -= Counter([job])
         if self._threads is not None:
-            self._threads.read_ranks(self._readers_of_ranks > 0)
+            self._threads.read_ranks(self._readers_of_jobs.keys())
         if not self._readers:
             self._ending = asyncio.get_running_loop().call_later(_LINGER_S, self.close)
 
@@ -140,25 +150,31 @@ class _Threads:
         self._functions = Functions(self._fetcher, self._cluster, lambda: None)
         self._functions.repeater.every(_STACKS_EVERY_S)
         self._functions.repeater.pause(True)
+        self._findings = FindingWatch(self._cluster, self._fetcher.repeater.hurry)
         self._fetcher.repeater.start()
         self._functions.repeater.start()
 
-    def read_ranks(self, wanted: bool) -> None:
-        """Starts to read the Python frames of ranks, or pauses if not ``wanted``."""
-        self._functions.repeater.pause(not wanted)
+    def read_ranks(self, jobs: Collection[str]) -> None:
+        """Reads the Python frames of ranks, and watches for findings of ``jobs``, while there are any."""
+        self._functions.repeater.pause(not jobs)
+        self._findings.watch(jobs)
 
     def stop(self) -> None:
         self._stopped = True
         self._fetcher.stop()
         self._functions.repeater.stop()
+        self._findings.stop()
 
     def _fetched(self, fetched: Fetched) -> None:
         # The list of outcomes would grow without end.
         self._cluster.outcomes.clear()
         self._functions.watch(fetched.nodes)
         self._look_for_nodes()
-        self._fetcher.repeater.every(max(_EVERY_S, len(fetched.nodes) / _NODES_A_SECOND))
+        rest = len(fetched.nodes) / _NODES_A_SECOND
+        self._fetcher.repeater.every(max(_EVERY_S, rest))
+        self._functions.repeater.every(max(_STACKS_EVERY_S, 2 * rest))
         self._view = self._model.update(fetched, self._functions.found)
+        self._findings.find(fetched.nodes, self._view.jobs)
         self._deliver("")
 
     def _look_for_nodes(self) -> None:

@@ -12,15 +12,15 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
 from probing.api.errors import Overloaded, PrivilegeError, ProbingError, Unauthenticated
 from probing.client.render.rows import rows_of
 from probing.client.web.live import Live
-from probing.client.wire.loop import wait
+from probing.client.wire.loop import Waits, wait
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
@@ -30,8 +30,10 @@ __all__ = ("Door", "KeyDoor", "Sessions", "TokenDoor", "Visitor")
 T = TypeVar("T")
 # The most questions in flight, of one visitor and of all; how long a question waits for its turn, s.
 _AT_ONCE = 4
+# Fewer over more nodes: there the time is that of this process, and together each takes as long as all.
+_FEW_AT_ONCE, _MANY_NODES = 2, 100
 _THREADS = 24
-_WAIT_S = 15.0
+_WAIT_S = 60.0
 _MOST_STREAMS = 16
 _LOST = 'SELECT sum("count") AS lost FROM probing.losses WHERE ts > now() - INTERVAL 10 MINUTE'
 _LOST_EVERY_S, _LOST_S = 30.0, 5.0
@@ -45,6 +47,7 @@ class Visitor:
         self._cluster = cluster
         self._threads = threads
         self._places = asyncio.Semaphore(_AT_ONCE)
+        self._few_places = asyncio.Semaphore(_FEW_AT_ONCE)
         self._streams = 0
         self._lost: int | None = None
         self._lost_at = float("-inf")
@@ -54,16 +57,35 @@ class Visitor:
         """Returns the cluster for one question."""
         return self._cluster.afresh()
 
-    async def work(self, work: Callable[[], T]) -> T:
-        """Runs ``work`` in a thread. Raises Overloaded if the visitor's other questions take too long."""
+    async def work(self, work: Callable[[], T], left: Coroutine[Any, Any, None]) -> T:
+        """Runs ``work`` in a thread; once ``left`` ends, nodes are asked nothing more for it. Raises Overloaded if the
+        visitor's other questions take too long."""
+        leaving = asyncio.ensure_future(left)
         try:
-            await asyncio.wait_for(self._places.acquire(), _WAIT_S)
+            return await self._work(work, leaving)
+        finally:
+            leaving.cancel()
+
+    async def _work(self, work: Callable[[], T], leaving: asyncio.Future[None]) -> T:
+        places = self._few_places if self.live.nodes > _MANY_NODES else self._places
+        try:
+            await asyncio.wait_for(places.acquire(), _WAIT_S)
         except asyncio.TimeoutError:
             raise Overloaded(f"{_AT_ONCE} of your questions are still being answered") from None
+        waits = Waits()
+
+        def run() -> T:
+            with waits:
+                return work()
+
         try:
-            return await to_thread.run_sync(work, limiter=self._threads)
+            running = asyncio.ensure_future(to_thread.run_sync(run, limiter=self._threads))
+            await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                waits.end()
+            return await running
         finally:
-            self._places.release()
+            places.release()
 
     def enter_stream(self) -> None:
         """Counts a stream until ``leave_stream``. Raises Overloaded if the visitor has too many."""
@@ -85,7 +107,7 @@ class Visitor:
             self._lost_at = time.monotonic()
         try:
             cluster = self.asking()
-            cluster.timeout = min(cluster.timeout, _LOST_S)
+            cluster.timeout = cluster.enough(min(cluster.timeout, _LOST_S))
             (row,) = rows_of(cluster.query(_LOST))
             self._lost = int(row["lost"] or 0)
         except ProbingError:

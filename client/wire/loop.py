@@ -14,11 +14,13 @@ from typing import Any, Generic, TypeVar
 
 from probing.api.errors import PeerError
 
-__all__ = ("Work", "in_loop", "wait")
+__all__ = ("Waits", "Work", "begin", "in_loop", "wait")
 
 T = TypeVar("T")
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+_thread = threading.local()
+_NOBODY = "nobody waits for the answer any more"
 
 
 def _running() -> asyncio.AbstractEventLoop:
@@ -66,7 +68,7 @@ class Work(Generic[T]):
             self.cancel()
             raise
         if task.cancelled():
-            raise PeerError("nobody waits for the answer any more")
+            raise PeerError(_NOBODY)
         return task.result()
 
     def cancel(self) -> None:
@@ -74,9 +76,49 @@ class Work(Generic[T]):
         in_loop(lambda: self._task is not None and self._task.cancel())
 
 
+class Waits:
+    """The waits of a thread, which enters this as a context. After ``end``, which is for any thread, they raise
+    PeerError, and their work is ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._work: Work[Any] | None = None
+        self._ended = False
+
+    def __enter__(self) -> None:
+        _thread.waits = self
+
+    def __exit__(self, *_: object) -> None:
+        _thread.waits = None
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            work = self._work
+        if work is not None:
+            work.cancel()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Work[T]:
+        """Begins ``work``. Raises PeerError after ``end``."""
+        with self._lock:
+            if self._ended:
+                work.close()
+                raise PeerError(_NOBODY)
+            begun = self._work = Work(work)
+        return begun
+
+
+def begin(work: Coroutine[Any, Any, T]) -> Work[T]:
+    """Begins ``work``, for whose result this thread will wait. Raises PeerError after ``end`` of the thread's
+    ``Waits``."""
+    waits: Waits | None = getattr(_thread, "waits", None)
+    return Work(work) if waits is None else waits.begin(work)
+
+
 def wait(work: Coroutine[Any, Any, T]) -> T:
-    """Runs ``work`` in the loop; returns its result or raises its error. Ctrl-C ends the wait and the work.
+    """Runs ``work`` in the loop; returns its result or raises its error. Ctrl-C, and ``end`` of the thread's ``Waits``,
+    end the wait and the work.
 
     Must not be called in the thread of the loop.
     """
-    return Work(work).result()
+    return begin(work).result()

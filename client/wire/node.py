@@ -29,6 +29,8 @@ _PATIENCE_S = 1.0
 _PAUSE_S = 10.0
 # The node's own deadline is this much earlier, so that the node can report what took too long, s.
 _MARGIN_S = 0.3
+# How long a node may take beyond the wait that it was asked for, s.
+_ANSWERS_S = 10.0
 _MAX_FACTS = 256 << 20
 _ONE_JOB = "ask for one job"
 
@@ -228,6 +230,13 @@ class Node:
             call.end()
         self.check(facts.node)
         return facts
+
+    async def await_finding(self, job: str, stored: int, wait_s: float) -> int:
+        """Returns how many rows about findings of ``job`` the node has stored, once it is not ``stored``, at the latest
+        after ``wait_s``."""
+        request = pb.AwaitFindingRequest(job=job, stored=stored, wait_ms=round(wait_s * 1000))
+        reply = await self._ask(pb.AwaitFindingReply, "AwaitFinding", request, wait_s + _ANSWERS_S)
+        return reply.stored
 
     async def stacks(self, request: pb.StacksRequest, seconds: float) -> pb.StacksReply:
         return await self._ask(pb.StacksReply, "Stacks", request, seconds)

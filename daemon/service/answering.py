@@ -113,6 +113,7 @@ class CallKind(Enum):
     MANY = ("queries for others", 8, 4)
     EVAL = ("requests to run code", 4, 2)
     CONTROL = ("requests for status or settings", 12, 8)
+    FINDINGS = ("calls that wait for findings", 64, 16)
 
     def __init__(self, what: str, most: int, each: int) -> None:
         self.what = what
@@ -181,7 +182,7 @@ class CallAdmission:
 
     @contextmanager
     def counted(self, kind: CallKind, caller: Caller) -> Iterator[None]:
-        """Counts a call that has threads of its own. Raises Overloaded in the same cases as ``start``."""
+        """Counts a call that needs none of these threads. Raises Overloaded in the same cases as ``start``."""
         share = self._shares[kind, caller.share]
         share.enter(caller)
         try:

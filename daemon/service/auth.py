@@ -98,6 +98,7 @@ RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     "Sink": Scope.READ,
     "Gossip": Scope.PEER,
     "Record": Scope.PEER,
+    "AwaitFinding": Scope.READ,
     "Work": Scope.LAUNCH,
     "Group": _group_scope,
     "GroupLog": Scope.LAUNCH,
@@ -105,9 +106,10 @@ RIGHTS: Mapping[str, Scope | Callable[[Any], Scope]] = {
     **dict.fromkeys(FLIGHT, Scope.READ),
 }
 # Calls that a token limited to jobs may make.
-FOR_JOBS = frozenset(("Query", "Stacks", "Vars", "Facts", "Status", "Peers")) | FLIGHT
+FOR_JOBS = frozenset(("Query", "Stacks", "Vars", "Facts", "AwaitFinding", "Status", "Peers")) | FLIGHT
 # The calls of FOR_JOBS whose request names one job.
-_NAMED = frozenset(("Stacks", "Vars", "Facts"))
+_NAMED = frozenset(("Stacks", "Vars", "Facts", "AwaitFinding"))
+_OF_PIDS = frozenset(("Stacks", "Vars"))
 
 
 class Doorkeeper:
@@ -179,7 +181,7 @@ def permit(method: str, request: Any, caller: Caller) -> Scope:
             raise PrivilegeError(
                 f"the token {caller.name} is limited to jobs, and hardware belongs to no job", hint=_LIMITED
             )
-        if method in _NAMED and (request.job not in caller.jobs or (method != "Facts" and request.pids)):
+        if method in _NAMED and (request.job not in caller.jobs or (method in _OF_PIDS and request.pids)):
             raise PrivilegeError(f"the token {caller.name} is limited to jobs: name one of them", hint=_LIMITED)
     return scope
 

@@ -14,6 +14,7 @@ import grpc.aio
 
 from probing.api.errors import FormatError, Overloaded, PeerError, PrivilegeError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.text import size
 from probing.api.typed import typed_json
 from probing.daemon.cluster import Membership
 from probing.daemon.ipc import Header
@@ -198,16 +199,16 @@ class Records:
 
         await _whole(entry, learned)
 
-    def check_room(self, name: str, group: Group, size: int) -> None:
+    def check_room(self, name: str, group: Group, length: int) -> None:
         """Raises Overloaded if the owner of a group has too many groups here, or too large ones."""
         spec, number = group.spec, 1
         for other, entry in self.entries.items():
             if other != name and entry.known is not None and entry.known.spec.uid == spec.uid:
-                number, size = number + 1, size + len(entry.acceptor.committed.value)
-        if number > _MAX_OWNED or size > _MAX_OWNED_BYTES:
-            most = f"at most {_MAX_OWNED} with {_MAX_OWNED_BYTES >> 20} MiB"
+                number, length = number + 1, length + len(entry.acceptor.committed.value)
+        if number > _MAX_OWNED or length > _MAX_OWNED_BYTES:
             raise Overloaded(
-                f"{spec.owner} has {number} groups with {size:,} bytes on this node, and a user may have {most}",
+                f"{spec.owner} has {number} groups with {size(length)} on this node, and a user may have "
+                f"{_MAX_OWNED} with {size(_MAX_OWNED_BYTES)}",
                 hint="give a group of yours a new specification",
             )
 

@@ -21,7 +21,8 @@ class Limits(NamedTuple):
     ``stream_s``: maximum deadline of a query whose caller streams, and may take long to write the rows. ``unread_s``:
     how long a stream waits for a caller that reads nothing. ``facts_s``: default and maximum of the time for facts.
     ``preflight_s``, ``preflight_max_s``: default and maximum of the time for facts before a job. ``status_s``: the
-    collector's time to answer for Status. ``eval_s``, ``eval_max_s``: default and maximum of the time for code.
+    collector's time to answer for Status. ``finding_s``: default and maximum of the wait for a finding. ``eval_s``,
+    ``eval_max_s``: default and maximum of the time for code.
     """
 
     query_s: float = 30.0
@@ -37,6 +38,7 @@ class Limits(NamedTuple):
     eval_s: float = 5.0
     eval_max_s: float = 60.0
     status_s: float = 0.8
+    finding_s: float = 30.0
 
 
 def seconds_for(context: Context, asked_ms: int, default: float, most: float) -> float:

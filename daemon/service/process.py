@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -46,6 +46,7 @@ from probing.daemon.service.preflight.bandwidth import Bandwidth
 from probing.daemon.service.preflight.gather import Interpreters, Preflight
 from probing.daemon.service.server import Server
 from probing.daemon.service.servicer import Node, NodeService
+from probing.daemon.service.stored_findings import StoredFindings
 from probing.daemon.source_state import SourceState
 from probing.daemon.supervisor.health import Watch, stop_on_signal
 from probing.daemon.supervisor.journal import log_to_stderr
@@ -197,13 +198,20 @@ def _service(
     )
     engine = Engine(collector, *pools, live=live, views=views.views)
     peers = JobPeers(membership, stubs, asyncio.get_running_loop())
+    findings = StoredFindings()
+
+    def stored(row: Mapping[str, Any], owner: Hashable) -> None:
+        findings.note(row)
+        if groups:
+            groups.finding(row, owner)
+
     diagnosis = Diagnosis(
         config,
         collector,
         engine,
         peers,
         lambda name: membership.proof_of(name) is Proof.CERTIFICATE,
-        groups.finding if groups else lambda _row, _owner: None,
+        stored,
         groups.absences if groups else lambda _: (),
     )
     metrics = _metrics(config, node, engine, with_own, doors, lambda: service.calls, lambda: diagnosis.hooks, listeners)
@@ -229,6 +237,7 @@ def _service(
         sight=diagnosis.sight,
         evaluates=config.inject.enabled,
         groups=groups,
+        findings=findings,
     )
     return service, diagnosis, metrics, gossip, groups
 

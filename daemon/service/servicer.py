@@ -42,6 +42,7 @@ from probing.daemon.service.peer_identity import proves_node
 from probing.daemon.service.preflight.gather import Preflight
 from probing.daemon.service.preflight.request import asked_of
 from probing.daemon.service.query_many import QueryMany
+from probing.daemon.service.stored_findings import StoredFindings
 from probing.daemon.service.streams import Form, Streams
 from probing.daemon.supervisor.health import RESTARTED
 from probing.diagnosis.facts_file import encoded, to_json
@@ -106,11 +107,13 @@ class NodeService(NodeServicer):
         sight: Callable[[str, str], Sight] = lambda *_: Sight(),
         evaluates: bool = False,
         groups: Groups | None = None,
+        findings: StoredFindings | None = None,
     ) -> None:
         """Makes the service. ``identify`` returns the caller of a call, or raises PrivilegeError. ``sources`` returns
         sources that Status shows in addition to the collector's. ``timed``: see ``Guarded``. ``take_findings`` stores
         findings of another node, the caller, and returns their number. ``sight`` returns the connections of a run's
-        ranks. ``evaluates``: Eval is enabled. ``groups`` None: groups of workers are not enabled."""
+        ranks. ``evaluates``: Eval is enabled. ``groups`` None: groups of workers are not enabled. ``findings`` None: no
+        finding is stored."""
         self._node = node
         self._collector = collector
         self.identify = identify
@@ -126,6 +129,7 @@ class NodeService(NodeServicer):
         self._sight = sight
         self._evaluates = evaluates
         self._groups = groups
+        self._findings = findings or StoredFindings()
         self._code_was_run = ""
         self._admission = CallAdmission()
         self._streams = Streams(node.name, engine, self._admission, self.limits, now_ns)
@@ -260,6 +264,16 @@ class NodeService(NodeServicer):
         del context
         taken = await asyncio.to_thread(self._take_findings, request.findings, caller)
         return pb.RecordReply(node=self._node.name, taken=taken)
+
+    @answering
+    async def AwaitFinding(  # noqa: N802
+        self, request: pb.AwaitFindingRequest, context: Context, caller: Caller
+    ) -> pb.AwaitFindingReply:
+        most = self.limits.finding_s
+        with self._admission.counted(CallKind.FINDINGS, caller):
+            seconds = seconds_for(context, request.wait_ms, most, most)
+            stored = await self._findings.beyond(request.job, request.stored, seconds)
+        return pb.AwaitFindingReply(node=self._node.name, stored=stored)
 
     @answering
     async def Preflight(  # noqa: N802

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import quote
 
 import pytest
-from browser import Tab, chromium, opened
+from browser import Tab, chromium
 from diagnosis_jobs import Ranks, folder_of_job
-from e2e_support import BIN, Daemon, end_process, start_process
+from e2e_support import Daemon
 from long import long
+from page_server import page_of
 from playwright.sync_api import Browser, expect
 from waiting import until
+
+from probing.client.cluster import Cluster
+from probing.client.wire.loop import wait
 
 NAMED_MS = 60_000
 
@@ -23,24 +26,6 @@ NAMED_MS = 60_000
 def browser() -> Iterator[Browser]:
     with chromium() as found:
         yield found
-
-
-@contextmanager
-def page_of(daemon: Daemon, browser: Browser, *options: str) -> Iterator[Tab]:
-    """Starts the page before ``daemon``, with ``options`` of probingctl, and opens it."""
-    words = (BIN / "probingctl", "-t", daemon.target, *options, "web", "--port", "0", "--no-browser")
-    server = start_process(*words, stdout=subprocess.PIPE, text=True, env={"PYTHONUNBUFFERED": "1"})
-    try:
-        assert server.stdout is not None
-        address = re.search(r"(http://127\.0\.0\.1:\d+)(/\?key=\S+)", server.stdout.readline())
-        assert address is not None
-        with opened(browser, address[1]) as tab:
-            tab.go(address[2])
-            yield tab
-            assert tab.complaints == []
-            assert tab.strange == []
-    finally:
-        end_process(server)
 
 
 @contextmanager
@@ -82,6 +67,9 @@ def test_the_culprit_of_a_hang_and_its_line(
         expect(job).to_contain_text("4 of 4")
         hanging.go()
         expect(job.locator(".sentence")).to_contain_text("ank 1", timeout=NAMED_MS)
+        # The call by which an open Job screen learns of it.
+        with Cluster(daemon.target) as cluster:
+            assert wait(cluster.node(daemon.target).await_finding(hanging.job, 0, 20.0)) > 0
         # First click: who, and the line of Python.
         job.locator("th a").click()
         culprit = tab.page.locator(".who .culprit")

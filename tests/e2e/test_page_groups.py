@@ -14,9 +14,9 @@ import pytest
 from browser import SIZES, Tab, chromium, opened
 from e2e_support import BIN, Daemon, end_process, start_process
 from groups_scene import Launchers, User, living
+from page_server import page_of
 from playwright.sync_api import Browser, Locator, expect
 from ports import free_port
-from test_page import page_of
 from test_web import served
 from waiting import until
 

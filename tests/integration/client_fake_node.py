@@ -158,6 +158,9 @@ class FakeNode(NodeServicer):
         self.waits: pb.Deletion | None = None
         self.stacks_asked: list[pb.StacksRequest] = []
         self.notices: list[str] = []
+        # How many findings were stored (see ``count_findings``); None: an older node, which does not know the question.
+        self.stored: int | None = None
+        self._storing = threading.Condition()
         self.code_asked: list[pb.EvalRequest] = []
         self._tables = _Tables(tables or {})
         self._pool = ThreadPoolExecutor(4)
@@ -178,9 +181,16 @@ class FakeNode(NodeServicer):
     def stop(self) -> None:
         if self.hold is not None:
             self.hold.set()
+        self.count_findings(None)
         self._server.stop(0).wait(10)
         self._pool.shutdown()
         self._tables.close()
+
+    def count_findings(self, stored: int | None) -> None:
+        """Says that so many findings were stored, and answers the calls that wait for another one."""
+        with self._storing:
+            self.stored = stored
+            self._storing.notify_all()
 
     def insert(self, name: str, rows: list[dict[str, Any]]) -> None:
         with self._tables.cursor(name) as cursor:
@@ -300,6 +310,13 @@ class FakeNode(NodeServicer):
         for job, runs in self.facts.items():
             for run in runs if request.job in ("", job) else ():
                 yield pb.FactsReply(node=self.name, facts=[run])
+
+    def AwaitFinding(self, request: pb.AwaitFindingRequest, context: grpc.ServicerContext) -> pb.AwaitFindingReply:
+        with self._storing:
+            self._storing.wait_for(lambda: self.stored != request.stored, request.wait_ms / 1000)
+        if self.stored is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+        return pb.AwaitFindingReply(node=self.name, stored=self.stored)
 
     def Preflight(self, request: pb.PreflightRequest, context: grpc.ServicerContext) -> pb.PreflightReply:
         self._check(context)

@@ -19,7 +19,8 @@ class Cast:
     ``refusing_of`` has no listener. Those that are 5 modulo ``slow_of`` hold each second call back for ``slow_s``,
     those that are 1 modulo ``losing_of`` break each second call off, and those that are 0 modulo ``breaking_of`` break
     off when they have passed on half of the answers of others. 0: none do. ``delay_s`` is the time that each answer
-    takes at least, ``clock_s`` how far clocks may be ahead or behind.
+    takes at least, ``clock_s`` how far clocks may be ahead or behind. ``jobs_ns``: the nodes have the jobs of
+    ``hung_job`` as they are at this time, and not ``rows`` operations.
     """
 
     count: int
@@ -34,6 +35,7 @@ class Cast:
     breaking_of: int = 0
     delay_s: float = 0.0
     clock_s: float = 0.0
+    jobs_ns: int = 0
 
     def address(self, number: int) -> str:
         return f"{ipaddress.IPv4Address(FIRST + number)}:{self.port + number % self.processes}"

@@ -39,7 +39,9 @@ class Simulation:
 @contextmanager
 def simulated(cast: Cast) -> Iterator[Simulation]:
     """Runs the nodes of ``cast`` in processes of their own."""
-    paths = os.pathsep.join(filter(None, (str(_TESTS), os.environ.get("PYTHONPATH", ""))))
+    # The facts of jobs are made by builders of the tests of diagnosis.
+    own = (str(_TESTS), str(_TESTS / "unit" / "diagnosis"))
+    paths = os.pathsep.join(filter(None, (*own, os.environ.get("PYTHONPATH", ""))))
     with ExitStack() as stack:
         started = [stack.enter_context(_process(cast, number, paths)) for number in range(cast.processes)]
         yield Simulation(cast, started[0])

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from probing.api.errors import ProbingError
+from probing.api.errors import NotFound, ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer
 from probing.daemon.service.errors import abort, to_proto
@@ -17,8 +17,9 @@ from probing.daemon.service.limits import Limits
 from probing.daemon.service.outgoing import Outgoing
 from probing.daemon.service.query_many import QueryMany
 from probing.federation.engine import engine_version
-from simulator.answers import Answers
+from simulator.answers import Answers, operations
 from simulator.cast import Cast
+from simulator.hung_job import JobNodes
 from simulator.relay import number_of
 
 __all__ = ("Service",)
@@ -30,7 +31,8 @@ class Service(NodeServicer):
     def __init__(self, cast: Cast, kept: int) -> None:
         """``kept``: channels of all nodes that ask others."""
         self._cast = cast
-        self._answers = Answers(cast.rows)
+        self._jobs = JobNodes(cast) if cast.jobs_ns else None
+        self._answers = self._jobs or Answers(operations(cast.rows))
         self._known = frozenset(cast.addresses)
         self._many = QueryMany(Outgoing(), Limits(), kept=kept)
         self._calls: dict[int, int] = {}
@@ -80,9 +82,43 @@ class Service(NodeServicer):
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         number = number_of(context.peer())
         now = self._clock_ns(number)
-        return pb.StatusReply(
-            node=self._cast.name(number), state="running", version="0.1.0", node_time_ns=now, engine=engine_version()
+        reply = self._jobs.status(number, now) if self._jobs else pb.StatusReply()
+        reply.MergeFrom(
+            pb.StatusReply(
+                node=self._cast.name(number),
+                state="running",
+                version="0.1.0",
+                node_time_ns=now,
+                engine=engine_version(),
+            )
         )
+        return reply
+
+    async def Facts(self, request: pb.FactsRequest, context: Context) -> None:
+        jobs, number = await self._with_jobs(context), number_of(context.peer())
+        facts = [jobs.hardware(number)] if request.hardware else jobs.facts(request.job, number)
+        if not facts:
+            await abort(context, NotFound(f"there is no job '{request.job}'"))
+        name = self._cast.name(number)
+        await context.write(pb.FactsReply(node=name, received_ns=self._clock_ns(number)))
+        for one in facts:
+            await context.write(pb.FactsReply(node=name, facts=[one]))
+
+    async def Stacks(self, request: pb.StacksRequest, context: Context) -> pb.StacksReply:
+        return (await self._with_jobs(context)).stacks(request, number_of(context.peer()))
+
+    async def AwaitFinding(self, request: pb.AwaitFindingRequest, context: Context) -> pb.AwaitFindingReply:
+        await self._with_jobs(context)
+        # The finding was stored before, and no other follows.
+        if request.stored == 1:
+            await asyncio.sleep(request.wait_ms / 1000)
+        return pb.AwaitFindingReply(node=self._cast.name(number_of(context.peer())), stored=1)
+
+    async def _with_jobs(self, context: Context) -> JobNodes:
+        if self._jobs is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+        assert self._jobs is not None
+        return self._jobs
 
     async def Peers(self, request: pb.PeersRequest, context: Context) -> pb.PeersReply:
         peers = [

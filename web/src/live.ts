@@ -8,6 +8,8 @@ import type { Answer, Contract } from "./types.ts";
 export const liveState = signal<"on" | "off" | "hidden">("off");
 
 const RETRY_MS = 2000;
+// The answers of more nodes are asked for more seldom.
+const OFTEN_NODES = 250;
 
 export interface Live<T> {
   /** The newest data; null before the first. */
@@ -75,6 +77,8 @@ export function useLive<T extends { contract?: Contract }>(path: string, event: 
 
 export interface Asked<T> {
   answer: Answer<T> | null;
+  /** The `key` with which the answer was asked for. */
+  key: unknown;
   error: RequestError | null;
   loading: boolean;
   again: () => void;
@@ -85,8 +89,8 @@ export interface Asked<T> {
  * A new answer replaces the old one only when it has come; a path of null asks nothing.
  */
 export function useAsked<T>(path: string | null, query: Query = {}, everyMs = 0, key: unknown = ""): Asked<T> {
-  const [state, setState] = useState<{ of: string; answer: Answer<T> | null; error: RequestError | null; loading: boolean }>(
-    { of: "", answer: null, error: null, loading: path !== null },
+  const [state, setState] = useState<{ of: string; answer: Answer<T> | null; key: unknown; error: RequestError | null; loading: boolean }>(
+    { of: "", answer: null, key: null, error: null, loading: path !== null },
   );
   const address = path === null ? "" : url(path, query);
   const askNow = useRef<() => void>(() => undefined);
@@ -101,10 +105,11 @@ export function useAsked<T>(path: string | null, query: Query = {}, everyMs = 0,
       running = true;
       stop = new AbortController();
       setState((old) => ({ ...old, of: address, answer: old.of === address ? old.answer : null, error: old.of === address ? old.error : null, loading: true }));
-      let failed = false;
+      let [failed, asked] = [false, 0];
       try {
         const answer = await get<T>(path, query, stop.signal);
-        setState({ of: address, answer, error: null, loading: false });
+        asked = answer.contract.asked;
+        setState({ of: address, answer, key, error: null, loading: false });
       } catch (error) {
         if (stop.signal.aborted) return;
         failed = true;
@@ -113,7 +118,7 @@ export function useAsked<T>(path: string | null, query: Query = {}, everyMs = 0,
       } finally {
         running = false;
       }
-      const pause = failed ? Math.max(everyMs, 5000) : everyMs;
+      const pause = failed ? Math.max(everyMs, 5000) : everyMs * Math.max(1, asked / OFTEN_NODES);
       if (pause > 0) timer = window.setTimeout(ask, pause);
     };
     const seen = () => {
@@ -129,5 +134,5 @@ export function useAsked<T>(path: string | null, query: Query = {}, everyMs = 0,
     };
     // `address` stands for path and query.
   }, [address, everyMs, key]);
-  return { answer: state.of === address ? state.answer : null, error: state.error, loading: state.loading, again: () => askNow.current() };
+  return { answer: state.of === address ? state.answer : null, key: state.key, error: state.error, loading: state.loading, again: () => askNow.current() };
 }

@@ -6,6 +6,7 @@ import json
 import struct
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -138,6 +139,23 @@ def test_jobs_in_trouble_come_first_with_their_finding(scene: Page) -> None:
         )
     blame = {row[columns.index("rank")]: row[columns.index("blame")] for row in rows}
     assert blame == {0: "victim", 1: "victim", 2: "culprit", 3: "victim"}
+
+
+def test_a_finding_is_seen_without_the_next_round_of_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No node is asked a second time within the test, unless a finding was stored.
+    monkeypatch.setattr(live, "_EVERY_S", 3600.0)
+    with Scene(tmp_path) as made, Cluster(made.first.address, all_nodes=True) as cluster:
+        made.findings = False
+        for node in made.nodes.values():
+            node.count_findings(0)
+        with served(cluster) as page:
+            page.enter()
+            with page.events("/api/live/job?job=llm-7b") as events:
+                assert not any(shown["job"]["finding"] for _, shown in islice(events, 2))
+                made.findings = True
+                made.nodes["alpha"].count_findings(1)
+                shown = next(shown for _, shown in events if shown["job"]["finding"])
+    assert (shown["job"]["finding"]["sentence"], shown["job"]["finding"]["culprits"]) == (SENTENCE, [2])
 
 
 def test_rows_of_sql_as_files(page: Page, tmp_path: Path) -> None:

@@ -239,6 +239,14 @@ def test_a_node_that_leaves_is_named(tab: Tab, scene: Scene) -> None:
     expect(tab.page.locator(".contract li")).to_contain_text("beta")
 
 
+def test_a_node_that_the_target_knows_and_cannot_reach_is_listed(tab: Tab, scene: Scene) -> None:
+    known = {"node": "alpha", "ts": 0, "version": "0.1.0", "incarnation": 1}
+    away = {"member": "gamma", "address": "10.9.9.9:7077", "state": "failed"}
+    scene.first.insert("cluster.members", [{**known, **away}])
+    tab.go("/nodes")
+    expect(tab.page.locator("tr", has_text="gamma")).to_contain_text("failed")
+
+
 def test_what_is_refused_is_said_with_what_to_do(browser: Browser, scene: Scene, page: Page) -> None:
     scene.first.broken = {"calls": PrivilegeError("stacks need the scope probe", hint="ask for a token with it")}
     with entered(browser, page) as tab:

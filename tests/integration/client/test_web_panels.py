@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
@@ -12,7 +13,7 @@ from waiting import until
 from web_scene import Page, served
 
 from probing.client.cluster import Cluster
-from probing.client.web import live
+from probing.client.web import live, visitors
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -28,7 +29,6 @@ def page(pair: tuple[FakeNode, FakeNode]) -> Iterator[Page]:
     ("address", "command"),
     [
         ("ps", "ps"),
-        ("nodes", "nodes"),
         ("status", "status"),
         ("topo", "topo"),
         ("nccl?job=j1&since=5m", "nccl --job j1 --since 5m"),
@@ -43,6 +43,34 @@ def test_a_panel_shows_what_its_command_prints(page: Page, ctl: Run, address: st
     _, printed, _ = ctl("--all-nodes", "-f", "json", *command.split())
     assert without_ages(shown["data"]) == without_ages(json.loads(printed))
     assert (shown["contract"]["asked"], shown["contract"]["answered"]) == (2, 2)
+
+
+def test_the_target_alone_says_which_nodes_it_knows(page: Page, pair: tuple[FakeNode, FakeNode]) -> None:
+    for node in pair:
+        for member in pair:
+            row = {"node": node.name, "ts": 0, "member": member.name, "address": member.address, "state": "healthy"}
+            node.insert("cluster.members", [{**row, "version": "0.1.0"}])
+    shown = page.ask("/api/nodes").data
+    assert [(row["node"], row["member"]) for row in shown] == [("alpha", "alpha"), ("alpha", "beta")]
+
+
+def test_questions_whose_tabs_are_closed_give_their_places_back(
+    pair: tuple[FakeNode, FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visitors, "_AT_ONCE", 2)
+    with Cluster(pair[0].address) as cluster, served(cluster) as page:
+        page.enter()
+        # The number of lost rows in each answer is a query as well, and kept for a while.
+        assert page.ask("/api/status").status == 200
+        pair[0].hold, before = threading.Event(), len(pair[0].asked)
+        for number in (1, 2):
+            with socket.create_connection(("127.0.0.1", page.port)) as tab:
+                head = f"GET /api/ps HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nCookie: {page.cookie}\r\n\r\n"
+                tab.sendall(head.encode())
+                until(lambda number=number: len(pair[0].asked) == before + number)
+        # The node still holds both questions.
+        assert page.ask("/api/status").data[0]["node"] == "alpha"
+        pair[0].hold.set()
 
 
 def without_ages(value: object) -> object:

@@ -145,7 +145,12 @@ def test_a_scope_allows_what_its_name_says(scope: Scope) -> None:
 def test_a_limited_token_asks_for_its_jobs_alone() -> None:
     caller = Caller("tcp", "10.0.0.1", name="team", scopes=GRANTS[Scope.READ], jobs=frozenset(["j1"]))
     permit("Query", pb.QueryRequest(sql="SELECT 1"), caller)
-    for method, kind in (("Stacks", pb.StacksRequest), ("Vars", pb.VarsRequest), ("Facts", pb.FactsRequest)):
+    for method, kind in (
+        ("Stacks", pb.StacksRequest),
+        ("Vars", pb.VarsRequest),
+        ("Facts", pb.FactsRequest),
+        ("AwaitFinding", pb.AwaitFindingRequest),
+    ):
         permit(method, kind(job="j1"), caller)
         for request in (kind(job="j2"), kind()):
             with pytest.raises(PrivilegeError, match="name one of them"):

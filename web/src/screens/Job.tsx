@@ -18,19 +18,26 @@ import { capital, rate } from "../text/format.ts";
 import type { Balance, Finding, HistoryRow, JobEvent, Steps, Waits } from "../types.ts";
 
 const SELDOM_MS = 30_000;
+// The answers of more nodes take the server so long that the diagnosis comes before the other panels.
+const AT_ONCE_NODES = 100;
 
 export function Job({ job }: { job: string }) {
   const w = words.value;
   const { data: live, error: refused } = useLive<JobEvent>("live/job", "job", { job });
   const brief = live?.job?.finding ?? null;
-  const diagnosed = useAsked<Finding>("diagnose", { job }, SELDOM_MS, brief?.finding_id ?? "");
+  const news = brief?.finding_id ?? "";
+  const diagnosed = useAsked<Finding>("diagnose", { job }, SELDOM_MS, news);
   const found = diagnosed.answer?.data;
-  const finding = found?.verdict ? found : null;
+  // An answer from before the newest finding would hide whom it names.
+  const finding = found?.verdict && (brief === null || diagnosed.key === news) ? found : null;
   const hangs = brief !== null || (finding?.victims.length ?? 0) > 0;
-  const waits = useAsked<Waits>(hangs ? "waits" : null, { job }, SELDOM_MS / 2, brief?.finding_id ?? "");
-  const steps = useAsked<Steps>("steps", { job, since: "10m" }, SELDOM_MS);
-  const balance = useAsked<Balance[]>("balance", { job, since: "5m" }, SELDOM_MS);
-  const history = useAsked<HistoryRow[]>("history", { job }, 0, brief?.finding_id ?? "");
+  const few = (live?.contract?.asked ?? 0) <= AT_ONCE_NODES;
+  const told = diagnosed.answer !== null || diagnosed.error !== null;
+  const rest = refused !== null || (live !== null && few) || told;
+  const waits = useAsked<Waits>(hangs && rest ? "waits" : null, { job }, SELDOM_MS / 2, news);
+  const steps = useAsked<Steps>(rest ? "steps" : null, { job, since: "10m" }, SELDOM_MS);
+  const balance = useAsked<Balance[]>(rest ? "balance" : null, { job, since: "5m" }, SELDOM_MS);
+  const history = useAsked<HistoryRow[]>(rest ? "history" : null, { job }, 0, news);
   const culprits = finding?.culprits.flatMap((culprit) => (culprit.rank === null ? [] : [culprit.rank])) ?? brief?.culprits ?? [];
   const victims = finding?.victims ?? brief?.victims ?? [];
   const began = finding?.since ?? brief?.opened;
@@ -48,7 +55,7 @@ export function Job({ job }: { job: string }) {
         {diagnosed.error && (finding || brief) ? <Trouble error={diagnosed.error} again={diagnosed.again} /> : null}
         {finding ? (
           <>
-            {finding.culprits.length || finding.victims.length ? <Who finding={finding} /> : null}
+            {finding.culprits.length || finding.victims.length ? <Who finding={finding} /> : brief ? <WhoInBrief brief={brief} job={job} /> : null}
             <StackPair finding={finding} />
             <FindingRest finding={finding} />
             <Others finding={finding} />

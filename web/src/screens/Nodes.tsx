@@ -110,7 +110,7 @@ function useCosts(): Map<string, { cpu: number | null; rss: number | null }> {
 function StatusTable({ rows, members, costs }: { rows: readonly Status[]; members: readonly Row[]; costs: Map<string, { cpu: number | null; rss: number | null }> }) {
   const w = words.value.nodes;
   const known = new Set(rows.map((row) => row.node));
-  const away = members.filter((member) => typeof member["node"] === "string" && !known.has(member["node"]) && member["state"] !== "healthy");
+  const away = members.filter((member) => typeof member["member"] === "string" && !known.has(member["member"]) && member["state"] !== "healthy");
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label={w.title}>
       <table>
@@ -131,7 +131,7 @@ function StatusTable({ rows, members, costs }: { rows: readonly Status[]; member
         <tbody>
           {away.slice(0, 200).map((member) => (
             <tr class="row-warning">
-              <th scope="row">{visible(String(member["node"]), 60)}</th>
+              <th scope="row">{visible(String(member["member"]), 60)}</th>
               <td><Badge tone="error" text={String(member["state"] ?? "?")} /></td>
               <td colSpan={7} />
               <td>{visible(String(member["address"] ?? ""), 80)}</td>

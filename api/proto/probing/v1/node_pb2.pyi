@@ -556,6 +556,24 @@ class RecordReply(_message.Message):
     taken: int
     def __init__(self, node: _Optional[str] = ..., taken: _Optional[int] = ...) -> None: ...
 
+class AwaitFindingRequest(_message.Message):
+    __slots__ = ("job", "stored", "wait_ms")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    stored: int
+    wait_ms: int
+    def __init__(self, job: _Optional[str] = ..., stored: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class AwaitFindingReply(_message.Message):
+    __slots__ = ("node", "stored")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    stored: int
+    def __init__(self, node: _Optional[str] = ..., stored: _Optional[int] = ...) -> None: ...
+
 class PreflightRequest(_message.Message):
     __slots__ = ("timeout_ms", "python", "master_addr", "master_port", "peers", "job", "bandwidth")
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]

@@ -94,6 +94,11 @@ class NodeStub:
                 request_serializer=probing_dot_v1_dot_node__pb2.RecordRequest.SerializeToString,
                 response_deserializer=probing_dot_v1_dot_node__pb2.RecordReply.FromString,
                 _registered_method=True)
+        self.AwaitFinding = channel.unary_unary(
+                '/probing.v1.Node/AwaitFinding',
+                request_serializer=probing_dot_v1_dot_node__pb2.AwaitFindingRequest.SerializeToString,
+                response_deserializer=probing_dot_v1_dot_node__pb2.AwaitFindingReply.FromString,
+                _registered_method=True)
         self.Preflight = channel.unary_unary(
                 '/probing.v1.Node/Preflight',
                 request_serializer=probing_dot_v1_dot_node__pb2.PreflightRequest.SerializeToString,
@@ -220,6 +225,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AwaitFinding(self, request, context):
+        """Waits until this node has stored another row of diagnosis.findings about a job. A Query has the row. Scope: read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Preflight(self, request, context):
         """Sends this node's facts for the checks before a job. Scope: read; probe to reach addresses that are not its peers,
         admin to run python.
@@ -332,6 +344,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Record,
                     request_deserializer=probing_dot_v1_dot_node__pb2.RecordRequest.FromString,
                     response_serializer=probing_dot_v1_dot_node__pb2.RecordReply.SerializeToString,
+            ),
+            'AwaitFinding': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitFinding,
+                    request_deserializer=probing_dot_v1_dot_node__pb2.AwaitFindingRequest.FromString,
+                    response_serializer=probing_dot_v1_dot_node__pb2.AwaitFindingReply.SerializeToString,
             ),
             'Preflight': grpc.unary_unary_rpc_method_handler(
                     servicer.Preflight,
@@ -693,6 +710,33 @@ class Node:
             '/probing.v1.Node/Record',
             probing_dot_v1_dot_node__pb2.RecordRequest.SerializeToString,
             probing_dot_v1_dot_node__pb2.RecordReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AwaitFinding(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/probing.v1.Node/AwaitFinding',
+            probing_dot_v1_dot_node__pb2.AwaitFindingRequest.SerializeToString,
+            probing_dot_v1_dot_node__pb2.AwaitFindingReply.FromString,
             options,
             channel_credentials,
             insecure,
