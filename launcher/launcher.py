@@ -33,7 +33,10 @@ from probing.launcher.starting import start
 from probing.launcher.state import History, StateFile, lock, state_directory
 from probing.launcher.watch import Watch
 
-__all__ = ("Launcher",)
+__all__ = ("NODE_VARIABLE", "Launcher")
+
+NODE_VARIABLE = "PROBING_LAUNCHER_NODE"
+"""Set for a program that takes a launcher's place: its daemon may be gone just then."""
 
 _SECOND_NS, _NEVER_NS = 1_000_000_000, 1 << 62
 _MAX_ROWS = 1024
@@ -178,9 +181,10 @@ class Launcher:
     def reexec(self) -> NoReturn:
         """Runs the program of this process anew, with the same command line and pid: its ranks stay its children.
 
-        Raises OSError if that cannot be done.
+        The new program finds the node's name in NODE_VARIABLE. Raises OSError if that cannot be done.
         """
         self._dirty = True
+        os.environ[NODE_VARIABLE] = self.node
         self._write(_NEVER_NS)
         with suppress(ValueError):
             # Until the new program has its own handler.

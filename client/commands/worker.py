@@ -56,14 +56,14 @@ def run(settings: Settings, options: Options) -> None:
     if options.name is not None and options.slots is not None:
         raise UsageError("--name and --slots exclude each other", hint="--slots N serves NODE-0 to NODE-(N-1)")
     from probing.launcher.allowed import Rules
-    from probing.launcher.launcher import Launcher
+    from probing.launcher.launcher import NODE_VARIABLE, Launcher
     from probing.launcher.spawn import start_keeper
 
     target = settings.target if options.join is None else options.join
     alone = replace(settings, target=target, nodes=(), all_nodes=False, where=())
     rules = Rules(trusted_keys(), os.getuid(), user_name(), tuple(options.allow or ()))
     with opened(alone) as cluster:
-        node = cluster.status()[0][1].node
+        node = os.environ.pop(NODE_VARIABLE, "") or cluster.status()[0][1].node
         workers = _workers(node, options)
         directory = _state_directory(node)
         launcher = Launcher(node, workers, directory, rules)

@@ -212,8 +212,10 @@ def test_a_group_of_four_nodes(site: Site, crew: Launchers) -> None:
     ranks_of(user, first, "llama", "running", 8)
     assert living("llama") == before
 
-    # A killed daemon: nobody notices.
+    # A killed daemon: nobody notices, not even a launcher that begins anew meanwhile.
     site.kill(2)
+    crew.processes["n3"].send_signal(signal.SIGHUP)
+    until(lambda: (user.home / "n3.launcher.log").read_text().count("serving") == 2)
     site.daemons[2].spawn()
     site.daemons[2].wait_ready()
     launchers_of(site, "n3", crew.pid("n3"))

@@ -207,6 +207,9 @@ class Schedule:
         self.log += [self.heal_link(), self.start_nodes()]
         for daemon in self.site.daemons:
             until(lambda d=daemon: d.ctl("status", check=None).returncode == 0, PATIENCE_S, what=daemon.tail)  # type: ignore[misc]
+            if self.crew.processes[daemon.name].poll() is not None:
+                # It was started while its daemon was not there; systemd would have started it again.
+                self.crew.again(daemon.name)
         for at in range(len(NODES)):
             until(lambda at=at: set(self.site.states(at).values()) == {"healthy"}, PATIENCE_S, what=self.site.states)  # type: ignore[misc]
 
