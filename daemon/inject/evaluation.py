@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.resources import files
@@ -30,6 +30,7 @@ from probing.daemon.inject.moments import Moments
 from probing.daemon.inject.places import Functions, Instructions, free_address, instructions_of
 from probing.daemon.inject.tracing import Stop, write_memory
 from probing.daemon.processes.memory import ProcessMemory
+from probing.daemon.processes.procfs import Mapping as Mapped
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.processes.target import MAX_MAPS, Target
 
@@ -59,6 +60,9 @@ _TEXT = """if 1:
    __import__('_thread').interrupt_main()
 """
 _SWITCH_AT = _TEXT.index("1")
+_WANTED = b"if 1:\n try:"
+# The text has the code, of up to four bytes a character and escaped, and the source of sdk/evaluate.py.
+_MAX_TEXT = 1 << 20
 
 
 class Evaluation(NamedTuple):
@@ -111,6 +115,7 @@ def evaluate(asked: Evaluation) -> dict[str, Any]:
         if facts.uid != asked.uid:
             raise PrivilegeError(f"process {asked.pid} has changed its user", hint="ask again")
         instructions = instructions_of(memory, maps)
+        _require_no_code(memory, maps, asked.pid)
         moments = Moments(target, memory, maps, functions, instructions)
 
         def text(address: int) -> bytes:
@@ -133,6 +138,23 @@ def evaluate(asked: Evaluation) -> dict[str, Any]:
             if region.unused:
                 region.unmap()
     return {**answer, "stops": len(moments.stops_us), "longest_stop_us": round(max(moments.stops_us))}
+
+
+def _require_no_code(memory: ProcessMemory, maps: Sequence[Mapped], pid: int) -> None:
+    """Raises TargetTimeout while code of an earlier request runs in the process, longer than it was allowed to.
+
+    In CPython 3.11 code under a trace function, as ours is for its time limit, never gets past its first instruction
+    while another pending call waits (CHECK_EVAL_BREAKER in DO_TRACING, Python/ceval.c). So code runs alone; of requests
+    at the same time ``Evaluations`` lets one pass after the other.
+    """
+    for mapped in maps:
+        if _ANSWER_BYTES < mapped.end - mapped.start <= _ANSWER_BYTES + _MAX_TEXT and not mapped.path:
+            state, text = memory.read_many([(mapped.start, 4), (mapped.start + _ANSWER_BYTES, len(_WANTED))])
+            if text == _WANTED and state is not None and int.from_bytes(state, "little") == _BEGUN:
+                raise TargetTimeout(
+                    f"code of an earlier request still runs in process {pid}",
+                    hint="ask again later; `probingctl stacks` shows what the process does",
+                )
 
 
 class _Region:

@@ -8,9 +8,11 @@ import json
 import logging
 import os
 import pwd
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from probing.api.errors import (
@@ -85,6 +87,9 @@ class Evaluations:
         self._sink = sink
         self._clock = clock
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="evaluate")
+        # Processes in which code runs, by pid and start.
+        self._running: set[tuple[int, int]] = set()
+        self._freed = threading.Condition()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -159,7 +164,7 @@ class Evaluations:
             who.pid, who.start_ns, uid, functions.to_dict(), asked.code, asked.seconds, asked.session, asked.ends
         )
         try:
-            with connect(self._path) as channel:
+            with self._turn(who, asked.seconds), connect(self._path) as channel:
                 answer = channel.request({"op": "eval", **evaluation._asdict()}, timeout=asked.seconds + _START_S)
         except ChannelTimeout:
             raise TargetTimeout(
@@ -174,6 +179,21 @@ class Evaluations:
             return typed_json(Header, answer.payload)
         except ValueError as e:
             raise InternalError("the injector's answer is malformed") from e
+
+    @contextmanager
+    def _turn(self, who: Identity, seconds: float) -> Iterator[None]:
+        """Waits until no other request runs code in the process: see ``evaluation``. Raises TargetTimeout."""
+        process = (who.pid, who.start_ns)
+        with self._freed:
+            if not self._freed.wait_for(lambda: process not in self._running, seconds):
+                raise TargetTimeout(f"code of another request runs in process {who.pid}", hint="ask again")
+            self._running.add(process)
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._running.discard(process)
+                self._freed.notify_all()
 
     def _require_allowed(self, who: Identity, uid: int) -> None:
         """Raises PrivilegeError unless the configuration lists the job, or the process's user."""

@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import Sink
-from inject_helpers import beats, busy
+from inject_helpers import beats, busy, regions
 from processes_helpers import Listener, listening
+from python_stack_helpers import each_interpreter
 
 from probing.api.errors import NotFound, UsageError
 from probing.daemon.clock import SystemClock
@@ -99,6 +101,21 @@ def test_all_ranks_of_a_job_are_asked_at_once_and_each_use_is_recorded(make: Mak
             assert row["result"] == ""
         for process in (first, second):
             beats(process)
+
+
+@each_interpreter
+def test_clients_at_the_same_time(python: str, make: Make) -> None:
+    """Each gets its own answer: the code of one request ends before that of the next begins."""
+    with busy(python, "threads") as process, ThreadPoolExecutor(3) as clients:
+        evaluations = make(ALL, identity(process, 0))
+
+        def ask(number: int) -> str:
+            [result] = asked(evaluations, f"{number} * 7", pids=[process.pid], seconds=60.0)["results"]
+            return str(result["value"])
+
+        assert list(clients.map(ask, range(11))) == [str(number * 7) for number in range(11)]
+        beats(process)
+        assert regions(process.pid) == []
 
 
 def test_one_rank_and_one_pid(make: Make) -> None:
