@@ -1,4 +1,4 @@
-"""Starts processes: one that waits until it is recorded before it becomes a rank, and the keeper of leases."""
+"""Starts ranks, each as a process that waits until it is recorded, and the keeper of leases."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _NS = 1_000_000_000
 
 @dataclass(eq=False)
 class Process:
-    """A rank that was started. ``ends_at``: when it ends, after it was told to."""
+    """A rank that was started. ``ends_at``: the time of its end, once an end was ordered."""
 
     group: str
     generation: int

@@ -30,7 +30,7 @@ __all__ = ("Door", "KeyDoor", "Sessions", "TokenDoor", "Visitor")
 T = TypeVar("T")
 # The most questions in flight, of one visitor and of all; how long a question waits for its turn, s.
 _AT_ONCE = 4
-# Fewer over more nodes: there the time is that of this process, and together each takes as long as all.
+# Over more nodes fewer: this process then computes most of the time, and questions at once only slow each other down.
 _FEW_AT_ONCE, _MANY_NODES = 2, 100
 _THREADS = 24
 _WAIT_S = 60.0

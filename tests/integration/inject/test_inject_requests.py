@@ -105,7 +105,7 @@ def test_all_ranks_of_a_job_are_asked_at_once_and_each_use_is_recorded(make: Mak
 
 @each_interpreter
 def test_clients_at_the_same_time(python: str, make: Make) -> None:
-    """Each gets its own answer: the code of one request ends before that of the next begins."""
+    """Each client gets its own answer: the code of a request ends before the code of the next request begins."""
     with busy(python, "threads") as process, ThreadPoolExecutor(3) as clients:
         evaluations = make(ALL, identity(process, 0))
 
