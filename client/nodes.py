@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = (
-    "READS_A_SECOND",
     "Nodes",
     "choose",
+    "time_for",
 )
 
 _CERTIFICATE = "certificate"
 _UNPROVEN = "nothing proves its name to the target, so it is not shown your token"
-READS_A_SECOND = 50
-"""This process reads at least this many answers of nodes in a second, also while it works on others."""
+# This process reads at least this many answers of nodes in a second, also while it works on others.
+_READS_A_SECOND = 50
 # A label that all nodes have.
 NAME = "node"
 
@@ -123,6 +123,13 @@ _R = TypeVar(
     pb.GroupReply,
     pb.GroupLogReply,
 )
+
+
+def time_for(nodes: int, seconds: float) -> float:
+    """Returns ``seconds``, or more if many nodes are asked: else answers that wait to be read here would be late, and
+    their nodes count as silent.
+    """
+    return max(seconds, nodes / _READS_A_SECOND)
 
 
 class Nodes:
@@ -311,9 +318,8 @@ class Nodes:
         return replies
 
     def enough(self, seconds: float) -> float:
-        """Returns ``seconds``, or more if many nodes are asked: else answers that wait to be read here would be late,
-        and their nodes count as silent. Raises the errors of ``addresses``."""
-        return max(seconds, len(self.addresses()) / READS_A_SECOND)
+        """Returns ``time_for`` all nodes. Raises the errors of ``addresses``."""
+        return time_for(len(self.addresses()), seconds)
 
     def watching(self, address: str) -> Callable[[pb.QueryProgress], None] | None:
         watch = self.watch

@@ -16,7 +16,7 @@ from probing.client.collectives.silence import Process, innermost
 from probing.client.diagnosis.endings import ended_sql
 from probing.client.diagnosis.findings import OPEN_COLUMNS, ROW_AGE, newest_sql
 from probing.client.messages import thread_of
-from probing.client.nodes import READS_A_SECOND
+from probing.client.nodes import time_for
 from probing.client.render.rows import rows_of
 from probing.client.times import Bound, Interval
 from probing.client.top.health import Fetched, Health, NodeRows
@@ -198,8 +198,7 @@ class Fetcher:
         addresses = self._addresses()
         asked = self.health.present(addresses)
         self._with_history = len(asked) <= _MOST_WITH_HISTORY
-        seconds = max(self._cluster.timeout, len(asked) / READS_A_SECOND)
-        gathered = self._cluster.ask(asked, self._ask, seconds)
+        gathered = self._cluster.ask(asked, self._ask, time_for(len(asked), self._cluster.timeout))
         for answered in gathered.answered:
             self.health.answered(answered.address, answered.node)
         if gathered.failed:
@@ -289,7 +288,7 @@ class Functions:
         gathered = self._cluster.ask(
             self._health.present(pids),
             lambda node, seconds: _frames(node, pids[node.address], seconds),
-            max(self._cluster.timeout, len(pids) / READS_A_SECOND),
+            time_for(len(pids), self._cluster.timeout),
         )
         found = {process: text for answered in gathered.answered for process, text in answered.value.items()}
         # The frames of a node that did not answer are kept.
