@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { verdictSentence } from "../src/i18n/zhFindings.ts";
 import { visible, visibleLines } from "../src/text/escape.ts";
 import { bitRate, bytes, clock, compact, duration, elapsed, number, numbersOf, ranges, rate, share } from "../src/text/format.ts";
 
@@ -85,4 +86,12 @@ test("times of day have a date on other days", () => {
   assert.equal(clock("2026-11-28T07:59:21.123456789Z", now), "07:59:21Z");
   assert.equal(clock("2026-11-27T07:59:21Z", now), "2026-11-27 07:59:21Z");
   assert.equal(clock("never", now), "never");
+});
+
+test("a finding is told in Chinese, with ranks or without", () => {
+  assert.equal(verdictSentence("not_joined", "3", 7), "rank 3 没有加入其他 rank 正在等待的操作，影响 7 个 rank");
+  assert.equal(verdictSentence("slow_rank", "", 0), "有 rank 拖慢了其他 rank");
+  assert.equal(verdictSentence("rank_died", "1,4-6", 0), "有 rank 死亡，起因是 rank 1,4-6");
+  assert.equal(verdictSentence("rank_died", "", 0), "有 rank 死亡，起因不明");
+  assert.equal(verdictSentence("a verdict of a newer server", "3", 0), null);
 });

@@ -230,6 +230,14 @@ def test_colours_and_language_are_chosen_and_kept(tab: Tab) -> None:
     expect(root).to_have_attribute("data-theme", "dark")
 
 
+def test_a_finding_in_chinese_has_the_english_sentence_with_it(tab: Tab) -> None:
+    tab.page.get_by_label("Language").select_option("zh")
+    expect(tab.page.locator(".jobs tbody tr").first).to_contain_text("rank 2 没有加入")
+    tab.go(f"/job/{JOB}")
+    expect(tab.page.locator("h1.sentence")).to_contain_text("rank 2 没有加入其他 rank 正在等待的操作")
+    expect(tab.page.locator(".finding-head .original")).to_contain_text(SENTENCE[1:])
+
+
 def test_a_node_that_leaves_is_named(tab: Tab, scene: Scene) -> None:
     tab.go("/jobs")
     expect(tab.page.locator(".contract")).to_contain_text("2 of 2 nodes answered")

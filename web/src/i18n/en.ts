@@ -1,4 +1,4 @@
-/** The words of the page in English: the type of the dictionary. Sentences of findings come from the server, in English. */
+/** The words of the page in English: the type of the dictionary. The server's sentences are English. */
 export const en = {
   name: "English",
   nav: { jobs: "Jobs", groups: "Groups", workers: "Workers", sql: "SQL", nodes: "Nodes", overview: "Finding", timeline: "Timeline", flame: "Flame graph", main: "Main", job: "Views of this job", skip: "Skip to the content" },
@@ -137,6 +137,9 @@ export const en = {
     count: (n: number, nodes: number) => `${n} ${n === 1 ? "worker" : "workers"} on ${nodes} ${nodes === 1 ? "node" : "nodes"}`,
   },
   severity: { error: "error", warning: "warning", note: "note" } as Record<string, string>,
+  /** The sentence of a verdict about `ranks`, and the title of an activity; null: the server's text is shown. */
+  verdict: (_verdict: string, _ranks: string, _victims: number): string | null => null,
+  activity: (_activity: string): string | null => null,
 };
 
 export type Words = typeof en;

@@ -1,5 +1,6 @@
-/** 页面的中文词典。诊断句子由服务器给出，为英文。 */
+/** 页面的中文词典。 */
 import type { Words } from "./en.ts";
+import { activityTitle, verdictSentence } from "./zhFindings.ts";
 
 export const zh: Words = {
   name: "中文",
@@ -139,4 +140,6 @@ export const zh: Words = {
     count: (n, nodes) => `${nodes} 个节点上有 ${n} 个工作进程`,
   },
   severity: { error: "错误", warning: "警告", note: "提示" },
+  verdict: verdictSentence,
+  activity: activityTitle,
 };

@@ -4,11 +4,12 @@ import { href } from "../location.ts";
 import { Badge, toneOf } from "../parts/Badge.tsx";
 import { Copy, WithCommands } from "../parts/Copy.tsx";
 import { now } from "../parts/now.ts";
+import { headline, Original } from "../parts/Sentence.tsx";
 import { StackView } from "../parts/StackView.tsx";
 import { faultyFrame, parting } from "../stacks/parting.ts";
 import { visible } from "../text/escape.ts";
-import { capital, clock, elapsed, fileName, ranges, share, since } from "../text/format.ts";
-import type { Finding, FindingBrief, FindingStack, Frame } from "../types.ts";
+import { clock, elapsed, fileName, ranges, share, since } from "../text/format.ts";
+import type { Culprit, Finding, FindingBrief, FindingStack, Frame } from "../types.ts";
 
 const QUIET = new Set(["healthy", "cannot_tell"]);
 
@@ -22,14 +23,15 @@ interface FindingProps {
 export function FindingHead({ finding, brief }: FindingProps) {
   const w = words.value.finding;
   const current = brief !== null && (finding === null || QUIET.has(finding.verdict) || brief.verdict === finding.verdict);
-  const sentence = current ? brief.sentence : (finding?.sentence ?? "");
+  const told = current || finding === null ? brief : finding;
   const severity = current ? brief.severity : (finding?.severity ?? null);
   const tone = severity ? toneOf(severity) : finding?.verdict === "healthy" ? "ok" : "soft";
   const began = finding?.since ?? brief?.opened ?? null;
   const verdict = current ? brief.verdict : finding?.verdict;
   return (
     <div class={`finding-head ${tone}`}>
-      <h1 class="sentence">{visible(capital(sentence), 1000)}</h1>
+      {told ? <h1 class="sentence">{headline(told, 1000)}</h1> : null}
+      {told ? <Original finding={told} longest={1000} /> : null}
       <p class="facts">
         {severity ? <Badge tone={tone} text={words.value.severity[severity] ?? severity} /> : <Badge tone={tone} text={verdict === "healthy" ? w.healthy : w.cannotTell} />}
         {verdict && !QUIET.has(verdict) ? <span>{w.verdict} <code>{visible(verdict, 60)}</code></span> : null}
@@ -67,7 +69,7 @@ export function Who({ finding }: { finding: Finding }) {
                 {culprit.pid ? `, ${w.pid} ${culprit.pid}` : ""}
               </span>
             </span>
-            <span class="why">{visible(culprit.why, 400)}</span>
+            <span class="why"><Why culprit={culprit} /></span>
             {line ? (
               <code class="line" title={visible(frame?.file, 400)}>
                 {visible(line, 200)} {frame ? <span class="soft">{visible(frame.func, 120)}</span> : null}
@@ -88,6 +90,13 @@ export function Who({ finding }: { finding: Finding }) {
       ) : null}
     </ul>
   );
+}
+
+/** What a culprit does, and its kind where the page's language is not the server's. */
+function Why({ culprit }: { culprit: Culprit }) {
+  const kind = words.value.activity(culprit.activity ?? "");
+  const why = visible(culprit.why, 400);
+  return kind === null ? <>{why}</> : <>{kind} <span class="original" lang="en">{why}</span></>;
 }
 
 /** The ranks at fault as far as they are known before the whole page of the finding. */
@@ -191,7 +200,7 @@ export function Others({ finding }: { finding: Finding }) {
       <ul>
         {others.slice(0, 20).map((other) => (
           <li>
-            <Badge tone={toneOf(other.severity)} text={words.value.severity[other.severity ?? ""] ?? other.verdict} /> {visible(capital(other.sentence), 500)}
+            <Badge tone={toneOf(other.severity)} text={words.value.severity[other.severity ?? ""] ?? other.verdict} /> {headline(other, 500)} <Original finding={other} longest={500} />
           </li>
         ))}
       </ul>

@@ -1,8 +1,8 @@
 /** Findings as a list, the newest first. */
 import { words } from "../i18n/index.ts";
 import { Badge, toneOf } from "../parts/Badge.tsx";
-import { visible } from "../text/escape.ts";
-import { capital, clock } from "../text/format.ts";
+import { headline, Original } from "../parts/Sentence.tsx";
+import { clock } from "../text/format.ts";
 import type { HistoryRow } from "../types.ts";
 
 export function History({ rows }: { rows: readonly HistoryRow[] }) {
@@ -14,7 +14,7 @@ export function History({ rows }: { rows: readonly HistoryRow[] }) {
         <li>
           <time>{clock(row.opened ?? row.ts)}</time>
           <Badge tone={toneOf(row.severity)} text={w.severity[row.severity] ?? row.severity} />
-          <span>{visible(capital(row.sentence), 400)}</span>
+          <span>{headline(row, 400)} <Original finding={row} longest={400} /></span>
         </li>
       ))}
     </ul>

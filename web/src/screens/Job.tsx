@@ -13,8 +13,9 @@ import { href } from "../location.ts";
 import { StateBadge } from "../parts/Badge.tsx";
 import { ContractLine } from "../parts/Contract.tsx";
 import { Body, Empty, Loading, Panel, Trouble } from "../parts/Panel.tsx";
+import { headline } from "../parts/Sentence.tsx";
 import { visible } from "../text/escape.ts";
-import { capital, rate } from "../text/format.ts";
+import { rate } from "../text/format.ts";
 import type { Balance, Finding, HistoryRow, JobEvent, Steps, Waits } from "../types.ts";
 
 const SELDOM_MS = 30_000;
@@ -41,10 +42,11 @@ export function Job({ job }: { job: string }) {
   const culprits = finding?.culprits.flatMap((culprit) => (culprit.rank === null ? [] : [culprit.rank])) ?? brief?.culprits ?? [];
   const victims = finding?.victims ?? brief?.victims ?? [];
   const began = finding?.since ?? brief?.opened;
-  const sentence = brief?.sentence ?? finding?.sentence;
+  const shown = brief ?? finding;
+  const title = shown ? headline(shown, 120) : visible(job, 80);
   useEffect(() => {
-    document.title = `${sentence ? visible(capital(sentence), 120) : visible(job, 80)} · probing`;
-  }, [sentence, job]);
+    document.title = `${title} · probing`;
+  }, [title]);
   return (
     <>
       {(live?.notes ?? []).slice(0, 10).map((note) => (

@@ -6,9 +6,10 @@ import { href } from "../location.ts";
 import { StateBadge, toneOf } from "../parts/Badge.tsx";
 import { now } from "../parts/now.ts";
 import { Empty, Loading, Panel } from "../parts/Panel.tsx";
+import { headline, Original } from "../parts/Sentence.tsx";
 import { Sparkline } from "../parts/Sparkline.tsx";
 import { visible } from "../text/escape.ts";
-import { capital, clock, elapsed, rate, since } from "../text/format.ts";
+import { clock, elapsed, rate, since } from "../text/format.ts";
 import type { JobLine, JobsEvent } from "../types.ts";
 
 const QUIET = new Set(["OK", "ENDED", "PAUSED"]);
@@ -84,9 +85,12 @@ function JobRow({ job }: { job: JobLine }) {
       </th>
       <td class="c-finding">
         {finding ? (
-          <a href={address} class={`sentence ${toneOf(finding.severity)}`}>
-            {visible(capital(finding.sentence), 300)}
-          </a>
+          <>
+            <a href={address} class={`sentence ${toneOf(finding.severity)}`}>
+              {headline(finding, 300)}
+            </a>
+            <Original finding={finding} longest={300} />
+          </>
         ) : (
           <span class="soft">{job.ended ? clock(job.ended) : job.state === "OK" ? w.healthy : ""}</span>
         )}

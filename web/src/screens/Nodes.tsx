@@ -6,6 +6,7 @@ import { useAsked } from "../live.ts";
 import { Badge, toneOf } from "../parts/Badge.tsx";
 import { WithCommands } from "../parts/Copy.tsx";
 import { Body, Panel } from "../parts/Panel.tsx";
+import { headline, Original } from "../parts/Sentence.tsx";
 import { visible } from "../text/escape.ts";
 import { bytes, duration, number, percent } from "../text/format.ts";
 import type { QueryResult, Row } from "../types.ts";
@@ -210,7 +211,7 @@ function HealthList({ rows }: { rows: readonly Health[] }) {
         {findings.slice(0, 100).map(({ node, finding }) => (
           <li>
             <p>
-              <Badge tone={toneOf(finding.severity)} text={words.value.severity[finding.severity] ?? finding.severity} /> <b>{visible(node, 60)}</b> {visible(finding.sentence, 400)}
+              <Badge tone={toneOf(finding.severity)} text={words.value.severity[finding.severity] ?? finding.severity} /> <b>{visible(node, 60)}</b> {headline(finding, 400)} <Original finding={finding} longest={400} />
             </p>
             <ul>
               {finding.evidence.slice(0, 10).map((line) => <li class="soft">{visible(line, 300)}</li>)}

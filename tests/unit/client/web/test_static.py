@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 from page_tools import WEB, node
 
+from probing.diagnosis.activity.kinds import ACTIVITIES
+from probing.diagnosis.report import CANNOT_TELL, HEALTHY
+from probing.diagnosis.vocabulary import verdicts
+
 STATIC = Path(__file__).resolve().parents[4] / "client" / "web" / "static"
 FILES = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir())}
 
@@ -112,3 +116,11 @@ def test_pure_parts_of_the_page() -> None:
     done = subprocess.run([node(), "tests/run.mjs"], cwd=WEB, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
     assert re.search(r"^# pass ([3-9]\d|\d{3})$", done.stdout, re.M), "fewer tests than there are"
+
+
+def test_every_verdict_and_activity_has_a_chinese_sentence() -> None:
+    chinese = (WEB / "src" / "i18n" / "zhFindings.ts").read_text()
+    told = set(re.findall(r"^  (\w+): ", chinese, re.MULTILINE))
+    known = {verdict.id for verdict in verdicts()} | set(ACTIVITIES) | {HEALTHY, CANNOT_TELL}
+    assert known - told == {"unknown"}
+    assert told <= known

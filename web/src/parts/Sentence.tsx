@@ -1,0 +1,28 @@
+/** The sentence of a finding in the language of the page, and the server's English sentence, which has the details. */
+import { words } from "../i18n/index.ts";
+import { visible } from "../text/escape.ts";
+import { capital, ranges } from "../text/format.ts";
+
+interface Told {
+  verdict: string;
+  sentence: string;
+  /** Numbers of ranks, or culprits as `diagnose` has them. */
+  culprits?: readonly (number | { rank: number | null })[] | null;
+  victims?: readonly number[] | null;
+}
+
+/** Returns the sentence of `finding` in the language of the page: the server's where the language is English. */
+export function headline(finding: Told, longest: number): string {
+  return translated(finding) ?? visible(capital(finding.sentence), longest);
+}
+
+/** The server's sentence, where `headline` shows a translation. */
+export function Original({ finding, longest }: { finding: Told; longest: number }) {
+  if (translated(finding) === null) return null;
+  return <span class="original" lang="en">{visible(capital(finding.sentence), longest)}</span>;
+}
+
+function translated({ verdict, culprits, victims }: Told): string | null {
+  const ranks = (culprits ?? []).map((one) => (typeof one === "number" ? one : one.rank)).filter((rank) => rank !== null);
+  return words.value.verdict(verdict, ranges(ranks), victims?.length ?? 0);
+}
