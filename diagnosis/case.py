@@ -37,7 +37,7 @@ class Case:
         self._activities: dict[int, Activity] = {}
         self._quiet: dict[int, int | None] = {}
         self._works: dict[int, Work] = {}
-        self._now = {node.node: node.taken_ns for node in facts.nodes}
+        self._nodes = {node.node: node for node in facts.nodes}
 
     @cached_property
     def ranks(self) -> Mapping[int, Rank]:
@@ -109,12 +109,15 @@ class Case:
     def quiet_ns(self, rank: int) -> int | None:
         """Returns the time since ``rank`` last began or ended an operation or step, ns; None if unknown."""
         if rank not in self._quiet:
-            self._quiet[rank] = quiet_ns(self.ranks[rank], self.facts)
+            own = self.ranks[rank]
+            node = self._nodes.get(own.node)
+            self._quiet[rank] = quiet_ns(own, self.now(rank), node.watching_since_ns if node is not None else None)
         return self._quiet[rank]
 
     def now(self, rank: int) -> int:
         """Returns the moment of the facts on the clock of the rank's node."""
-        return self._now.get(self.ranks[rank].node, self.facts.taken_ns)
+        node = self._nodes.get(self.ranks[rank].node)
+        return node.taken_ns if node is not None else self.facts.taken_ns
 
     def wait_ns(self, rank: int) -> int | None:
         """Returns the time for which ``rank`` has waited, ns; None if it does not wait, or since an unknown time."""

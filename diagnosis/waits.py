@@ -238,11 +238,6 @@ def patience_ns(facts: Facts) -> int:
     return max(6 * round(facts.stall_s * _S), 60 * _S, gate_ns(facts))
 
 
-def _now_of(rank: Rank, facts: Facts) -> int:
-    """Returns when the facts were read, on the clock of the rank's node, ns."""
-    return next((node.taken_ns for node in facts.nodes if node.node == rank.node), facts.taken_ns)
-
-
 def last_seen_ns(rank: Rank) -> int | None:
     """Returns when ``rank`` was last seen to begin or end an operation or a step, on its clock, ns; None if never."""
     seen = [t for p in rank.progress for t in (p.last_call_ns, p.last_done_ns) if t is not None]
@@ -252,9 +247,11 @@ def last_seen_ns(rank: Rank) -> int | None:
     return max(seen, default=None)
 
 
-def quiet_ns(rank: Rank, facts: Facts) -> int | None:
-    """Returns the least time since ``rank`` last began or ended an operation or step, ns; None if unknown."""
-    now, seen = _now_of(rank, facts), last_seen_ns(rank)
+def quiet_ns(rank: Rank, now: int, watching_since_ns: int | None) -> int | None:
+    """Returns the least time since ``rank`` last began or ended an operation or step, ns; None if unknown. ``now`` and
+    ``watching_since_ns``: when the facts were read, and since when the daemon records, on the clock of its node.
+    """
+    seen = last_seen_ns(rank)
     if seen is not None:
         return max(0, now - seen)
     main = main_thread(rank)
@@ -263,6 +260,5 @@ def quiet_ns(rank: Rank, facts: Facts) -> int | None:
         still.append(rank.condition.asleep_since_ns)
     if still:
         return max(0, now - min(still))
-    watching = [n.watching_since_ns for n in facts.nodes if n.node == rank.node and n.watching_since_ns is not None]
     # The daemon has recorded nothing about the rank since it started.
-    return max(0, now - max(watching[0], rank.started_ns or 0)) if watching else None
+    return max(0, now - max(watching_since_ns, rank.started_ns or 0)) if watching_since_ns is not None else None

@@ -152,7 +152,7 @@ def _evidence(case: Case, hold_up: HoldUp, named: list[int]) -> Iterator[str]:
             if left := destroyed_text(case, rank, edge.comm):
                 yield left
         yield from case.activity(rank).evidence
-    if others := [r for r in hold_up.victims if r not in hold_up.waiters]:
+    if others := sorted({*hold_up.victims}.difference(hold_up.waiters)):
         yield f"{ranks_wait(others)} for these in turn"
         onward = case.graph.pending[others[0]]
         yield edge_text(case, onward.edge(others[0], min(onward.awaited)))
