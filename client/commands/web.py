@@ -87,7 +87,7 @@ def panels() -> Panels:
         "steps": jobs.steps,
         "status": lambda question: [status.as_object(*one) for one in question.cluster.status()],
         "tables": sql.tables,
-        "topo": lambda question: topo.collect(question.cluster, question.parameters.job_or_all(question.cluster)),
+        "topo": lambda question: topo.collect(question.cluster, question.job_or_all()),
         "waits": jobs.waits,
     }
 
@@ -102,19 +102,18 @@ def posted_panels(*, signs: bool = True) -> Panels:
 
 
 def _balance(question: Question) -> object:
-    cluster, parameters = question.cluster, question.parameters
-    return balance.collect(cluster, parameters.job_or_all(cluster), parameters.interval("1m"))
+    return balance.collect(question.cluster, question.job_or_all(), question.parameters.interval("1m"))
 
 
 def _nccl(question: Question) -> object:
-    cluster, parameters = question.cluster, question.parameters
+    parameters = question.parameters
     comm = parameters.text("comm", "") or None
-    found, _ = nccl.collect(cluster, parameters.job_or_all(cluster), comm, parameters.interval("5m"))
+    found, _ = nccl.collect(question.cluster, question.job_or_all(), comm, parameters.interval("5m"))
     return found
 
 
 def _ps(question: Question) -> object:
-    job = question.parameters.job_or_all(question.cluster)
+    job = question.job_or_all()
     return rows_of(question.cluster.processes("" if job is None else f"job = {sql_text(job)}").table)
 
 

@@ -103,7 +103,8 @@ _STALE_NS = 15_000_000_000
 class Devices:
     """The newest row of each GPU by node and UUID, and the series of the GPU's values."""
 
-    def __init__(self) -> None:
+    def __init__(self, histories: Container[str] = HISTORIES) -> None:
+        self._histories = [name for name in _OF_GPU if name in histories]
         self._gpus: dict[tuple[Any, Any], Row] = {}
         self._series = Series()
 
@@ -113,7 +114,7 @@ class Devices:
             key = row["node"], row["uuid"]
             used = row["gpu_util_pct"] if row["gpu_util_pct"] is not None else row["sm_active_pct"]
             gpu = {**row, "gpu_pct": used, "gpu_used_bytes": row["used_bytes"]}
-            for name in _OF_GPU:
+            for name in self._histories:
                 self._series.add((key, name), row["at"], gpu[name])
             if row["at"] >= self._gpus.get(key, row)["at"]:
                 self._gpus[key] = gpu
@@ -123,7 +124,7 @@ class Devices:
         asked = set(nodes)
         gone = {key for key, gpu in self._gpus.items() if key[0] in asked and gpu["at"] < newest[key[0]] - _STALE_NS}
         self._gpus = {key: gpu for key, gpu in self._gpus.items() if key not in gone}
-        self._series.keep({(key, name) for key in self._gpus for name in _OF_GPU})
+        self._series.keep({(key, name) for key in self._gpus for name in self._histories})
 
     def of(self, uses: Iterable[Row]) -> Row:
         """Returns the fields of ``top`` about the GPUs of a process, from its rows of gpu.processes.
@@ -135,7 +136,7 @@ class Devices:
         for use in sorted(uses, key=lambda use: (use["device_id"] is None, use["device_id"] or 0)):
             key = use["node"], use["uuid"]
             known: Row = self._gpus.get(key) or {"device_id": use["device_id"], "name": None}
-            history = {name: self._series.of((key, name)) for name in _OF_GPU}
+            history = {name: self._series.of((key, name)) for name in self._histories}
             gpus.append({**known, "own_bytes": use["used_bytes"], "sm_pct": use["sm_pct"], "history": history})
         used = [gpu["gpu_pct"] for gpu in gpus if gpu.get("gpu_pct") is not None]
         return {

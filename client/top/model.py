@@ -47,16 +47,22 @@ class View:
 class Model:
     """Keeps data from one refresh to the next: rates, lags, series, the last rows of absent nodes."""
 
-    def __init__(self, window: float, silent: Callable[[list[Row]], list[Row]] = lambda _: []) -> None:
+    def __init__(
+        self,
+        window: float,
+        silent: Callable[[list[Row]], list[Row]] = lambda _: [],
+        histories: Sequence[str] = HISTORIES,
+    ) -> None:
         """Makes the model. ``window``: seconds over which rates are computed. ``silent``: see
-        ``collectives.ranks.rank_rows``.
+        ``collectives.ranks.rank_rows``. ``histories``: the series of a rank, of HISTORIES.
         """
         self._silent = silent
+        self._histories = histories
         self._known: dict[str, NodeRows] = {}
         # When the kept findings of a node were read, by address, time.monotonic().
         self._findings_at: dict[str, float] = {}
         self._progress = Progress(window)
-        self._devices = Devices()
+        self._devices = Devices(histories)
         self._series = Series()
 
     def update(self, fetched: Fetched, python: Mapping[Process, str]) -> View:
@@ -124,7 +130,8 @@ class Model:
         cpu = cpu_of(_all(here, "cpu"), _all(here, "memory"))
         nothing: Row = dict.fromkeys(CPU_FIELDS)
         gone = {rows.node for rows in away}
-        self._add_history(here)
+        if "cpu_pct" in self._histories:
+            self._add_history(here)
         keys: set[Hashable] = set()
         for row in ranks:
             row.update(cpu.get(process_of(row), nothing))
@@ -132,12 +139,12 @@ class Model:
             row["away"] = row["node"] in gone and row["ended"] is None
             key = key_of(row)
             if not row["away"] and row["ended"] is None:
-                for name in HISTORIES:
+                for name in self._histories:
                     # The values of CPUs have times of their own, so ``_add_history`` adds them.
                     if name != "cpu_pct":
                         self._series.add((key, name), fetched.at, row[name])
-            keys.update((key, name) for name in HISTORIES)
-            row["history"] = {name: self._series.of((key, name)) for name in HISTORIES}
+            keys.update((key, name) for name in self._histories)
+            row["history"] = {name: self._series.of((key, name)) for name in self._histories}
             if len(row["gpus"]) == 1:
                 # The series of a device began before this screen.
                 row["history"] |= row["gpus"][0]["history"]

@@ -32,7 +32,7 @@ from probing.client.web.answers import encoded, error_body, status_of
 from probing.client.web.downloads import FileAnswer, Files
 from probing.client.web.guard import App, Guard, Rate
 from probing.client.web.jobs import finding_file
-from probing.client.web.panels import Panel, Panels, Question, answer, ask
+from probing.client.web.panels import Panel, Panels, answer, ask
 from probing.client.web.parameters import Parameters
 from probing.client.web.streams import EventStream, Placed, left
 from probing.client.web.visitors import Sessions, Visitor
@@ -181,7 +181,7 @@ class _Pages:
 
     async def _finding(self, request: Request) -> Response:
         visitor, parameters = self._visitor(request), Parameters(request.query_params)
-        work = partial(ask, Question(visitor.asking(), parameters), finding_file)
+        work = partial(ask, visitor.question(parameters), finding_file)
         page = await visitor.work(work, left(request.receive))
         policy = {"content-security-policy": f"{POLICY}; frame-ancestors 'none'"}
         return HTMLResponse(page, headers={**policy, "content-disposition": 'inline; filename="finding.html"'})
@@ -190,14 +190,15 @@ class _Pages:
         visitor = self._visitor(request)
         posted = request.method == "POST"
         parameters = Parameters.of_json(await _object(request)) if posted else Parameters(request.query_params)
-        return Placed(visitor, FileAnswer(*files(Question(visitor.asking(), parameters)), self._writing))
+        return Placed(visitor, FileAnswer(*files(visitor.question(parameters)), self._writing))
 
     async def _post(self, panel: Panel, request: Request) -> Response:
         visitor = self._visitor(request)
         return await self._answered(request, visitor, panel, Parameters.of_json(await _object(request)))
 
     async def _answered(self, request: Request, visitor: Visitor, panel: Panel, parameters: Parameters) -> Response:
-        body = await visitor.work(lambda: answer(visitor, panel, parameters), left(request.receive))
+        work = partial(answer, visitor.question(parameters), panel, visitor.lost_rows)
+        body = await visitor.work(work, left(request.receive))
         return Response(body, media_type=_JSON)
 
     def _visitor(self, request: Request) -> Visitor:

@@ -51,7 +51,7 @@ def difference(question: Question) -> dict[str, Any]:
 
 def _selection(question: Question) -> Selection:
     parameters = question.parameters
-    job = parameters.job_or_all(question.cluster) or ""
+    job = question.job_or_all() or ""
     wall = parameters.flag("wall")
     if not job and not parameters.text("pid", ""):
         raise UsageError("neither a job nor a process is named", hint="add job=... or pid=...")

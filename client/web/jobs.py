@@ -55,15 +55,14 @@ def _diagnoses(question: Question) -> list[Diagnosis]:
 
     cluster = question.cluster
     cluster.timeout = cluster.enough(min(cluster.timeout, _PATIENCE_S))
-    return with_stored_findings(cluster, diagnosed(gathered(cluster, question.parameters.job_or_all(cluster))))
+    return with_stored_findings(cluster, diagnosed(gathered(cluster, question.job_or_all())))
 
 
 def history(question: Question) -> list[dict[str, Any]]:
     """Returns the rows of ``diagnose --history -f json``, of the last seven days unless an interval is given."""
     from probing.client.diagnosis.history import history as rows
 
-    cluster, parameters = question.cluster, question.parameters
-    return rows(cluster, parameters.job_or_all(cluster), parameters.interval(_HISTORY), whole=True)
+    return rows(question.cluster, question.job_or_all(), question.parameters.interval(_HISTORY), whole=True)
 
 
 def waits(question: Question) -> dict[str, Any]:
@@ -72,7 +71,7 @@ def waits(question: Question) -> dict[str, Any]:
     from probing.client.collectives.in_flight import CALLED, INFLIGHT, in_flight
 
     cluster = question.cluster
-    where = f"job = {sql_text(question.parameters.job(cluster))}"
+    where = f"job = {sql_text(question.job())}"
     asked = {name: sql.format(where=where) for name, sql in (("live", _LIVE), ("in", INFLIGHT), ("called", CALLED))}
     tables = cluster.query_all(asked)
     live, inflight, called = (rows_of(tables[name]) for name in asked)
@@ -107,7 +106,7 @@ def steps(question: Question) -> dict[str, Any]:
     """Returns the last steps of the newest run of a job: ``ranks``, numbers of ``steps``, and ``duration_ns`` by rank,
     null for an unknown step; 2,000 steps at most, fewer if there are many ranks."""
     cluster, during = question.cluster, question.parameters.interval("10m").sql()
-    where = f"job = {sql_text(question.parameters.job(cluster))}"
+    where = f"job = {sql_text(question.job())}"
     extent = rows_of(cluster.query(_EXTENT.format(during=during, where=where)))
     if not extent or extent[0]["last"] is None:
         return {"run": None, "ranks": [], "steps": [], "duration_ns": []}

@@ -32,6 +32,8 @@ _EVERY_S = 5.0
 _NODES_A_SECOND = 100
 _STACKS_EVERY_S = 10.0
 _WINDOW_S = 10.0
+# The series that the Jobs screen shows.
+_HISTORIES = ("steps_per_s",)
 _PATIENCE_S = 5.0
 _LOOK_EVERY_S = 30.0
 # How long the threads go on without a stream, s: a page that is loaded again opens a new stream.
@@ -64,6 +66,11 @@ class Live:
     def nodes(self) -> int:
         """The number of nodes in the newest view."""
         return len(self._view.nodes)
+
+    @property
+    def jobs(self) -> frozenset[str]:
+        """The names of the jobs in the newest view."""
+        return frozenset(job.job for job in self._view.jobs)
 
     async def events(self, job: str | None) -> AsyncIterator[bytes]:
         """Yields an event for each change of the view: of all jobs, or of the ranks of ``job``.
@@ -144,7 +151,7 @@ class _Threads:
         self._view = View()
         self._cluster = cluster.afresh()
         self._cluster.timeout = min(cluster.timeout, _PATIENCE_S)
-        self._model = Model(_WINDOW_S, SilenceWatch(self._cluster))
+        self._model = Model(_WINDOW_S, SilenceWatch(self._cluster), _HISTORIES)
         self._fetcher = Fetcher(self._cluster, "true", _EVERY_S, self._fetched, self._failed, calm=True)
         # New frames are shown with the next view, so their arrival needs no callback.
         self._functions = Functions(self._fetcher, self._cluster, lambda: None)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import NotFound
 from probing.client.absence import partial
-from probing.client.jobs import silent_nodes
+from probing.client.jobs import job_named, silent_nodes
 from probing.client.web.answers import Lacking, contract_of, encoded
 from probing.client.web.parameters import Parameters
 
 if TYPE_CHECKING:
     from probing.client.cluster import Cluster
-    from probing.client.web.visitors import Visitor
 
 __all__ = ("Panel", "Panels", "Question", "answer", "ask")
 
@@ -25,12 +24,24 @@ T = TypeVar("T")
 class Question:
     """A request: the cluster that answers it, with the visitor's rights, and its parameters.
 
-    ``lacking`` collects processes that could not be read, and parts of the answer that a node refused.
+    ``jobs``: names of jobs that the nodes have, as the visitor's live view shows them. ``lacking`` collects processes
+    that could not be read, and parts of the answer that a node refused.
     """
 
     cluster: Cluster
     parameters: Parameters
+    jobs: Collection[str] = ()
     lacking: list[Lacking] = field(default_factory=list)
+
+    def job(self) -> str:
+        """Returns the job that the parameter ``job`` names, as --job does. Raises UsageError, NotFound."""
+        text = self.parameters.text("job")
+        # To ask a thousand nodes for the name takes as long as the answer itself.
+        return text if text in self.jobs else job_named(self.cluster, text)
+
+    def job_or_all(self) -> str | None:
+        """Returns the same as ``job``; None if the parameter is missing."""
+        return self.job() if self.parameters.text("job", "") else None
 
     def of_node(self, node: str) -> Cluster:
         """Returns the cluster of ``node`` alone, a name that the target knows; its outcomes count for this question."""
@@ -61,9 +72,8 @@ def ask(question: Question, panel: Callable[[Question], T]) -> T:
         raise (partial(e.message, silent) if silent else e) from None
 
 
-def answer(visitor: Visitor, panel: Panel, parameters: Parameters) -> bytes:
+def answer(question: Question, panel: Panel, lost_rows: Callable[[], int | None]) -> bytes:
     """Returns the answer of ``panel`` as JSON, with its contract. Raises the errors of ``ask``."""
-    question = Question(visitor.asking(), parameters)
     data = ask(question, panel)
-    contract = contract_of(question.cluster, visitor.lost_rows(), question.lacking)
+    contract = contract_of(question.cluster, lost_rows(), question.lacking)
     return encoded({"contract": contract, "data": data})

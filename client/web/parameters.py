@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from probing.api.errors import UsageError
-from probing.client.jobs import job_named
-from probing.client.queries import Queries
 from probing.client.settings import process_id
 from probing.client.times import Interval, interval
 
@@ -61,14 +59,6 @@ class Parameters:
 
     def pid(self) -> int:
         return process_id(self.text("pid"))
-
-    def job(self, cluster: Queries) -> str:
-        """Returns the job that ``job`` names, as --job does. Also raises NotFound."""
-        return job_named(cluster, self.text("job"))
-
-    def job_or_all(self, cluster: Queries) -> str | None:
-        """Returns the same as ``job``; None if the parameter is missing."""
-        return self.job(cluster) if self.text("job", "") else None
 
     def interval(self, since: str) -> Interval:
         """Returns the interval of ``from`` and ``to``, else of ``since`` and ``until``; ``since`` is the default."""

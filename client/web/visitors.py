@@ -20,6 +20,8 @@ from anyio import CapacityLimiter, to_thread
 from probing.api.errors import Overloaded, PrivilegeError, ProbingError, Unauthenticated
 from probing.client.render.rows import rows_of
 from probing.client.web.live import Live
+from probing.client.web.panels import Question
+from probing.client.web.parameters import Parameters
 from probing.client.wire.loop import Waits, wait
 
 if TYPE_CHECKING:
@@ -53,9 +55,9 @@ class Visitor:
         self._lost_at = float("-inf")
         self._losing = threading.Lock()
 
-    def asking(self) -> Cluster:
-        """Returns the cluster for one question."""
-        return self._cluster.afresh()
+    def question(self, parameters: Parameters) -> Question:
+        """Returns a question with the rights of the visitor."""
+        return Question(self._cluster.afresh(), parameters, self.live.jobs)
 
     async def work(self, work: Callable[[], T], left: Coroutine[Any, Any, None]) -> T:
         """Runs ``work`` in a thread; once ``left`` ends, nodes are asked nothing more for it. Raises Overloaded if the
@@ -106,7 +108,7 @@ class Visitor:
                 return self._lost
             self._lost_at = time.monotonic()
         try:
-            cluster = self.asking()
+            cluster = self._cluster.afresh()
             cluster.timeout = cluster.enough(min(cluster.timeout, _LOST_S))
             (row,) = rows_of(cluster.query(_LOST))
             self._lost = int(row["lost"] or 0)

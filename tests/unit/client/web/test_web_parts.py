@@ -30,6 +30,7 @@ from probing.client.top.fetch import questions, statements
 from probing.client.web.answers import contract_of, encoded, error_body, status_of
 from probing.client.web.flames import _tree
 from probing.client.web.guard import Rate, host_of
+from probing.client.web.panels import Question
 from probing.client.web.parameters import Parameters
 from probing.client.web.sql import _exact
 from probing.federation.execution.answer import Answered, Failed, Gathered
@@ -86,6 +87,14 @@ def test_parameters_have_defaults_and_names_in_their_errors() -> None:
         given.text("job")
     with pytest.raises(UsageError):
         Parameters({"native": "yes"}).flag("native")
+
+
+def test_a_job_of_the_live_view_is_asked_of_no_node() -> None:
+    asks_nobody: Any = None
+    assert Question(asks_nobody, Parameters({"job": "llm-7b"}), {"llm-7b"}).job_or_all() == "llm-7b"
+    assert Question(asks_nobody, Parameters({}), {"llm-7b"}).job_or_all() is None
+    with pytest.raises(AttributeError):
+        Question(asks_nobody, Parameters({"job": "llm"}), {"llm-7b"}).job()
 
 
 def test_a_body_has_texts_numbers_and_truth_values() -> None:
