@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from probing.api.errors import InternalError, ProbingError, error_from
+from probing.api.errors import InternalError, PeerError, ProbingError, error_from
 
 if TYPE_CHECKING:
     from probing.api.proto.probing.v1 import node_pb2 as pb
 
 __all__ = (
     "ERROR_KEY",
+    "MAX_PARTS",
     "MAX_PEERS",
     "MAX_STATEMENTS",
     "NODE_KEY",
@@ -20,6 +22,7 @@ __all__ = (
     "WARNINGS_KEY",
     "bound",
     "from_proto",
+    "parts_of",
     "reported_error",
     "shown",
 )
@@ -34,6 +37,8 @@ WARNINGS_KEY = "probing-warnings-bin"
 MAX_PEERS = 128
 # Most statements in one QueryRequest.
 MAX_STATEMENTS = 16
+# Most parts in one QueryReply.
+MAX_PARTS = 256
 # The max_bytes of a caller that processes rows as they come, so that their sum needs no limit.
 UNLIMITED = (1 << 64) - 1
 
@@ -55,6 +60,14 @@ def bound(token: str, node: str) -> str:
 def from_proto(error: pb.Error) -> ProbingError:
     """Returns the error that a node has sent."""
     return error_from(error.kind, error.message, error.hint, error.code, error.reason)
+
+
+def parts_of(message: pb.QueryReply) -> Sequence[pb.QueryReply]:
+    """Returns the parts of a message of Query; a message without parts is itself the only part. Raises PeerError for
+    too many parts."""
+    if len(message.parts) > MAX_PARTS:
+        raise PeerError(f"an answer has {len(message.parts)} parts in one message")
+    return message.parts or (message,)
 
 
 def reported_error(call: Any) -> ProbingError | None:

@@ -180,7 +180,7 @@ class Node:
         strict: bool,
         apart: bool,
     ) -> list[Reply]:
-        request.progress = watch is not None
+        request.progress, request.whole = watch is not None, watch is None
         begun_ns, sent_ns = time.monotonic_ns(), time.time_ns()
         call = self._wire.call(self.address, "Query", request, seconds, apart=apart)
 

@@ -5,11 +5,13 @@ the other.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from probing.api.errors import TOO_LARGE, PartialAnswer, PeerError, QueryMemory, error_from
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.wire import parts_of
 from probing.client.wire.arrow import ArrowReader, Next, broken_off, ended
 from probing.client.wire.loop import in_loop, wait
 from probing.federation.execution.answer import Reply
@@ -51,12 +53,13 @@ class Messages:
         # When the last message came (time.monotonic_ns()).
         self.last_ns = 0
         self._receive = receive
+        self._parts: deque[pb.QueryReply] = deque()
         self._room = room
         self._watch = watch
 
     async def next(self) -> pb.QueryReply | None:
-        while (part := await self._receive()) is not None:
-            self.last_ns = time.monotonic_ns()
+        """Returns the next message; None after the last. Raises QueryMemory, and PeerError for too many parts."""
+        while (part := await self._part()) is not None:
             if part.WhichOneof("part") != "progress":
                 self.size += len(part.arrow)
                 self._room.take(len(part.arrow))
@@ -64,6 +67,15 @@ class Messages:
             if self._watch is not None:
                 self._watch(part.progress)
         return None
+
+    async def _part(self) -> pb.QueryReply | None:
+        if self._parts:
+            return self._parts.popleft()
+        if (message := await self._receive()) is None:
+            return None
+        self.last_ns = time.monotonic_ns()
+        self._parts.extend(parts_of(message))
+        return self._parts.popleft()
 
 
 class Stream:

@@ -29,7 +29,7 @@ from probing.api.errors import (
 )
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
-from probing.api.wire import MAX_PEERS, reported_error, shown
+from probing.api.wire import MAX_PEERS, parts_of, reported_error, shown
 from probing.daemon.service.errors import to_proto
 from probing.daemon.service.limits import Context, Limits, seconds_for
 from probing.daemon.service.outgoing import Outgoing
@@ -185,6 +185,7 @@ class _Question:
             statements=self._query.statements,
             timeout_ms=max(1, int(seconds * 1000)),
             max_bytes=min(self._query.max_bytes or MAX_HELD, MAX_HELD),
+            whole=True,
         )
         common, single = self._authorizations
         authorization = single.get(address) or common
@@ -195,7 +196,7 @@ class _Question:
         channel = await self._channels.take(address)
         call: Any = NodeStub(channel).Query(query, timeout=seconds + 0.1, metadata=metadata)
         try:
-            parts = [part async for part in call if self._holds(part, held)]
+            parts = [part async for reply in call if self._holds(reply, held) for part in parts_of(reply)]
             await self._writer.answered(address, parts)
         except grpc.RpcError as e:
             raise _error_of(address, e) from None
@@ -205,8 +206,8 @@ class _Question:
         # Two addresses may belong to one node, so the caller compares the names of nodes.
         return address, None
 
-    def _holds(self, part: pb.QueryReply, held: list[int]) -> bool:
-        held.append(part.ByteSize())
+    def _holds(self, reply: pb.QueryReply, held: list[int]) -> bool:
+        held.append(reply.ByteSize())
         self._held += held[-1]
         if self._held > MAX_HELD:
             raise Overloaded("the answers are too large to be passed on", hint="ask the node itself")

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 from probing.api.errors import InternalError, ProbingError, QueryRejected, QueryTimeout
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.api.wire import MAX_STATEMENTS, NODE_KEY, UNLIMITED
+from probing.api.wire import MAX_PARTS, MAX_STATEMENTS, NODE_KEY, UNLIMITED
 from probing.daemon.query.answer import End, Item, QueryProgress, StatementEnd
 from probing.daemon.query.caller import Caller
 from probing.daemon.query.engine import Engine
@@ -24,6 +24,8 @@ from probing.daemon.service.spool import Spool, Spools
 __all__ = ("Form", "Streams")
 
 MAX_NAME = 100
+# A reply of gathered parts has at least this many bytes, unless it is the last.
+_GATHERED_BYTES = 64 << 10
 _UNREAD = "write the rows to a file with -o, aggregate, or add a LIMIT: a query waits for its reader for a limited time"
 _log = logging.getLogger(__name__)
 
@@ -70,7 +72,9 @@ class Streams:
         """Writes the answer as replies of Query, or in another ``form``. Raises the query's error, and QueryTimeout if
         the caller takes too long to read."""
         names = _names(request)
-        form = form or Form(_sized, lambda part: self._reply(part, names))
+        if form is None:
+            gather = _Gather(whole=request.whole and not request.progress)
+            form = Form(_sized, lambda part: gather.add(self._reply(part, names)))
         spool: Spool[Any] = Spool(self._spools, caller)
         gone = threading.Event()
         produce = self._producer(request, context, caller, spool, gone, form)
@@ -167,6 +171,26 @@ class Streams:
             warnings=end.warnings,
             node_time_ns=self._now_ns(),
         )
+
+
+class _Gather:
+    """Gathers the replies of an answer. ``whole``: many of them become one reply, else each stays as it is."""
+
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+        self._held: list[pb.QueryReply] = []
+        self._bytes = 0
+
+    def add(self, reply: pb.QueryReply) -> pb.QueryReply | None:
+        """Returns the reply to write next; None while more replies fit into it."""
+        if not self._whole:
+            return reply
+        self._held.append(reply)
+        self._bytes += len(reply.arrow)
+        if self._bytes < _GATHERED_BYTES and len(self._held) < MAX_PARTS and not reply.HasField("end"):
+            return None
+        held, self._held, self._bytes = self._held, [], 0
+        return held[0] if len(held) == 1 else pb.QueryReply(parts=held)
 
 
 def _sized(parts: Iterator[Item]) -> Iterator[tuple[Item, int]]:

@@ -53,6 +53,7 @@ class Service(NodeServicer):
             await asyncio.sleep(self._cast.slow_s)
         name = self._cast.name(number)
         total = 0
+        replies: list[pb.QueryReply] = []
         for statement in request.statements or [pb.Statement(sql=request.sql)]:
             try:
                 stream, rows = await self._answers.rows(statement.sql, number)
@@ -60,14 +61,17 @@ class Service(NodeServicer):
                 if not request.statements:
                     await abort(context, e)
                 end = pb.StatementEnd(name=statement.name, error=to_proto(e))
-                await context.write(pb.QueryReply(statement=end))
+                replies.append(pb.QueryReply(statement=end))
                 continue
             total += rows
-            await context.write(pb.QueryReply(arrow=stream))
+            replies.append(pb.QueryReply(arrow=stream))
             if request.statements:
-                await context.write(pb.QueryReply(statement=pb.StatementEnd(name=statement.name, rows=rows)))
+                replies.append(pb.QueryReply(statement=pb.StatementEnd(name=statement.name, rows=rows)))
         end = pb.QueryEnd(node=name, rows=total, rows_scanned=total, node_time_ns=self._clock_ns(number))
-        await context.write(pb.QueryReply(end=end))
+        replies.append(pb.QueryReply(end=end))
+        # No answer here is larger than a message may be.
+        for reply in [pb.QueryReply(parts=replies)] if request.whole else replies:
+            await context.write(reply)
         self.took_ns.append(time.perf_counter_ns() - begun)
         del self.took_ns[:-10_000]
 

@@ -11,6 +11,7 @@ from client_fake_node import FakeNode, hung_job, operation
 
 from probing.api.errors import PartialAnswer, PeerError, ProbingError, QueryError, QueryMemory, QueryRejected
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.api.wire import MAX_PARTS
 from probing.client.cluster import Cluster
 from probing.client.main import main
 
@@ -126,9 +127,22 @@ FAILED = [pb.QueryReply(statement=pb.StatementEnd(name="a", error=pb.Error(kind=
 def test_what_is_no_answer_is_an_error(
     pair: tuple[FakeNode, FakeNode], sent: list[pb.QueryReply], kind: type[ProbingError], message: str
 ) -> None:
-    pair[0].garbage = sent
-    with Cluster(pair[0].address) as cluster, pytest.raises(kind, match=message):
-        cluster.query_all({"a": "SELECT 1", "b": "SELECT 2"})
+    for messages in (sent, [pb.QueryReply(parts=sent)]):
+        pair[0].garbage = messages
+        with Cluster(pair[0].address) as cluster, pytest.raises(kind, match=message):
+            cluster.query_all({"a": "SELECT 1", "b": "SELECT 2"})
+
+
+def test_parts_of_one_message_are_an_answer_and_too_many_are_not(pair: tuple[FakeNode, FakeNode]) -> None:
+    whole = [*rows(2), *end("a", 2), *rows(1), *end("b", 1), *LAST]
+    with Cluster(pair[0].address) as cluster:
+        for messages in (whole, [pb.QueryReply(parts=whole)], [pb.QueryReply(parts=whole[:3]), *whole[3:]]):
+            pair[0].garbage = messages
+            tables = cluster.query_all({"a": "SELECT 1", "b": "SELECT 2"})
+            assert [table.num_rows for table in tables.values()] == [2, 1]
+        pair[0].garbage = [pb.QueryReply(parts=[pb.QueryReply()] * MAX_PARTS + whole)]
+        with pytest.raises(PeerError, match=f"{MAX_PARTS + len(whole)} parts in one message"):
+            cluster.query_all({"a": "SELECT 1", "b": "SELECT 2"})
 
 
 def test_a_node_of_before_says_that_it_is_older(pair: tuple[FakeNode, FakeNode]) -> None:

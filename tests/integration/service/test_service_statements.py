@@ -11,7 +11,7 @@ from service_helpers import Service, refused
 from waiting import until
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.api.wire import MAX_STATEMENTS
+from probing.api.wire import MAX_STATEMENTS, parts_of
 from probing.daemon.service.answering import CallKind
 from probing.daemon.service.spool import MAX_RESTING_EACH
 
@@ -51,6 +51,24 @@ def ask(service: Service, statements: dict[str, str], **fields: int) -> Answered
 def request(statements: dict[str, str], **fields: int) -> pb.QueryRequest:
     asked = [pb.Statement(name=name, sql=sql) for name, sql in statements.items()]
     return pb.QueryRequest(statements=asked, **fields)
+
+
+def test_a_caller_who_waits_for_the_whole_answer_gets_it_in_few_replies(service: Service) -> None:
+    service.collector.files.segment("comm.ops", operations(100))
+    statements = {"ops": "SELECT * FROM comm.ops", "wrong": "SELECT nope", "large": "SELECT * FROM range(60000)"}
+
+    def answer(**fields: int) -> list[pb.QueryReply]:
+        replies = list(service.node.Query(request(statements, **fields), timeout=60))
+        parts_of(replies[-1])[-1].end.ClearField("node_time_ns")
+        return replies
+
+    apart, gathered = answer(), answer(whole=True)
+    assert [len(reply.parts) for reply in apart] == [0] * len(apart)
+    assert [part for reply in gathered for part in parts_of(reply)] == apart
+    assert len(gathered) < len(apart) / 2
+    assert max(reply.ByteSize() for reply in gathered) < 4 << 20
+    # A caller who wants to see the progress cannot wait for the whole.
+    assert all(not reply.parts for reply in answer(whole=True, progress=True))
 
 
 def test_rows_errors_and_warnings_are_those_of_their_statement(service: Service) -> None:

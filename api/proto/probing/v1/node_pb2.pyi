@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class QueryRequest(_message.Message):
-    __slots__ = ("sql", "timeout_ms", "max_bytes", "progress", "statements")
+    __slots__ = ("sql", "timeout_ms", "max_bytes", "progress", "statements", "whole")
     SQL_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     STATEMENTS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     sql: str
     timeout_ms: int
     max_bytes: int
     progress: bool
     statements: _containers.RepeatedCompositeFieldContainer[Statement]
-    def __init__(self, sql: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., max_bytes: _Optional[int] = ..., progress: _Optional[bool] = ..., statements: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ...) -> None: ...
+    whole: bool
+    def __init__(self, sql: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., max_bytes: _Optional[int] = ..., progress: _Optional[bool] = ..., statements: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class Statement(_message.Message):
     __slots__ = ("name", "sql")
@@ -29,16 +31,18 @@ class Statement(_message.Message):
     def __init__(self, name: _Optional[str] = ..., sql: _Optional[str] = ...) -> None: ...
 
 class QueryReply(_message.Message):
-    __slots__ = ("arrow", "end", "progress", "statement")
+    __slots__ = ("arrow", "end", "progress", "statement", "parts")
     ARROW_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     arrow: bytes
     end: QueryEnd
     progress: QueryProgress
     statement: StatementEnd
-    def __init__(self, arrow: _Optional[bytes] = ..., end: _Optional[_Union[QueryEnd, _Mapping]] = ..., progress: _Optional[_Union[QueryProgress, _Mapping]] = ..., statement: _Optional[_Union[StatementEnd, _Mapping]] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[QueryReply]
+    def __init__(self, arrow: _Optional[bytes] = ..., end: _Optional[_Union[QueryEnd, _Mapping]] = ..., progress: _Optional[_Union[QueryProgress, _Mapping]] = ..., statement: _Optional[_Union[StatementEnd, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[QueryReply, _Mapping]]] = ...) -> None: ...
 
 class StatementEnd(_message.Message):
     __slots__ = ("name", "rows", "warnings", "error")
