@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from probing.api.text import numbers_text, sql_text
 from probing.client.render.rows import Row, rows_of
 from probing.client.web.panels import Question
@@ -112,9 +114,14 @@ def steps(question: Question) -> dict[str, Any]:
         return {"run": None, "ranks": [], "steps": [], "duration_ns": []}
     last, ranks = extent[0]["last"], max(1, extent[0]["ranks"])
     run, after = sql_text(str(extent[0]["run"])), last - min(_MOST_STEPS, max(1, _MOST_CELLS // ranks))
-    rows = rows_of(cluster.query(_STEPS.format(during=during, where=where, run=run, after=after)))
-    found = {(row["rank"], row["step"]): row["duration_ns"] for row in rows}
-    known = sorted({rank for rank, _ in found})
-    numbers = sorted({step for _, step in found})
-    durations = [[found.get((rank, step)) for step in numbers] for rank in known]
-    return {"run": extent[0]["run"], "ranks": known, "steps": numbers, "duration_ns": durations}
+    table = cluster.query(_STEPS.format(during=during, where=where, run=run, after=after))
+    numbers, row = np.unique(table["rank"].to_numpy(), return_inverse=True)
+    ended, column = np.unique(table["step"].to_numpy(), return_inverse=True)
+    durations = np.full((len(numbers), len(ended)), None, object)
+    durations[row, column] = table["duration_ns"].to_pylist()
+    return {
+        "run": extent[0]["run"],
+        "ranks": numbers.tolist(),
+        "steps": ended.tolist(),
+        "duration_ns": durations.tolist(),
+    }
