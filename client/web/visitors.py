@@ -69,11 +69,12 @@ class Visitor:
             leaving.cancel()
 
     async def _work(self, work: Callable[[], T], leaving: asyncio.Future[None]) -> T:
-        places = self._few_places if self.live.nodes > _MANY_NODES else self._places
+        many = self.live.nodes > _MANY_NODES
+        places, most = (self._few_places, _FEW_AT_ONCE) if many else (self._places, _AT_ONCE)
         try:
             await asyncio.wait_for(places.acquire(), _WAIT_S)
         except asyncio.TimeoutError:
-            raise Overloaded(f"{_AT_ONCE} of your questions are still being answered") from None
+            raise Overloaded(f"{most} of your questions are still being answered") from None
         waits = Waits()
 
         def run() -> T:
