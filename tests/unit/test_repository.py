@@ -229,6 +229,16 @@ def test_the_documents_name_files_that_exist() -> None:
     assert sorted(lost) == []
 
 
+def test_the_tests_that_documents_name_exist() -> None:
+    tests = [path for folder in ("tests", "vm-tests") for path in (ROOT / folder).rglob("*.py")]
+    defined = {
+        name for path in tests for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    named = {name for path in (ROOT / "docs").glob("*.md") for name in re.findall(r"`(test_\w+)`", path.read_text())}
+    assert len(named) > 80
+    assert named - defined == set()
+
+
 def test_the_package_carries_the_files_of_the_page() -> None:
     folder = ROOT / "client" / "web"
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["probing.client.web"]
