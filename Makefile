@@ -109,7 +109,8 @@ RUN = { $(call PYTEST,$(1)) $(2) $(call AGAIN,$(1)); }
 # Integration tests that measure how the kernel treats their processes.
 ALONE = $(addprefix tests/integration/,gpu_kit processes/test_condition_activity.py processes/test_condition_live.py)
 # Integration tests without jobs, and without limits of time that other tests could make them miss.
-PATIENT = $(addprefix tests/integration/,collector diagnose job_rows labels query store user_probes)
+PATIENT = $(addprefix tests/integration/,collector diagnose job_rows labels query store user_probes) \
+	$(addprefix tests/integration/client/test_,web_page.py timeline_file.py client_findings.py unknown_is_not_absent.py)
 
 test: install pythons promtool browser ## all checks, and the tests of the gate; TESTS=tests/unit/store for some
 	@$(HOST) rm -rf $(TIMES) .build/pytest
