@@ -10,7 +10,10 @@ import socket
 import struct
 from typing import Any, Protocol
 
-__all__ = ("Connection", "peer_user")
+__all__ = ("CLOSED", "Connection", "peer_user")
+
+CLOSED = -1
+"""In place of the uid of a process that has closed its socket: what it sent before may still be read."""
 
 _SOCK_DIAG, _BY_FAMILY, _REQUEST, _ANY_COOKIE = 4, 20, 1, 0xFFFFFFFF
 _HEADER = struct.Struct("=IHHII")
@@ -33,8 +36,8 @@ class Connection(Protocol):
 
 
 def peer_user(connection: Connection) -> int | None:
-    """Returns the uid of the process at the other end; None if this network namespace has no such socket, or its
-    process has closed it."""
+    """Returns the uid of the process at the other end, CLOSED if it has closed its socket; None if this network
+    namespace has no such socket."""
     try:
         remote, local = connection.getpeername()[:2], connection.getsockname()[:2]
         return _owner(connection.family, remote, local)
@@ -43,7 +46,8 @@ def peer_user(connection: Connection) -> int | None:
 
 
 def _owner(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int | None:
-    """Returns the uid of the socket that is bound to ``local`` and connected to ``remote``. Raises OSError."""
+    """Returns the uid of the socket that is bound to ``local`` and connected to ``remote``, or CLOSED; None if there is
+    none. Raises OSError."""
     ends = [socket.inet_pton(family, host.partition("%")[0]).ljust(16, b"\0") for host, _ in (local, remote)]
     ports = [port.to_bytes(2, "big") for _, port in (local, remote)]
     question = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF, *ports, *ends, 0, *[_ANY_COOKIE] * 2)
@@ -54,5 +58,8 @@ def _owner(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int 
     if len(answer) < _HEADER.size + _SOCKET.size or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
         return None
     _, state, _, _, *found, _, _, _, _, _, _, uid, inode = _SOCKET.unpack_from(answer, _HEADER.size)
-    # The kernel answers with a listening socket if it has no other; a closed socket has no file, and user 0.
-    return int(uid) if found[:2] == ports and state != _LISTEN and inode else None
+    # The kernel answers with a listening socket if it has no other.
+    if found[:2] != ports or state == _LISTEN:
+        return None
+    # A closed socket has no file, and user 0.
+    return int(uid) if inode else CLOSED

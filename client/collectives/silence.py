@@ -118,13 +118,18 @@ class SilenceWatch:
             self._asked = now
             self._thread = threading.Thread(target=self._ask, args=(list(processes),), name="silent", daemon=True)
             self._thread.start()
-        wanted = {(row["node"], row["pid"]) for row in processes}
-        return [row for row in self._found if (row["node"], row["pid"]) in wanted]
+        # The job of a process may get another name, for example when its coordinator is known.
+        wanted = {_place(row) for row in processes}
+        return [row for row in self._found if _place(row) in wanted]
 
     def _ask(self, processes: list[Row]) -> None:
         # A node that does not answer is reported by the next frame.
         with suppress(ProbingError):
             self._found = silent(self._cluster, processes)
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return row["node"], row["pid"], row["job"], row["run"]
 
 
 def silence_lines(rows: Sequence[Row], blamed: Container[int]) -> list[str]:

@@ -146,14 +146,16 @@ def _stand(
     operations.
     """
     shown = {key[:2] for key in found}
-    for run, live in trainers.items():
-        waiting = idle(live, busy)
-        if run not in shown and not (every_run and waiting):
-            continue
-        own = runs[run]
-        own["silent"] = silent(cluster, waiting)
-        own["silent_more"] = len(waiting) - len(own["silent"])
+    waiting = {run: idle(live, busy) for run, live in trainers.items()}
+    waiting = {run: rows for run, rows in waiting.items() if run in shown or (every_run and rows)}
+    quiet: dict[Run, list[Row]] = {}
+    for row in silent(cluster, [row for rows in waiting.values() for row in rows]):
+        quiet.setdefault((row["job"], row["run"]), []).append(row)
+    for run, rows in waiting.items():
+        runs[run]["silent"] = quiet.get(run, [])
+        runs[run]["silent_more"] = len(rows) - len(quiet.get(run, []))
         if run not in shown:
+            live = trainers[run]
             nothing = {"job": run[0], "run": run[1], "comm": None, "size": live[0]["world_size"]}
             _communicator(found, nothing)["members"] = sorted(r["rank"] for r in live if r["rank"] is not None)
     for (job, name, _), communicator in found.items():

@@ -71,7 +71,13 @@ class Model:
             self._known[answer.address] = merged(self._known.get(answer.address), answer)
             if "findings" in answer.rows:
                 self._findings_at[answer.address] = fetched.at
-        lost = {absent.address: absent for absent in fetched.absent}
+        # A node that answers at another address is not absent.
+        names = {answer.node for answer in fetched.nodes}
+        moved = {address for address, rows in self._known.items() if rows.node in names}
+        moved -= {answer.address for answer in fetched.nodes}
+        for address in moved:
+            del self._known[address]
+        lost = {absent.address: absent for absent in fetched.absent if absent.node not in names}
         for address, absent in lost.items():
             if fetched.at - absent.since > AWAY_S:
                 self._known.pop(address, None)
@@ -84,7 +90,7 @@ class Model:
         frame = Frame(ranks, runs, in_flight(*rows), paused)
         return View(
             jobs_of(frame),
-            tuple(sorted(fetched.absent, key=lambda absent: absent.address)),
+            tuple(sorted(lost.values(), key=lambda absent: absent.address)),
             tuple(paused.values()),
             tuple(sorted(rows.node for rows in self._known.values())),
             fetched.at,

@@ -190,7 +190,7 @@ class _Pages:
         visitor = self._visitor(request)
         posted = request.method == "POST"
         parameters = Parameters.of_json(await _object(request)) if posted else Parameters(request.query_params)
-        return Placed(visitor, FileAnswer(*files(visitor.question(parameters)), self._writing))
+        return Placed(visitor, FileAnswer(*files(visitor.question(parameters)), (visitor.files, self._writing)))
 
     async def _post(self, panel: Panel, request: Request) -> Response:
         visitor = self._visitor(request)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import IO, TYPE_CHECKING, cast
 
 import anyio
 from anyio import CapacityLimiter, from_thread, to_thread
 from starlette.types import Receive, Scope, Send
 
-from probing.api.errors import UsageError
+from probing.api.errors import Overloaded, UsageError
 from probing.client.render.writers import writer_of
 from probing.client.web.panels import Question
 from probing.client.web.sql import cluster_of
 from probing.client.web.streams import left
+from probing.client.wire.loop import Waits
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectSendStream
@@ -26,19 +28,24 @@ Files = Callable[[Question], tuple[Write, str, str]]
 """Returns, for a question, the function that writes the file, its media type, and the name for the browser."""
 _PIECE = 64 << 10
 _PIECES = 4
+# How long a file waits for its places, and how long its reader, who holds them, may take from the first piece on, s.
+_WAIT_S, _SENT_S = 60.0, 900.0
 _ROWS = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
 
 class FileAnswer:
-    """The file that ``write`` writes, in a thread of ``threads``; ``name``: the file name for the browser, or empty.
+    """The file that ``write`` writes, in a thread, while it has a place of each of ``places``; ``name``: the file name
+    for the browser, or empty.
 
-    An error before the first piece is answered like other errors. A later error breaks the answer off, so that a part
-    of the file is not mistaken for the whole file.
+    An error before the first piece is answered like other errors, also Overloaded if there is no place in time. A later
+    error, or a reader that takes too long, breaks the answer off, so that a part of the file is not mistaken for the
+    whole file.
     """
 
-    def __init__(self, write: Write, kind: str, name: str, threads: CapacityLimiter) -> None:
+    def __init__(self, write: Write, kind: str, name: str, places: Sequence[CapacityLimiter]) -> None:
         self._write = write
-        self._threads = threads
+        self._places = places
+        self._waits = Waits()
         saved = {"content-disposition": f'attachment; filename="{name}"'} if name else {}
         self._headers = [(k.encode(), v.encode()) for k, v in {"content-type": kind, **saved}.items()]
 
@@ -48,9 +55,10 @@ class FileAnswer:
         errors: list[BaseException] = []
 
         async def write() -> None:
-            async with pieces_in:
+            async with pieces_in, AsyncExitStack() as held:
                 try:
-                    await to_thread.run_sync(self._run, pieces_in, limiter=self._threads)
+                    await self._enter(held)
+                    await to_thread.run_sync(self._run, pieces_in, limiter=CapacityLimiter(1))
                 except anyio.BrokenResourceError:
                     # The browser has closed the connection.
                     return
@@ -61,7 +69,7 @@ class FileAnswer:
             await left(receive)
             pieces.close()
 
-        begun = False
+        begun = whole = False
         async with anyio.create_task_group() as group:
             group.start_soon(write)
             group.start_soon(leave)
@@ -70,19 +78,36 @@ class FileAnswer:
                     if not begun:
                         await send({"type": "http.response.start", "status": 200, "headers": self._headers})
                         begun = True
+                        group.cancel_scope.deadline = anyio.current_time() + _SENT_S
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
+                whole = True
             except anyio.ClosedResourceError:
                 return
             finally:
+                # The nodes are asked nothing more.
+                self._waits.end()
                 pieces.close()
                 group.cancel_scope.cancel()
+        if not whole:
+            raise Overloaded(f"the file was not read within {_SENT_S:.0f} s", hint="choose a shorter range")
         if errors:
             raise errors[0]
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _enter(self, held: AsyncExitStack) -> None:
+        """Takes the places until ``held`` is closed. Raises Overloaded if that takes too long."""
+        try:
+            with anyio.fail_after(_WAIT_S):
+                for places in self._places:
+                    await places.acquire_on_behalf_of(self)
+                    held.callback(places.release_on_behalf_of, self)
+        except TimeoutError:
+            raise Overloaded("other files are still being written", hint="try again later") from None
+
     def _run(self, pieces: MemoryObjectSendStream[bytes]) -> None:
         sink = _Sink(pieces)
-        self._write(cast("IO[bytes]", sink))
+        with self._waits:
+            self._write(cast("IO[bytes]", sink))
         sink.flush()
 
 
@@ -110,9 +135,9 @@ class _Sink(io.RawIOBase):
 
     def flush(self) -> None:
         """Passes on the bytes so far; waits while ``_PIECES`` pieces are not sent yet."""
-        if self._parts:
-            piece, self._parts = bytes(self._parts), bytearray()
-            from_thread.run(self._pieces.send, piece)
+        data, self._parts = bytes(self._parts), bytearray()
+        for start in range(0, len(data), _PIECE):
+            from_thread.run(self._pieces.send, data[start : start + _PIECE])
 
 
 def rows(question: Question) -> tuple[Write, str, str]:

@@ -12,9 +12,12 @@ import socket
 from contextlib import suppress
 from typing import NamedTuple
 
-from probing.api.tcp_peer import peer_user
+from probing.api.tcp_peer import CLOSED, peer_user
 
 __all__ = ("Peer", "anybody", "callers_alone")
+
+# Of the kernel's include/net/tcp_states.h.
+_ESTABLISHED = 1
 
 
 class Peer(NamedTuple):
@@ -26,12 +29,7 @@ class Peer(NamedTuple):
 
 def anybody(connection: socket.socket) -> Peer | None:
     """Returns the peer by its user, on this machine, or by its address; None for a connection that has ended."""
-    try:
-        address = str(connection.getpeername()[0])
-    except OSError:
-        return None
-    user = peer_user(connection)
-    return Peer(address if user is None else f"uid {user}")
+    return _peer(connection, peer_user(connection))
 
 
 def callers_alone(connection: socket.socket) -> Peer | None:
@@ -39,10 +37,26 @@ def callers_alone(connection: socket.socket) -> Peer | None:
     caller is root, of the user who called sudo.
 
     A tunnel of ssh belongs to its user. The user of a process in another network namespace is unknown: the process is
-    no stranger, and needs the key.
+    no stranger, and needs the key. A process that has closed its end may have been anybody's, and is a stranger.
     """
-    peer, user = anybody(connection), peer_user(connection)
-    return peer if peer is None or user is None or user in _callers() else Peer(peer.name, stranger=True)
+    user = peer_user(connection)
+    peer = _peer(connection, user)
+    if peer is None or user in _callers() or (user is None and _is_established(connection)):
+        return peer
+    return Peer(peer.name, stranger=True)
+
+
+def _peer(connection: socket.socket, user: int | None) -> Peer | None:
+    try:
+        address = str(connection.getpeername()[0])
+    except OSError:
+        return None
+    return Peer(address if user in (None, CLOSED) else f"uid {user}")
+
+
+def _is_established(connection: socket.socket) -> bool:
+    # A socket that was closed is forgotten within seconds; ours knows of its end.
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
 
 
 def _callers() -> set[int]:

@@ -56,11 +56,13 @@ def query(question: Question) -> dict[str, Any]:
             )
         batches: list[pa.RecordBatch] = []
         rows = size = 0
+        more = False
         for batch in stream:
+            if rows > _MOST_ROWS or size > _MOST_BYTES:
+                more = True
+                break
             batches.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
-            if rows > _MOST_ROWS or size > _MOST_BYTES:
-                break
     table = pa.Table.from_batches(batches, stream.schema)
     while len(batches) > 1 and table.nbytes > _MOST_BYTES:
         batches.pop()
@@ -73,7 +75,7 @@ def query(question: Question) -> dict[str, Any]:
             {"name": name, "type": kind} for name, kind in zip(names_of(stream.schema.names), kinds, strict=True)
         ],
         "rows": [list(row) for row in zip(*columns, strict=True)],
-        "truncated": rows > table.num_rows,
+        "truncated": more or rows > table.num_rows,
         "warnings": list(stream.warnings),
     }
 

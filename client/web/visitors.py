@@ -37,6 +37,7 @@ _FEW_AT_ONCE, _MANY_NODES = 2, 100
 _THREADS = 24
 _WAIT_S = 60.0
 _MOST_STREAMS = 16
+_FILES_AT_ONCE = 2
 _LOST = 'SELECT sum("count") AS lost FROM probing.losses WHERE ts > now() - INTERVAL 10 MINUTE'
 _LOST_EVERY_S, _LOST_S = 30.0, 5.0
 
@@ -46,6 +47,7 @@ class Visitor:
 
     def __init__(self, cluster: Cluster, threads: CapacityLimiter) -> None:
         self.live = Live(cluster)
+        self.files = CapacityLimiter(_FILES_AT_ONCE)
         self._cluster = cluster
         self._threads = threads
         self._places = asyncio.Semaphore(_AT_ONCE)

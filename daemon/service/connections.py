@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from probing.api.tcp_peer import Connection, peer_user
+from probing.api.tcp_peer import CLOSED, Connection, peer_user
 from probing.daemon.query.caller import Caller
 from probing.daemon.service.audit import Audit
 from probing.daemon.service.tls import Tls
@@ -35,7 +35,7 @@ def peer_name(connection: Connection) -> str:
     except OSError:
         return "unknown"
     uid = peer_user(connection)
-    return address if uid is None else f"{address}, uid {uid}"
+    return address if uid in (None, CLOSED) else f"{address}, uid {uid}"
 
 
 _C = TypeVar("_C")

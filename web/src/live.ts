@@ -98,17 +98,17 @@ export function useAsked<T>(path: string | null, query: Query = {}, everyMs = 0,
     if (path === null) return undefined;
     let timer = 0;
     let stop = new AbortController();
-    let running = false;
+    let [running, asked] = [false, false];
     const ask = async () => {
       clearTimeout(timer);
       if (document.hidden || running) return;
-      running = true;
+      [running, asked] = [true, true];
       stop = new AbortController();
       setState((old) => ({ ...old, of: address, answer: old.of === address ? old.answer : null, error: old.of === address ? old.error : null, loading: true }));
-      let [failed, asked] = [false, 0];
+      let [failed, nodes] = [false, 0];
       try {
         const answer = await get<T>(path, query, stop.signal);
-        asked = answer.contract.asked;
+        nodes = answer.contract.asked;
         setState({ of: address, answer, key, error: null, loading: false });
       } catch (error) {
         if (stop.signal.aborted) return;
@@ -118,11 +118,12 @@ export function useAsked<T>(path: string | null, query: Query = {}, everyMs = 0,
       } finally {
         running = false;
       }
-      const pause = failed ? Math.max(everyMs, 5000) : everyMs * Math.max(1, asked / OFTEN_NODES);
+      const pause = failed ? Math.max(everyMs, 5000) : everyMs * Math.max(1, nodes / OFTEN_NODES);
       if (pause > 0) timer = window.setTimeout(ask, pause);
     };
     const seen = () => {
-      if (!document.hidden && everyMs > 0) void ask();
+      // A tab that was opened in the background has asked nothing yet.
+      if (!document.hidden && (everyMs > 0 || !asked)) void ask();
     };
     askNow.current = () => void ask();
     void ask();

@@ -22,12 +22,15 @@ from client_fake_node import FakeNode, process, thread
 from waiting import until
 from web_scene import KEY, Page, served
 
+from probing.api.tcp_peer import CLOSED, peer_user
 from probing.client.cluster import Cluster
-from probing.client.web import app, live, server
+from probing.client.web import app, downloads, live, server
+from probing.client.web.peers import Peer, callers_alone
 
 NOBODY = 65534
 HOSTILE = "\"><script>alert(1)</script>\x1b]0;x\x07\u202e'; DROP TABLE x; --"
 SQL = {"sql": "SELECT 1 AS one", "all_nodes": False}
+FILE = {"sql": "SELECT repeat('x', 100000) FROM range(300)", "all_nodes": False, "format": "csv"}
 
 
 @pytest.fixture
@@ -283,18 +286,44 @@ def test_a_live_view_ends_with_its_session(page: Page, monkeypatch: pytest.Monke
 
 def test_a_reader_that_does_not_read_is_dropped(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_UNREAD_S", 0.5)
+    with unread(page) as sock:
+        near = sock.getsockname()[1]
+        until(lambda: held(page, near), what="the connection")
+        until(lambda: not held(page, near), what="the end of the connection")
+
+
+@contextlib.contextmanager
+def unread(page: Page) -> Iterator[socket.socket]:
+    """A connection on which the visitor has asked for a file of 30 MB."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(60)
         sock.connect(("127.0.0.1", page.port))
-        body = json.dumps(
-            {"sql": "SELECT repeat('x', 100000) FROM range(300)", "all_nodes": False, "format": "csv"}
-        ).encode()
+        body = json.dumps(FILE).encode()
         request = head(page, f"Content-Length: {len(body)}").replace(b"/api/query", b"/api/query/download")
         sock.sendall(request + body)
-        near = sock.getsockname()[1]
-        until(lambda: held(page, near), what="the connection")
-        until(lambda: not held(page, near), what="the end of the connection")
+        yield sock
+
+
+def test_a_visitor_writes_two_files_at_once_and_each_ends_in_time(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloads, "_WAIT_S", 0.3)
+    with unread(page) as first, unread(page) as second:
+        assert (first.recv(12), second.recv(12)) == (b"HTTP/1.1 200", b"HTTP/1.1 200")
+        answer = page.ask("/api/query/download", FILE)
+        assert (answer.status, answer.json["code"]) == (429, "Overloaded")
+        assert page.ask("/api/ps").status == 200
+    monkeypatch.setattr(downloads, "_WAIT_S", 60.0)
+    monkeypatch.setattr(downloads, "_SENT_S", 0.5)
+    with unread(page) as slow:
+        data = slow.recv(5)
+        until(lambda: not held(page, slow.getsockname()[1]), what="the end of the connection")
+        while part := slow.recv(1 << 16):
+            data += part
+    assert data.startswith(b"HTTP/1.1 200")
+    # The last chunk of a whole answer is empty.
+    assert not data.endswith(b"0\r\n\r\n")
 
 
 def held(page: Page, near: int) -> bool:
@@ -319,6 +348,27 @@ def test_another_user_gets_nothing_even_with_the_cookie_or_the_key(page: Page) -
         done = subprocess.run(argv, capture_output=True, text=True, cwd="/", check=True, timeout=60)
         assert done.stdout == "403\n", path
     assert page.ask("/api/ps").status == 200
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="starts a process of another user")
+def test_another_user_who_has_closed_the_connection_stays_a_stranger() -> None:
+    """The kernel forgets the user when the socket is closed, and soon the socket; what was sent can still be read."""
+    program = (
+        "import socket, sys\n"
+        "connection = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
+        "connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_LINGER2, 1)\n"
+        "connection.sendall(b'POST /api/group/start HTTP/1.1')\n"
+    )
+    rights = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        argv = [*rights, sys.executable, "-I", "-c", program, str(listener.getsockname()[1])]
+        subprocess.run(argv, cwd="/", check=True, timeout=60)
+        near, _ = listener.accept()
+        with near:
+            assert (peer_user(near), callers_alone(near)) == (CLOSED, Peer("127.0.0.1", stranger=True))
+            until(lambda: peer_user(near) is None)
+            assert callers_alone(near) == Peer("127.0.0.1", stranger=True)
+            assert near.recv(4) == b"POST"
 
 
 def test_a_browser_keeps_files_whose_name_has_their_hash(page: Page) -> None:

@@ -236,6 +236,7 @@ def test_a_finding_in_chinese_has_the_english_sentence_with_it(tab: Tab) -> None
     tab.go(f"/job/{JOB}")
     expect(tab.page.locator("h1.sentence")).to_contain_text("rank 2 没有加入其他 rank 正在等待的操作")
     expect(tab.page.locator(".finding-head .original")).to_contain_text(SENTENCE[1:])
+    expect(tab.page.locator(".history li").first).to_contain_text("影响 3 个 rank")
 
 
 def test_a_node_that_leaves_is_named(tab: Tab, scene: Scene) -> None:

@@ -13,7 +13,7 @@ from waiting import until
 from web_scene import Page, served
 
 from probing.client.cluster import Cluster
-from probing.client.web import live, visitors
+from probing.client.web import live, sql, visitors
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -98,6 +98,15 @@ def test_a_long_answer_of_sql_is_cut(page: Page) -> None:
     shown = page.ask("/api/query", {"sql": "SELECT range AS n FROM range(10007)", "all_nodes": False}).data
     assert len(shown["rows"]) == 10_000
     assert shown["truncated"] is True
+
+
+def test_rows_of_many_bytes_are_cut_and_it_says_so(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"sql": "SELECT node, seq FROM comm.ops", "all_nodes": True}
+    every = page.ask("/api/query", asked).data
+    monkeypatch.setattr(sql, "_MOST_BYTES", 1 << 10)
+    cut = page.ask("/api/query", asked).data
+    assert 0 < len(cut["rows"]) < len(every["rows"])
+    assert (every["truncated"], cut["truncated"]) == (False, True)
 
 
 def test_the_plan_says_what_each_node_is_asked(page: Page) -> None:

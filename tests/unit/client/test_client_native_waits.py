@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
-from probing.client.collectives.silence import innermost, waits_in
+from probing.client.collectives.silence import SilenceWatch, innermost, waits_in
 
 RECEIVE = ["pthread_cond_wait", "gloo::transport::tcp::UnboundBuffer::waitRecv(int*)"]
 RING = [*RECEIVE, "gloo::(anonymous namespace)::ring(X)", "gloo::(anonymous namespace)::allreduce(X)"]
@@ -51,3 +54,13 @@ def test_the_innermost_python_frame() -> None:
     assert innermost([{**frame, "lineno": None}]) == "read (data.py)"
     assert innermost([{**frame, "func": "x" * 4096}]) == f"{'x' * 80} (data.py:12)"
     assert innermost([native]) is None
+
+
+def test_a_process_whose_job_has_another_name_now_is_not_the_silent_one() -> None:
+    nobody_is_asked: Any = None
+    watch = SilenceWatch(nobody_is_asked)
+    watch._asked = math.inf
+    before = {"node": "a", "pid": 9, "job": "pid:9", "run": "0-x"}
+    watch._found = [before]
+    assert watch([{**before, "job": "10.0.0.1:29500"}]) == []
+    assert watch([before]) == [before]

@@ -205,6 +205,16 @@ def test_text_is_cut_by_cells_and_escaped() -> None:
     assert fitted("abc", 0) == ""
 
 
+def test_a_node_that_answers_at_another_address_is_there_once() -> None:
+    model = Model(10.0)
+    ranks = [rank(n) for n in range(4)]
+    update(model, 1.0, ranks=ranks)
+    old = Absent("addr", "a", "refused", 1.5)
+    view = model.update(Fetched(2.0, (NodeRows("addr2", "a", {"ranks": ranks}),), (old,)), {})
+    assert [row["rank"] for row in view.ranks] == [0, 1, 2, 3]
+    assert (view.absent, view.nodes, view.jobs[0].word) == ((), ("a",), "OK")
+
+
 def test_an_absent_node_is_left_alone_until_it_answers() -> None:
     from probing.api.errors import PeerError
     from probing.federation.execution.answer import Failed, Gathered
