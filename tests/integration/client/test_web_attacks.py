@@ -305,9 +305,7 @@ def unread(page: Page) -> Iterator[socket.socket]:
         yield sock
 
 
-def test_a_visitor_writes_two_files_at_once_and_each_ends_in_time(
-    page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_visitor_writes_two_files_at_once_and_each_ends_in_time(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(downloads, "_WAIT_S", 0.3)
     with unread(page) as first, unread(page) as second:
         assert (first.recv(12), second.recv(12)) == (b"HTTP/1.1 200", b"HTTP/1.1 200")
