@@ -226,13 +226,16 @@ class JobFindings:
     def _sure(self, name: str, finding: Finding, look: LookResult) -> bool:
         """Returns whether a finding needs no second look: a death, memory in a deep look, which has many readings, a
         finding that the last look showed, or a finding of a stall. A hang needs a second look unless a culprit was in
-        the same place twice: the blamed ranks may advance again."""
+        the same place twice: the blamed ranks may advance again. A death needs a second look if the first look could
+        not read what a living culprit does."""
         group = finding.verdict.group
         if look.beside and name not in self._doubtful:
             # The node that diagnoses the job may be about to report the same finding.
             return False
-        if name in self._doubtful or group == _DEATH or (group == _MEMORY and look.deep):
+        if name in self._doubtful or (group == _MEMORY and look.deep):
             return True
+        if group == _DEATH:
+            return _UNKNOWN not in _activities(finding).values()
         settled = any(stack.role == _CULPRIT and stack.thread.moving is False for stack in finding.stacks)
         return look.stalled and (group != _HANG or settled)
 

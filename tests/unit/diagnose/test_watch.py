@@ -221,6 +221,22 @@ def test_a_rank_that_fails_is_looked_at_in_a_second() -> None:
     assert opened < 32.5
 
 
+@pytest.mark.parametrize("read_at", [32.5, 1e9])
+def test_a_death_waits_for_the_second_look_if_the_first_did_not_read_the_culprit(read_at: float) -> None:
+    """At the second look the finding is stored, whatever is known."""
+    read = finding("rank_died", 1, group="death")
+    unread = replace(read, culprits=(replace(read.culprits[0], activity="unknown"),), sentence="it may do anything")
+
+    def found(now: float, _deep: bool) -> list[Finding]:
+        return [] if now <= 30 else [read if now > read_at else unread]
+
+    scene = Scene(Job(begins=10, ends={0: (30, 9)}, finds=found)).run(40)
+    assert [row["sentence"] for row in scene.rows] == [read.sentence if read_at < 40 else unread.sentence]
+    ((_, state, opened),) = scene.states()
+    assert state == "open"
+    assert 32 < opened < 35
+
+
 def test_a_normal_end_is_no_failure() -> None:
     scene = Scene(Job(begins=10, ends={0: (30, None), 1: (30, None)})).run(60)
     assert scene.looks == []
