@@ -29,7 +29,7 @@ __all__ = (
 
 PART = "part"
 _KNOWN = frozenset({"distinct", "expressions", "limit", "from_", "where", "group", "having", "order", "offset"})
-# Above this limit a node sends its rows unsorted, as sorting them twice gains nothing.
+# Above this limit a node sends all its rows unsorted, as sorting them twice gains nothing.
 _TOP_N = 100_000
 _CALL = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)\(")
 
@@ -87,7 +87,7 @@ def limit_rows(select: exp.Select) -> int | None:
     if limit is None:
         return None
     total = _literal(limit) + (_literal(offset) if offset is not None else 0)
-    return total if total <= _TOP_N else None
+    return total if total <= _TOP_N or select.args.get("order") is None else None
 
 
 def _literal(clause: exp.Expr) -> int:

@@ -179,11 +179,11 @@ def _rows(_catalog: Catalog, root: exp.Query, columns: Columns) -> Draft:
     for clause in ("limit", "offset"):
         value = select.args.get(clause)
         tail += f" {to_sql(value)}" if value is not None else ""
+        select.set(clause, None)
     if rows is None:
         select.set("order", None)
     else:
         select.limit(rows, copy=False)
-    select.set("offset", None)
     body = ", ".join(f"c{i} AS {sql_name(name)}" for i, (name, _) in enumerate(columns))
     final = f"SELECT {'DISTINCT ' if distinct is not None else ''}{body} FROM {PART}{tail}"
     return Draft(to_sql(select), tuple(names), final)

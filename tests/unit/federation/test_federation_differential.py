@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from long import examples
 
+from probing.federation.planning import shapes
+
 SECOND = 1_000_000_000
 
 ROW = st.fixed_dictionaries(
@@ -169,6 +171,18 @@ def test_the_first_rows_are_those_of_the_union(
         nodes.check(sql, kind="rows", ordered=True)
     finally:
         nodes.close()
+
+
+@pytest.mark.parametrize("limit", ["LIMIT 4", "LIMIT 2 OFFSET 20", "LIMIT 40 OFFSET 30", "OFFSET 5"])
+def test_a_limit_above_which_nodes_do_not_sort(fixed: Nodes, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(shapes, "_TOP_N", 3)
+    fixed.check(f"SELECT ts FROM comm.ops ORDER BY ts {limit}", kind="rows", ordered=True)
+    fixed.check(f"SELECT DISTINCT ts FROM comm.ops ORDER BY ts DESC {limit}", kind="rows", ordered=True)
+
+
+def test_a_large_limit_of_unsorted_rows_reaches_the_nodes(fixed: Nodes) -> None:
+    (part,) = fixed.plan("SELECT ts FROM comm.ops LIMIT 200000 OFFSET 7").parts
+    assert part.sql.endswith("LIMIT 200007")
 
 
 LEFT_FILTERS = ("o.seq > 1", "o.bytes IS NULL", "o.op = 'send' OR o.rank IS NULL")
