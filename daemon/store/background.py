@@ -76,7 +76,7 @@ class Background:
                 return
             try:
                 self._maintain()
-            except (ProbingError, pa.ArrowException) as e:
+            except (OSError, ProbingError, pa.ArrowException) as e:
                 self._state.problems["maintain"] = str(e)
             else:
                 self._state.problems.pop("maintain", None)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import store_support as support
+from waiting import until
 
 from probing.api.errors import FormatError, InternalError, StateLocked, StoreError, StoreFull
 from probing.api.tables.schema import I64, Column, Stored, Table
@@ -182,6 +183,20 @@ def test_sealing_that_fails_keeps_the_log_and_is_tried_again(operation: str, err
     assert len([p for p in files.names if p.suffix == ".parquet"]) == 1
     store.close()
     assert ids(open_store(files.after_kill())) == list(range(1, 21))
+
+
+def test_maintenance_that_finds_no_descriptor_is_reported_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor(path: Path) -> list[str]:
+        raise support.io_error(errno.EMFILE)
+
+    files = support.MemoryFiles()
+    with Store.open(ROOT, node="n1", limits=WIDE, files=files, tables=support.TABLES) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "listdir", no_descriptor)
+            store.set_limits(WIDE)
+            until(lambda: os.strerror(errno.EMFILE) in store.status()["reason"])
+        store.set_limits(WIDE)
+        until(lambda: store.status()["state"] == "running")
 
 
 def test_syncing_that_fails_is_reported_and_tried_again() -> None:
