@@ -127,10 +127,13 @@ def _swapping(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | Non
 
 def _compiling(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | None:
     """Returns the reason that a compiler runs on this rank only."""
-    del case
     own = compiling_share(rank.samples)
     usual = median([compiling_share(peer.samples) for peer in peers if peer.samples] or [own])
-    if own < _COMPILES or own < _TIMES_COMPILING * usual:
+    if own < _LEAST or own < _TIMES_COMPILING * usual:
+        return None
+    # A compiler spends its time in many frames, and the window of the samples may have begun before it.
+    code = difference(rank.samples, [case.work(peer.rank) for peer in peers])
+    if own < _COMPILES and code is not None and code.share - code.others > own - usual:
         return None
     frames = max((s for s in rank.samples if any(map(is_compiling, s.frames))), key=lambda s: s.share).frames
     user = user_frame(frames)

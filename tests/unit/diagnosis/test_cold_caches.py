@@ -31,6 +31,14 @@ def test_a_rank_that_compiles_alone_is_slow_by_a_cold_cache() -> None:
     assert finding.next_steps[0].startswith("Let all ranks share the compiler's cache")
 
 
+def test_a_compiler_that_has_just_begun_is_the_reason_unless_other_code_takes_more() -> None:
+    begun, usual = compiling(0.07), {"samples": samples(forward=0.4, wait=0.5)}
+    assert job_with({"samples": begun}, usual).culprits[0].why.startswith("it compiles in step, train.py:40, 7%")
+    assert "compiles" not in job_with({"samples": compiling(0.04)}, usual).culprits[0].why
+    both = (*begun, *samples(augment=0.4))
+    assert job_with({"samples": both}, usual).culprits[0].why.startswith("it computes in augment")
+
+
 def test_compilation_on_all_ranks_is_no_reason() -> None:
     finding = job_with({"samples": compiling(0.5)}, {"samples": compiling(0.3)})
     assert "cache" not in finding.culprits[0].why
