@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,14 +23,15 @@ _COMPLAINTS = "SELECT job, run, verdict, ranks, sentence FROM diagnosis.findings
 
 @dataclass(frozen=True)
 class Healthy:
-    """``again``: it ends soon and is started again until the time is up. ``restarts``: starts its ranks, the first time
-    and, with True, once more. ``note``: the verdict that `diagnose` notes."""
+    """``again``: it ends soon and is started again until the time is up; or after ``longest_s``. ``restarts``: starts
+    its ranks, the first time and, with True, once more. ``note``: the verdict that `diagnose` notes."""
 
     name: str
     case: str
     again: bool = False
     restarts: Callable[[Ranks, bool], None] | None = None
     note: str = ""
+    longest_s: float = math.inf
 
 
 def _elastic(ranks: Ranks, again: bool) -> None:
@@ -56,7 +58,8 @@ QUIET = (
     Healthy("an idle server that accepts", "idle_accept", note="idle"),
     Healthy("an idle server of asyncio", "idle_asyncio", note="idle"),
     Healthy("an idle server with a queue", "idle_queue", note="idle"),
-    Healthy("a rank that stays for an upload", "stays", note="rank_lingers"),
+    # After five minutes a rank that stays is rightly a warning.
+    Healthy("a rank that stays for an upload", "stays", note="rank_lingers", longest_s=200.0),
     Healthy("batches of different lengths", "rotating", note="rotating_straggler"),
 )
 
@@ -103,7 +106,8 @@ class HealthyJobs:
                 yield from self._steps(healthy, ranks)
                 healthy.restarts(ranks, True)
             yield from self._steps(healthy, ranks, runs=1 + (healthy.restarts is not None))
-            while not (healthy.again or self._over):
+            end = time.monotonic() + healthy.longest_s
+            while not (healthy.again or self._over or time.monotonic() > end):
                 yield
             ranks.go()
             while any(process.poll() is None for process in ranks.processes):
@@ -112,7 +116,7 @@ class HealthyJobs:
                 # torch's threads sometimes outlive their group (pytorch/pytorch#190489): then the job was not healthy.
                 assert _TERMINATED in ranks.output(), f"{healthy.name}: {ranks.output()}"
                 self.started.remove((healthy, ranks))
-            if self._over or not healthy.again:
+            if self._over or not (healthy.again or healthy.longest_s < math.inf):
                 return
 
     def _steps(self, healthy: Healthy, ranks: Ranks, runs: int = 1) -> Iterator[None]:
