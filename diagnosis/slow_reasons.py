@@ -132,9 +132,10 @@ def _compiling(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | No
     if own < _LEAST or own < _TIMES_COMPILING * usual:
         return None
     # A compiler spends its time in many frames, and the window of the samples may have begun before it.
-    code = difference(rank.samples, [case.work(peer.rank) for peer in peers])
-    if own < _COMPILES and code is not None and code.share - code.others > own - usual:
-        return None
+    if own < _COMPILES:
+        code = difference(rank.samples, [case.work(peer.rank) for peer in peers])
+        if code is not None and code.share - code.others > own - usual:
+            return None
     frames = max((s for s in rank.samples if any(map(is_compiling, s.frames))), key=lambda s: s.share).frames
     user = user_frame(frames)
     place = f" in {frame_text(user)}" if user is not None and not is_library(user) else ""

@@ -58,6 +58,7 @@ class FileAnswer:
             async with pieces_in, AsyncExitStack() as held:
                 try:
                     await self._enter(held)
+                    # The places bound the number of these threads.
                     await to_thread.run_sync(self._run, pieces_in, limiter=CapacityLimiter(1))
                 except anyio.BrokenResourceError:
                     # The browser has closed the connection.

@@ -223,7 +223,7 @@ def test_a_rank_that_fails_is_looked_at_in_a_second() -> None:
 
 @pytest.mark.parametrize("read_at", [32.5, 1e9])
 def test_a_death_waits_for_the_second_look_if_the_first_did_not_read_the_culprit(read_at: float) -> None:
-    """At the second look the finding is stored, whatever is known."""
+    """The second look stores the finding, also if the culprit could not be read again."""
     read = finding("rank_died", 1, group="death")
     unread = replace(read, culprits=(replace(read.culprits[0], activity="unknown"),), sentence="it may do anything")
 
