@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import glob
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -174,6 +174,8 @@ class Nodes:
         self._named = self._nodes = tuple(nodes)
         self._all_nodes = all_nodes or bool(where)
         self._where = tuple(where)
+        # The name of the node that answered at each address; the newest answer comes last.
+        self._names: dict[str, str] = {}
         self._wire = Wire(Credentials(token), tls)
 
     def __enter__(self) -> Self:
@@ -225,6 +227,11 @@ class Nodes:
         other.outcomes, other.absent, other._where, other._all_nodes = [], (), (), True
         other._named = other._nodes = tuple(addresses)
         return other
+
+    def of_nodes(self, names: Collection[str]) -> Self:
+        """Returns a copy as ``at`` does, which asks the nodes of these names; ``self`` if one has not answered yet."""
+        addresses = {name: address for address, name in self._names.copy().items() if name in names}
+        return self.at(tuple(addresses.values())) if self.many and len(addresses) == len(set(names)) else self
 
     def node(self, address: str) -> Node:
         """Returns an object whose methods call the node at ``address``.
@@ -290,7 +297,14 @@ class Nodes:
         async def once(address: str, left: float, _attempt: int) -> tuple[str, T]:
             return await ask(self.node(address), left)
 
-        return wait(ask_many(addresses, once, seconds, ONCE))
+        return self.keep_names(wait(ask_many(addresses, once, seconds, ONCE)))
+
+    def keep_names(self, gathered: Gathered[T]) -> Gathered[T]:
+        """Keeps the names of the nodes that answered, for ``of_nodes``; returns ``gathered``."""
+        for answered in gathered.answered:
+            self._names.pop(answered.address, None)
+            self._names[answered.address] = answered.node
+        return gathered
 
     def each(self, ask: Callable[[Node, float], Awaitable[tuple[str, T]]]) -> Gathered[T]:
         """Asks every node as ``ask`` does, and records the outcome. Raises the nodes' error if no node answers."""

@@ -163,7 +163,7 @@ class Queries(Nodes):
             policy=self.policy,
             done=self.done,
         )
-        gathered = wait(question.ask(addresses, timeout))
+        gathered = self.keep_names(wait(question.ask(addresses, timeout)))
         now_ns = time.monotonic_ns()
         gathered.answered = [
             replace(a, clock=self.clocks.add(a.node, a.value[0].clock, now_ns)) for a in gathered.answered

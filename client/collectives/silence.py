@@ -9,7 +9,7 @@ from collections.abc import Container, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from probing.api.errors import ProbingError
+from probing.api.errors import PeerError, ProbingError
 from probing.api.text import numbers_text
 from probing.client.messages import Frame, Thread, thread_of
 from probing.client.render.rows import Row, rows_of
@@ -57,6 +57,7 @@ def silent(cluster: Cluster, processes: Sequence[Row]) -> list[Row]:
     chosen = [row for own in asked.values() for row in own[:MOST_ASKED]]
     if not chosen:
         return []
+    cluster = cluster.of_nodes(asked.keys())
     stacks, reasons = _stacks(cluster, {node: [r["pid"] for r in own[:MOST_ASKED]] for node, own in asked.items()})
     unseen = _unseen(cluster, chosen)
     found = []
@@ -183,7 +184,10 @@ def _stacks(cluster: Cluster, pids: dict[str, list[int]]) -> tuple[dict[Process,
 
     stacks: dict[Process, list[Thread]] = {}
     reasons: dict[Process, str] = {}
-    for answered in cluster.each(ask).answered:
+    gathered = cluster.ask(cluster.addresses(), ask, cluster.timeout)
+    if cluster.strict:
+        gathered.require(strict=True)
+    for answered in gathered.answered:
         reply = answered.value
         if isinstance(reply, str):
             reasons |= {(answered.node, pid): reply for pid in pids.get(answered.node, ())}
@@ -201,7 +205,11 @@ def _unseen(cluster: Cluster, rows: Sequence[Row]) -> dict[Process, tuple[str, s
     operations that were seen began.
     """
     pids = ", ".join(str(row["pid"]) for row in rows)
-    tables = cluster.query_all({name: sql.format(pids=pids) for name, sql in _UNSEEN.items()})
+    try:
+        tables = cluster.query_all({name: sql.format(pids=pids) for name, sql in _UNSEEN.items()})
+    except PeerError:
+        # The nodes of these processes, or the only node, do not answer any more: their stacks are missing, too.
+        return {}
     gaps, starts, ops = (rows_of(tables[name]) for name in _UNSEEN)
     began = {_key(r): r["ts"] for r in starts}
     last = {_key(r): r["last"] for r in ops}

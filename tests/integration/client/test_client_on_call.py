@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from client_fake_node import SECOND, FakeNode, communicator, inflight, operation, process, thread
 
+from probing.api.errors import PeerError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.cluster import Cluster
+from probing.client.collectives.silence import silent
 from probing.client.main import main
 
 _TORCH = "/usr/lib/libtorch_cpu.so"
@@ -135,6 +138,31 @@ def test_what_was_seen_after_the_gap_did_not_begin_before_it(hung_before: FakeNo
     with hung_before as node:
         node.insert("comm.ops", [operation("alpha", 0, 0, start_ns=1000 * SECOND)])
         assert "rank 0: in gloo::allreduce (native stack), Python in" in ask(node, "top", "--once")
+
+
+def test_only_the_nodes_of_silent_ranks_are_asked_about_them(
+    tmp_path: Path, hung_before: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = {
+        "process.processes": [process("beta", 3, 1003)],
+        "comm.inflight": [inflight("beta", 3, 8, 999_000_000)],
+        "comm.communicators": [communicator("beta", 3)],
+    }
+    with hung_before as alpha, FakeNode(tmp_path, "beta", tables) as beta:
+        for command in (("nccl",), ("top", "--once")):
+            assert main([*command, "--nodes", f"{alpha.address},{beta.address}"]) == 0
+        shown = capsys.readouterr().out
+        assert shown.count("rank 2: in ncclGroupEnd (native stack)") == 2
+        losses = [[sql for sql in node.asked if "losses" in sql and "1002" in sql] for node in (alpha, beta)]
+        assert [len(asked) for asked in losses] == [2, 0]
+        assert not any(asked.native for asked in beta.stacks_asked)
+
+
+def test_of_a_node_that_fell_silent_it_is_said_that_there_is_no_stack(hung_before: FakeNode) -> None:
+    with hung_before as node, Cluster(node.address) as cluster:
+        node.broken = dict.fromkeys(("probing.losses", "calls"), PeerError("no answer"))
+        (row,) = silent(cluster, [process("alpha", 0, 1000)])
+        assert (row["waits_in"], row["unseen_until"], row["reason"]) == (None, None, "no stack could be read")
 
 
 def test_a_healthy_job_is_not_asked_and_shows_nothing_in_flight(tmp_path: Path, ask: Ask) -> None:
