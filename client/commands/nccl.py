@@ -112,15 +112,16 @@ def collect(
         own = _communicator(found, rows[0])
         _describe(own, rows)
         own["clock_spread_ns"] = _spread(cluster, {row["node"] for row in rows})
-    for name in ("ops", "ranks", "inflight", "failed"):
-        for row in results[name]:
-            own = _communicator(found, row)
-            own[name].append({k: v for k, v in row.items() if k not in (*_KEY, *_NAMED)})
-    _total(found, results["timings"], results["totals"])
     busy = {(row["node"], row["pid"]) for name in ("recent", "inflight") for row in results[name]}
     live, findings, ended = state_rows(tables)
     runs, trainers, _ = standings(live if during.open else (), findings, ended, now=during.open)
     pending = in_flight(live, results["inflight"], results["called"], results["known"])
+    for name in ("ops", "ranks", "inflight", "failed"):
+        for row in results[name]:
+            _communicator(found, row)[name].append(row)
+            for field in (*_KEY, *_NAMED):
+                row.pop(field, None)
+    _total(found, results["timings"], results["totals"])
     _stand(cluster, found, runs, trainers, busy, every_run=comm is None)
     for own in found.values():
         _sort(own)
