@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from diagnosis_jobs import Ranks, folder_of_job
 from e2e_support import Daemon
-from long import LONG, long
+from long import long
 from network_namespaces import may_make_namespaces
 from site_of_nodes import MOVED, STALL_S, Site, findings, site_of
 from waiting import until
@@ -56,7 +56,8 @@ def named(site: Site, job: Ranks, asked: int = 0) -> dict[str, Any]:
     return post
 
 
-@pytest.mark.parametrize("site", CLOCKS[2:3] if not LONG else CLOCKS, indirect=True, ids=str)
+@long
+@pytest.mark.parametrize("site", CLOCKS, indirect=True, ids=str)
 def test_the_coordinator_names_the_culprit_on_all_nodes(request: pytest.FixtureRequest, site: Site, job: Ranks) -> None:
     ahead = request.node.callspec.params["site"]
     _, report = site.ask("SELECT count(*) FROM probing.sources")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from e2e_support import EXAMPLE, JOBS, Daemon
 from groups_scene import Launchers, User, living, ranks_of
-from long import LONG
+from long import long
 from network_namespaces import may_make_namespaces
 from site_of_nodes import Site, in_group, site_of
 from waiting import until
@@ -267,17 +267,18 @@ def _said(log: str) -> str:
     return next((line for line in Path(log).read_text().splitlines() if line.startswith("{")), "")
 
 
+@long
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not may_make_namespaces(), reason="network namespaces cannot be made here")
 @pytest.mark.parametrize("crew", [1], indirect=True)
 def test_a_hang_is_named_stored_and_restarted_without_its_node(site: Site, crew: Launchers) -> None:
-    """At length: the third hang within an hour is only reported."""
+    """The third hang within an hour is only reported."""
     user, first = crew.user, site.daemons[0]
     create = ("group", "create", "llama", "--workers", "n*", "--master", "n1-0", "--backend", "gloo")
     policy = ("--on-hang", "restart_without_node", "--env", "GLOO_SOCKET_IFNAME=eth0", "--grace", "1s")
     user.ctl(first, *create, *policy, "--", sys.executable, "-u", str(JOBS / "grouped.py"), str(user.orders))
     user.ctl(first, "group", "start", "llama", "--force")
-    for generation, worker in enumerate(("n2-0", "n3-0", "n4-0") if LONG else ("n2-0",), 1):
+    for generation, worker in enumerate(("n2-0", "n3-0", "n4-0"), 1):
         await_steps(first, "llama", generation)
         (user.orders / f"hang-{worker}").touch()
         began = time.monotonic()
@@ -296,8 +297,6 @@ def test_a_hang_is_named_stored_and_restarted_without_its_node(site: Site, crew:
         assert "n1" not in status["excluded"]
         excluded = first.query("SELECT excluded FROM cluster.groups WHERE group_name = 'llama'")
         assert excluded == [{"excluded": ",".join(status["excluded"])}]
-    if not LONG:
-        return
     until(lambda: "is only reported" in "".join(daemon.log.read_text() for daemon in site.daemons), what=first.tail)
     assert set(generations("llama").values()) == {3}
     assert user.status(first, "llama")["generation"] == 3
