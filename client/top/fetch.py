@@ -182,7 +182,8 @@ class Fetcher:
         self._deliver = deliver
         self._turns: dict[str, int] = {}
         self._tables: dict[str, frozenset[str]] = {}
-        self._fresh: dict[str, bool] = {}
+        # The nodes whose tables have become known by this refresh.
+        self._fresh: set[str] = set()
         self._paused: dict[str, str] = {}
         # Addresses of the nodes that had failed at the start; None: not yet known.
         self._failed: tuple[str, ...] | None = None
@@ -207,8 +208,9 @@ class Fetcher:
                 # When the node is back, it may run another daemon with other tables.
                 self._turns.pop(failed.address, None)
         self._deliver(Fetched(time.monotonic(), tuple(a.value for a in gathered.answered), self.health.absent))
-        if any(self._fresh.pop(answered.address, False) for answered in gathered.answered):
-            # The other tables of these nodes are known now, so their rows are asked for at once.
+        if self._fresh:
+            # Their other tables are asked for at once, by one more refresh for all of them.
+            self._fresh.clear()
             self.repeater.hurry()
 
     def _addresses(self) -> tuple[str, ...]:
@@ -241,7 +243,8 @@ class Fetcher:
         rows = {name: rows_of(reply.table) for name, reply in zip(asked, replies, strict=True)}
         if "tables" in rows:
             self._tables[address] = frozenset(str(row["name"]) for row in rows["tables"])
-            self._fresh[address] = turn == 0
+            if turn == 0:
+                self._fresh.add(address)
         if turn % _STATUS_EVERY == 0:
             status = await node.status(seconds)
             self._paused[address] = status.reason.removeprefix("paused") or " " if status.state == "paused" else ""
