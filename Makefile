@@ -108,17 +108,18 @@ AGAIN = $(if $(CI),|| $(PYTHON) tests/run_again.py .build/pytest/$(1))
 RUN = { $(call PYTEST,$(1)) $(2) $(call AGAIN,$(1)); }
 # Integration tests that measure how the kernel treats their processes.
 ALONE = $(addprefix tests/integration/,gpu_kit processes/test_condition_activity.py processes/test_condition_live.py)
-# Integration tests without jobs, and without limits of time that other tests could make them miss. TIMED: the client's
-# tests that have such jobs or limits.
-PATIENT = $(addprefix tests/integration/,client collector diagnose job_rows labels query store user_probes) \
-	$(addprefix tests/integration/service/test_,flight_adbc.py service_attempts.py service_statements.py)
-TIMED = $(addprefix tests/integration/client/test_client_,eval.py flight_recorder.py interrupts.py python_commands.py)
+# Integration tests without jobs, and without limits of time that other tests could make them miss: of the client all but
+# TIMED.
+TIMED = $(addprefix %/test_client_,eval.py flight_recorder.py interrupts.py python_commands.py)
+PATIENT = $(addprefix tests/integration/,collector diagnose job_rows labels query store user_probes) \
+	$(addprefix tests/integration/service/test_,flight_adbc.py service_attempts.py service_statements.py) \
+	$(filter-out $(TIMED),$(wildcard tests/integration/client/test_*.py))
 
 test: install pythons promtool browser ## all checks, and the tests of the gate; TESTS=tests/unit/store for some
 	@$(HOST) rm -rf $(TIMES) .build/pytest
 ifeq ($(TESTS),)
 	@packaging/dev/beside.sh "$(MAKE) --no-print-directory test-with-probes" "$(MAKE) --no-print-directory check test-unit test-patient"
-	$(call RUN,integration,-n 5 --dist loadfile --no-loadscope-reorder tests/integration $(TIMED) $(addprefix --ignore=,$(ALONE) $(PATIENT)))
+	$(call RUN,integration,-n 5 --dist loadfile --no-loadscope-reorder tests/integration $(addprefix --ignore=,$(ALONE) $(PATIENT)))
 else
 	@$(MAKE) --no-print-directory check
 	$(call RUN,some,$(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS))
@@ -134,7 +135,7 @@ test-unit:
 	$(call RUN,unit,-n 2 --dist worksteal tests/unit)
 
 test-patient:
-	$(call RUN,patient,-n 3 --dist loadfile $(PATIENT) $(addprefix --ignore=,$(TIMED)))
+	$(call RUN,patient,-n 3 --dist loadfile $(PATIENT))
 
 test-times: ## the costs of the last run of the tests: by folder, by fixture, and of the slowest tests
 	@$(PYTHON) tests/costs.py
