@@ -35,8 +35,8 @@ _READ = """() => {
   return {sentence: texts("h1.sentence").join(), verdict: texts(".finding-head code").join(),
           ranks: texts(".who .culprit .who-rank a")};
 }"""
-# Lengths of time in a sentence grow.
-_LENGTH = re.compile(r"\d+(?:\.\d+)? ?(?:ms|s|min|h)\b")
+# Lengths of time in a sentence grow, and a culprit that runs goes on to another line.
+_MOVES = re.compile(r"\d+(?:\.\d+)? ?(?:ms|s|min|h)\b|(?<=\.py:)\d+")
 
 
 @dataclass
@@ -135,5 +135,5 @@ def measure(cluster: Cluster, tab: Tab, case: Case, ranks: Ranks) -> Measured:
 
 
 def timeless(sentence: str) -> str:
-    """Returns a sentence without its lengths of time and its capital, which the screen adds."""
-    return _LENGTH.sub("#", sentence).casefold()
+    """Returns a sentence without its lengths of time, its line of Python, and its capital, which the screen adds."""
+    return _MOVES.sub("#", sentence).casefold()
