@@ -148,8 +148,9 @@ def _end_columns(end: Exit | None) -> dict[str, Any]:
 class Node:
     """A cluster of which all nodes answer as one, by the rows that the daemon has of ``runs``."""
 
-    many = False
+    many = strict = False
     absent = outcomes = ()
+    timeout = 0.0
 
     def __init__(self, runs: Sequence[Facts], findings: Sequence[Mapping[str, Any]]) -> None:
         self._runs = runs
@@ -201,7 +202,13 @@ class Node:
     def facts(self, job: str) -> list[tuple[str, list[bytes]]]:
         return [("n0", [to_json(facts)]) for facts in self._runs]
 
-    def each(self, ask: object) -> SimpleNamespace:
+    def of_nodes(self, names: object) -> Node:
+        return self
+
+    def addresses(self) -> tuple[str, ...]:
+        return ()
+
+    def ask(self, addresses: object, ask: object, seconds: float) -> SimpleNamespace:
         return SimpleNamespace(answered=())
 
     def stacks(self, job: str) -> SimpleNamespace:
