@@ -53,12 +53,14 @@ class Arrivals:
 
 def arrivals(case: Case) -> list[Arrivals]:
     """Returns the arrivals at the collectives of each communicator on which two or more ranks recorded calls."""
-    waits = _Waits(case.facts.ranks)
+    waits = _Waits(case)
     by_comm: dict[str, dict[int, dict[int, Operation]]] = {}
     for rank in case.facts.ranks:
         for o in rank.done:
-            if o.op in SYNCHRONIZING and o.seq is not None and o.t_call_ns is not None:
-                by_comm.setdefault(o.comm, {}).setdefault(rank.rank, {})[o.seq] = o
+            if o.op not in SYNCHRONIZING or o.seq is None or o.t_call_ns is None:
+                continue
+            if (number := case.number(rank.rank, o.comm, o.seq)) is not None:
+                by_comm.setdefault(o.comm, {}).setdefault(rank.rank, {})[number] = o
     found = (_arrivals(case, comm, by_rank, waits) for comm, by_rank in by_comm.items() if len(by_rank) > 1)
     return [one for one in found if one is not None]
 
@@ -111,14 +113,17 @@ class _Waits:
     The wait of a rank is the time by which its operation took longer than that of the member that waited least.
     """
 
-    def __init__(self, ranks: Sequence[Rank]) -> None:
-        # By communicator and seq: the shortest duration, and the number of known durations.
-        self._shortest: dict[tuple[str, int], tuple[int, int]] = {}
-        for rank in ranks:
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        # By communicator and number: the shortest duration, and the number of known durations.
+        self._shortest: dict[tuple[str, int | None], tuple[int, int]] = {}
+        for rank in case.facts.ranks:
             for o in rank.done:
-                if o.seq is not None and o.op not in _POINT_TO_POINT and (took := _took(o)) is not None:
-                    least, known = self._shortest.get((o.comm, o.seq), (took, 0))
-                    self._shortest[o.comm, o.seq] = min(least, took), known + 1
+                if o.seq is None or o.op in _POINT_TO_POINT or (took := _took(o)) is None:
+                    continue
+                if (number := case.number(rank.rank, o.comm, o.seq)) is not None:
+                    least, known = self._shortest.get((o.comm, number), (took, 0))
+                    self._shortest[o.comm, number] = min(least, took), known + 1
 
     def before(self, rank: Rank, comm: str, own: Sequence[Operation]) -> list[float]:
         """Returns, for each of ``own``, how long ``rank`` waited on other communicators before its call, ns.
@@ -128,7 +133,7 @@ class _Waits:
         others = [o for o in rank.done if o.comm != comm]
         if not others:
             return [0.0] * len(own)
-        times, sums = self._sums(others)
+        times, sums = self._sums(rank.rank, others)
         ends = np.array(
             sorted(o.t_done_ns for o in rank.done if o.comm == comm and o.t_done_ns is not None), np.float64
         )
@@ -138,10 +143,10 @@ class _Waits:
         found: Any = np.interp(calls, times, sums) - np.interp(since, times, sums)
         return [float(value) for value in found]
 
-    def _sums(self, operations: Sequence[Operation]) -> tuple[list[float], list[float]]:
+    def _sums(self, rank: int, operations: Sequence[Operation]) -> tuple[list[float], list[float]]:
         """Returns times, and the total wait until each: a curve that rises while the rank waits."""
         times, sums, total, end = [0.0], [0.0], 0.0, 0.0
-        for begin, length in sorted((float(o.t_call_ns or 0), self._wait(o)) for o in operations):
+        for begin, length in sorted((float(o.t_call_ns or 0), self._wait(rank, o)) for o in operations):
             start, stop = max(begin, end), max(begin + length, end)
             if stop > start:
                 times += [start, stop]
@@ -149,11 +154,11 @@ class _Waits:
                 total, end = sums[-1], stop
         return times, sums
 
-    def _wait(self, o: Operation) -> float:
+    def _wait(self, rank: int, o: Operation) -> float:
         took = _took(o)
         if took is None:
             return 0.0
-        least, known = self._shortest.get((o.comm, o.seq or 0), (took, 0))
+        least, known = self._shortest.get((o.comm, self._case.number(rank, o.comm, o.seq)), (took, 0))
         # If no other rank can be compared, the whole duration may have been a wait.
         return float(took - least) if known > 1 and o.op not in _POINT_TO_POINT else float(took)
 

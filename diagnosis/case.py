@@ -14,7 +14,7 @@ from probing.diagnosis.fabrics import FabricFault, fabric_faults
 from probing.diagnosis.facts import Communicator, Facts, Rank
 from probing.diagnosis.joins import Joins, with_file_locks
 from probing.diagnosis.sample_difference import Work, work_of
-from probing.diagnosis.sequences import Sequence, sequences_of, world_of
+from probing.diagnosis.sequences import Sequence, mixed_comms, sequences_of, world_of
 from probing.diagnosis.symptoms.all import symptoms_of
 from probing.diagnosis.symptoms.symptom import Symptom
 from probing.diagnosis.training_threads import with_training_threads
@@ -175,14 +175,12 @@ class Case:
         return (quiet is None or quiet >= self.gate_ns) and (age is None or age >= self.gate_ns)
 
     @cached_property
-    def furthest(self) -> Mapping[str, int]:
-        """The highest sequence number that any rank has called, by communicator."""
-        found: dict[str, int] = {}
-        for rank in self.facts.ranks:
-            for one in rank.progress:
-                if one.seq is not None:
-                    found[one.comm] = max(found.get(one.comm, one.seq), one.seq)
-        return found
+    def _mixed(self) -> frozenset[str]:
+        return mixed_comms(self.facts.ranks)
+
+    def number(self, rank: int, comm: str, seq: int | None) -> int | None:
+        """Returns the number that the collective ``seq`` of ``rank`` has on all ranks; None if it is unknown."""
+        return self.sequences[comm].number(rank, seq) if comm in self._mixed else seq
 
     @cached_property
     def disagreements(self) -> list[Disagreement]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from probing.diagnosis.facts import Facts, NodeFacts, Rank
+from probing.diagnosis.waits import is_p2p
 
 __all__ = ("SYNCHRONIZING", "ClockOffset", "apart_ns", "clock_offsets")
 
@@ -112,10 +113,14 @@ def _instants(ranks: Iterable[Rank]) -> Mapping[tuple[str, int], Mapping[str, _I
     """Returns the operations that ended on several nodes, by communicator and seq, and by node."""
     found: dict[tuple[str, int], dict[str, _Instant]] = {}
     names: dict[tuple[str, int], set[str | None]] = {}
+    mixed = set[str]()
     for rank in ranks:
         for o in rank.done:
             if o.seq is None or o.t_call_ns is None or o.t_done_ns is None:
                 continue
+            if is_p2p(o.op):
+                # The rank's collectives have numbers that count this operation, too.
+                mixed.add(o.comm)
             if o.state in ("failed", "abandoned"):
                 # The operation did not end together with the operations of the other ranks.
                 continue
@@ -124,7 +129,7 @@ def _instants(ranks: Iterable[Rank]) -> Mapping[tuple[str, int], Mapping[str, _I
             by_node = found.setdefault(key, {})
             known = by_node.get(rank.node, _Instant(o.t_done_ns, o.t_call_ns))
             by_node[rank.node] = _Instant(min(known.end_ns, o.t_done_ns), max(known.call_ns, o.t_call_ns))
-    agreed = {key for key, ops in names.items() if len(ops) == 1 and ops <= SYNCHRONIZING}
+    agreed = {key for key, ops in names.items() if key[0] not in mixed and len(ops) == 1 and ops <= SYNCHRONIZING}
     return {key: seen for key, seen in found.items() if len(seen) > 1 and key in agreed}
 
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 from probing.api.text import ranks_of
 from probing.diagnosis.case import Case
 from probing.diagnosis.clocks import apart_ns
-from probing.diagnosis.facts import Exit, Facts, Helper, Process, Rank
+from probing.diagnosis.facts import Exit, Facts, Helper, Process, Progress, Rank
 from probing.diagnosis.peer_sockets import PEER_GONE
 from probing.diagnosis.words import clean, exit_text
 
@@ -20,6 +20,7 @@ __all__ = (
     "First",
     "Kind",
     "behind",
+    "calls_behind",
     "deaths",
     "first_failure",
     "first_of",
@@ -200,7 +201,18 @@ def _in_operation(rank: Rank) -> bool:
 def behind(case: Case, rank: Rank) -> bool:
     """Returns whether another rank has called an operation that ``rank`` has not called."""
     # If operations were lost, the last recorded operation may not be the rank's last.
-    return not rank.lost and any(p.seq is not None and p.seq < case.furthest[p.comm] for p in rank.progress)
+    return not rank.lost and any(True for _ in calls_behind(case, rank))
+
+
+def calls_behind(case: Case, rank: Rank) -> Iterator[tuple[Progress, int, int]]:
+    """Yields the progress of ``rank`` on communicators on which another rank is further, its last number there and the
+    last number of any rank.
+    """
+    for one in rank.progress:
+        sequence = case.sequences.get(one.comm)
+        # The sequence numbers of ranks cannot be compared if they also count sends and receives.
+        if sequence is not None and sequence.called.get(rank.rank, sequence.last) < sequence.last:
+            yield one, sequence.called[rank.rank], sequence.last
 
 
 def _error(case: Case, rank: Rank) -> str:

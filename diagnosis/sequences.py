@@ -9,7 +9,7 @@ from functools import cached_property
 from probing.diagnosis.facts import MAX_RANKS, Communicator, Facts, Operation, Rank
 from probing.diagnosis.waits import is_p2p
 
-__all__ = ("Sequence", "Signature", "sequences_of", "signature", "world_of")
+__all__ = ("Sequence", "Signature", "mixed_comms", "sequences_of", "signature", "world_of")
 
 Signature = tuple[str | None, str | None, int | None, str | None]
 
@@ -71,6 +71,17 @@ def world_of(facts: Facts) -> range:
     """Returns the ranks of the job by its world size; empty if that is unknown or above MAX_RANKS."""
     size = facts.world_size or 0
     return range(size if size <= MAX_RANKS else 0)
+
+
+def mixed_comms(ranks: Iterable[Rank]) -> frozenset[str]:
+    """Returns the communicators whose sequence numbers also count sends and receives."""
+    return frozenset(
+        one.comm
+        for rank in ranks
+        for part in (rank.open, rank.done, rank.progress)
+        for one in part
+        if one.seq is not None and is_p2p(one.op)
+    )
 
 
 def sequences_of(facts: Facts) -> dict[str, Sequence]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from probing.api.text import listed, ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.clocks import apart_ns
-from probing.diagnosis.deaths import Death, First, Kind, behind, deaths, first_of, lost_worker
+from probing.diagnosis.deaths import Death, First, Kind, behind, calls_behind, deaths, first_of, lost_worker
 from probing.diagnosis.facts import Rank
 from probing.diagnosis.holdups import destroyed_text, operation_text
 from probing.diagnosis.peer_sockets import Named, first_to_close
@@ -206,9 +206,9 @@ def _absent_culprit(case: Case, rank: Rank, died: Sequence[Death]) -> Culprit:
 
 
 def _last_call(case: Case, rank: Rank) -> Iterator[str]:
-    late = next(p for p in rank.progress if p.seq is not None and p.seq < case.furthest[p.comm])
-    call = operation_text(case, late.comm, late.op, late.seq)
-    yield f"rank {rank.rank} last called {call}, and others have called seq {case.furthest[late.comm]}"
+    late, number, last = next(calls_behind(case, rank))
+    call = operation_text(case, late.comm, late.op, number)
+    yield f"rank {rank.rank} last called {call}, and others have called seq {last}"
     if left := destroyed_text(case, rank.rank, late.comm):
         yield left
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from diagnosis_cases import facts, node, op, rank, shifted
@@ -112,3 +113,14 @@ def test_the_error_bounds_the_offset_also_with_a_fifth_of_the_operations_dropped
     found = clock_offsets(facts(*moved))
     for name, seconds in zip("bcd", offsets, strict=True):
         assert abs(found[name].offset_ns - round(seconds * S)) <= found[name].error_ns <= 5 * MS
+
+
+def test_numbers_that_count_sends_say_nothing_about_clocks() -> None:
+    a, b = (list(own) for own in together(2, 20))
+    # Rank 0 sent once more: its all_reduce has the number of the next one of rank 1.
+    a = [op(1, "send", ago=9, took=0.001), *(replace(o, seq=(o.seq or 0) + 1) for o in a)]
+    ranks = ranks_of([a, b], "a", "b")
+    assert clock_offsets(facts(*ranks))["b"].offset_ns == 0
+    measured = [node("a"), node("b", clock_offset_ns=MS, clock_error_ns=MS)]
+    found = clock_offsets(facts(*ranks, nodes=measured))
+    assert (found["b"].offset_ns, found["b"].error_ns) == (MS, MS)

@@ -310,3 +310,13 @@ def test_the_time_of_a_death_is_that_of_the_common_clock() -> None:
     exit_ = ended(1, 20, *history(8, ago=21), by=KILL, node="b")
     nodes = [node("a"), node("b", clock_offset_ns=5 * 10**9, clock_error_ns=10**6, taken_ns=NOW + 5 * 10**9)]
     assert the(facts(waits(0), shifted(exit_, 5), nodes=nodes)).since_ns == ago(20)
+
+
+def test_a_rank_that_sent_less_is_not_behind() -> None:
+    # gloo counts sends and receives: the rank that waited in a receive has the lower number.
+    peer = (op(1, "all_reduce", ago=30, took=0.1), op(2, "recv", ago=20, took=0.1, peer=1, state="failed"))
+    sends = (op(seq, "send", ago=30 - seq, took=0.01, peer=0) for seq in (2, 3, 4))
+    first = (op(1, "all_reduce", ago=30, took=0.1), *sends)
+    finding = the(facts(ended(0, 19.9, *peer, code=1), ended(1, 20, *first, code=1)))
+    assert [c.rank for c in finding.culprits] == [1]
+    assert "operation" not in " ".join(finding.evidence)

@@ -486,3 +486,40 @@ def test_open_operations_are_no_arrivals() -> None:
 
 def test_ranks_without_operations() -> None:
     assert found_in(facts(rank(0), rank(1), Rank(2, "a", 7, 7))) == []
+
+
+def pipeline(slow: dict[int, float]) -> Facts:
+    """Two stages over gloo, which counts sends and receives: stage 0 sends 3 tensors a step, each in two parts."""
+    rng = random.Random(7)
+    now, seqs = [0.0, 0.0], [0, 0]
+    calls: list[list[tuple[int, str, float, float]]] = [[], []]
+
+    def call(number: int, name: str, began: float, ended: float) -> None:
+        seqs[number] += 1
+        calls[number].append((seqs[number], name, began, ended))
+        now[number] = ended
+
+    for _ in range(24):
+        for number in (0, 1):
+            now[number] += STEP_S * slow.get(number, 1.0) * (1 + rng.uniform(-0.05, 0.05))
+        for name in ("send", "send"):
+            call(0, name, now[0], now[0] + 0.001)
+        call(1, "recv", now[1], max(now) + 0.001)
+        end = max(now) + TRANSFER_S
+        for number in (0, 1):
+            call(number, "all_reduce", now[number], end + rng.uniform(0, 0.0002))
+    end = max(now)
+    own = [[op(s, name, ago=end - b, took=e - b) for s, name, b, e in of] for of in calls]
+    return facts(*(rank(number, *ops, node="ab"[number]) for number, ops in enumerate(own)))
+
+
+def test_sends_that_gloo_counts_make_no_rank_of_a_pipeline_slow() -> None:
+    assert culprits(pipeline({})) == []
+    assert culprits(pipeline({1: 2.0})) == [1]
+
+
+def test_sends_before_the_first_recorded_operation_leave_collectives_uncompared() -> None:
+    whole = pipeline({})
+    late = [replace(one, done=one.done[2:]) for one in whole.ranks]
+    assert culprits(replace(whole, ranks=tuple(late))) == []
+    assert arrivals(Case(replace(whole, ranks=tuple(late)))) == []
