@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from probing.api.text import listed, ranks_of, time_text
 from probing.diagnosis.case import Case
@@ -244,17 +244,22 @@ def _left(case: Case) -> Iterator[Finding]:
     never called.
     """
     gone = [rank for rank in case.facts.ranks if rank.exit is not None and rank.exit.code == 0]
+    newest: dict[str, int] = {}
+    for g in gone:
+        newest[g.node] = max(newest.get(g.node, 0), g.exit.ts_ns if g.exit else 0)
     waiting = {}
     for number, wait in case.waits.items():
-        rank, own = case.ranks[number], wait.since_ns
-        since = max([own or 0, *(g.exit.ts_ns for g in gone if g.exit and g.node == rank.node)])
+        since = max(wait.since_ns or 0, newest.get(case.ranks[number].node, 0))
         if wait.comm is not None and case.now(number) - since >= case.facts.stall_s * 1e9:
             waiting[number] = wait
-    left = [g for g in gone if any(_never_called(case, g, wait) for wait in waiting.values())]
+    exited = {g.rank: g for g in gone}
+    calls = {(w.comm, case.number(rank, w.comm or "", w.seq), w.op, w.peer): w for rank, w in waiting.items()}
+    never = {g for (_, number, _, _), wait in calls.items() for g in _never_called(case, exited, wait, number)}
+    left = [g for g in gone if g.rank in never]
     if not left:
         return
     culprits = tuple(Culprit(g.rank, g.node, g.pid, "exited with code 0", "exited") for g in left)
-    calls = sorted({operation_text(case, w.comm, w.op, w.seq) for w in waiting.values()})
+    texts = sorted({operation_text(case, w.comm, w.op, w.seq) for w in calls.values()})
     yield Finding(
         RANK_DIED,
         ERROR,
@@ -263,22 +268,33 @@ def _left(case: Case) -> Iterator[Finding]:
         culprits=culprits,
         victims=tuple(sorted(waiting)),
         since_ns=max(case.time(g.rank, g.exit.ts_ns) for g in left if g.exit),
-        evidence=(f"{ranks_wait(waiting)} in {listed(calls)}", *(f"rank {g.rank} never called it" for g in left)),
+        evidence=(f"{ranks_wait(waiting)} in {listed(texts)}", *(f"rank {g.rank} never called it" for g in left)),
         refuted_by=(RANK_DIED.refuted_by,),
         next_steps=_UNEVEN,
     )
 
 
-def _never_called(case: Case, rank: Rank, wait: Wait) -> bool:
-    """Returns whether ``rank``, which has exited, is a member of the operation of ``wait`` and never called it."""
+def _never_called(case: Case, exited: Mapping[int, Rank], wait: Wait, number: int | None) -> Iterator[int]:
+    """Yields the ranks of ``exited`` that are members of the operation of ``wait`` and never called it. ``number``: its
+    number on all ranks; None if unknown.
+    """
     sequence = case.sequences.get(wait.comm or "")
-    if sequence is None or rank.lost:
-        return False
-    if is_p2p(wait.op):
-        # Each rank counts its own sends and receives.
-        return sequence.job_rank(wait.peer) == rank.rank
-    own = next((p.seq for p in rank.progress if p.comm == wait.comm), None)
-    if own is not None:
-        return wait.seq is None or own < wait.seq
+    if sequence is None:
+        return
+    # Each rank counts its own sends and receives.
+    peer = sequence.job_rank(wait.peer) if is_p2p(wait.op) else None
     known = case.communicators.get(sequence.comm)
-    return rank.seen_from_ns is None and known is not None and any(m.rank == rank.rank for m in known.members)
+    members = {member.rank for member in known.members} if known is not None else set[int]()
+    for other in sequence.members:
+        rank = exited.get(other)
+        if rank is None or rank.lost:
+            continue
+        if is_p2p(wait.op):
+            never = peer == other
+        elif (own := sequence.called.get(other)) is not None:
+            never = wait.seq is None or (number is not None and own < number)
+        else:
+            used = any(one.comm == sequence.comm for one in rank.progress)
+            never = not used and rank.seen_from_ns is None and other in members
+        if never:
+            yield other

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 from probing.diagnosis.facts import (
@@ -168,3 +170,23 @@ def shifted(one: Rank, seconds: float) -> Rank:
         steps=tuple(replace(s, t_start_ns=s.t_start_ns + by) for s in one.steps),
         exit=None if one.exit is None else replace(one.exit, ts_ns=one.exit.ts_ns + by),
     )
+
+
+def instructions(call: Callable[[], object]) -> int:
+    """Returns the number of Python's instructions that ``call`` runs: its work, however busy the machine is."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        del argument
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count

@@ -320,3 +320,13 @@ def test_a_rank_that_sent_less_is_not_behind() -> None:
     finding = the(facts(ended(0, 19.9, *peer, code=1), ended(1, 20, *first, code=1)))
     assert [c.rank for c in finding.culprits] == [1]
     assert "operation" not in " ".join(finding.evidence)
+
+
+def test_a_rank_that_left_is_named_by_collectives_alone() -> None:
+    # Both called one all_reduce; rank 0 waits in its second one, with a lower number than the sends of rank 1 have.
+    stays = (op(1, "all_reduce", ago=50, took=0.1), op(2, "all_reduce", ago=40))
+    sends = (op(seq, "send", ago=50 - seq, took=0.01, peer=2) for seq in (2, 3, 4))
+    leaves = (op(1, "all_reduce", ago=50, took=0.1), *sends)
+    third = (op(1, "all_reduce", ago=50, took=0.1), op(2, "all_reduce", ago=40))
+    left = the(facts(rank(0, *stays, stack=in_collective()), ended(1, 41, *leaves, code=0), rank(2, *third)))
+    assert [c.rank for c in left.culprits] == [1]

@@ -1,0 +1,55 @@
+"""Thousands of ranks: the work grows with their number, not with its square."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from diagnosis_cases import (
+    WORLD,
+    ago,
+    comm,
+    facts,
+    history,
+    in_collective,
+    instructions,
+    op,
+    rank,
+)
+
+from probing.diagnosis.case import Case
+from probing.diagnosis.facts import Exit, Facts, Rank
+from probing.diagnosis.rules import death
+
+
+def pair(number: int) -> str:
+    return f"tp{number // 2}"
+
+
+def of_pairs(*ranks: Rank, **fields: Any) -> Facts:
+    pairs = [comm(pair(first), (first, first + 1), backend="nccl") for first in range(0, len(ranks), 2)]
+    return facts(*ranks, comms=[comm(WORLD, range(len(ranks)), backend="nccl"), *pairs], **fields)
+
+
+def left(count: int) -> Callable[[], object]:
+    """Half of the ranks have exited with code 0, and the others wait, each in an operation of its own pair."""
+
+    def made(number: int) -> Rank:
+        if number < count // 2:
+            return rank(number, *history(9, ago=60, comm=pair(number)), exit=Exit(ago(50), 0), state="exited")
+        return rank(number, op(9, ago=40, comm=pair(number)), stack=in_collective())
+
+    case = Case(of_pairs(*map(made, range(count))))
+    _ = case.waits, case.sequences
+    return lambda: list(death.find(case))
+
+
+@pytest.mark.parametrize(
+    ("made", "count"),
+    [
+        (left, 200),
+    ],
+)
+def test_twice_the_ranks_are_twice_the_work(made: Callable[[int], Callable[[], object]], count: int) -> None:
+    assert instructions(made(2 * count)) < 2.6 * instructions(made(count))
