@@ -10,6 +10,7 @@ from probing.diagnosis.case import Case
 from probing.diagnosis.clocks import apart_ns
 from probing.diagnosis.disagreements import vote
 from probing.diagnosis.facts import Rank
+from probing.diagnosis.sequences import Sequence as Calls
 from probing.diagnosis.verdict import ERROR, NOTE, Culprit, Finding, Verdict
 from probing.diagnosis.words import clean, ranks_wait, who
 
@@ -60,10 +61,12 @@ class _Report:
 
 def find(case: Case) -> Iterator[Finding]:
     """Yields a finding for each communicator with an error, unless an earlier rule explains all its ranks."""
-    explained = case.explained
-    for comm, reports in _reports(case).items():
+    explained, every = case.explained, _reports(case)
+    # When a job ends by an error, thousands of communicators are aborted.
+    failed = _failed(case) if every else {}
+    for comm, reports in every.items():
         if not explained.issuperset(report.rank for report in reports):
-            yield from _finding(case, comm, reports)
+            yield from _finding(case, comm, reports, failed.get(comm, {}))
 
 
 def _reports(case: Case) -> dict[str, list[_Report]]:
@@ -82,8 +85,7 @@ def _reports(case: Case) -> dict[str, list[_Report]]:
     return {comm: sorted(own.values(), key=lambda r: (r.t_ns is None, r.t_ns or 0)) for comm, own in found.items()}
 
 
-def _finding(case: Case, comm: str, reports: Sequence[_Report]) -> Iterator[Finding]:
-    failed = _failed(case, comm)
+def _finding(case: Case, comm: str, reports: Sequence[_Report], failed: Mapping[int, int]) -> Iterator[Finding]:
     if not any(report.error for report in reports) and not failed:
         # When a job ends, it aborts its communicators without operations in flight.
         return
@@ -133,9 +135,12 @@ def _blame(
         if len(gone) == 1:
             return _Blame((gone[0],), 0.75, f"is gone, and {_those(reports)} got {error} on {name}")
         return _Blame((), 0.5, f"which rank broke the connection: {error} names none")
-    late = [rank for rank in members if _never_called(case, rank, comm, max(failed.values()))]
+    sequence = case.sequences.get(comm)
+    numbers = [case.number(rank, comm, seq) for rank, seq in failed.items()]
+    last = max((number for number in numbers if number is not None), default=None)
+    late = [rank for rank in members if sequence and last is not None and _never_called(case, rank, sequence, last)]
     if late and len(late) < len(members):
-        says = f"did not join operation {max(failed.values())} of {name}, which {_those(reports)} gave up"
+        says = f"did not join operation {last} of {name}, which {_those(reports)} gave up"
         return _Blame(tuple(case.ranks[rank] for rank in late), 0.75, says)
     if len(reports) > 1 and _is_first(case, reports):
         return _Blame((case.ranks[reports[0].rank],), 0.6, f"aborted {name} first, with operations open")
@@ -157,28 +162,37 @@ def _is_first(case: Case, reports: Sequence[_Report]) -> bool:
     return second.t_ns - first.t_ns > unsure + _POLL_NS
 
 
-def _failed(case: Case, comm: str) -> dict[int, int]:
-    """Returns the last failed operation of each rank on the communicator."""
-    found: dict[int, int] = {}
+def _failed(case: Case) -> dict[str, dict[int, int]]:
+    """Returns the last failed operation of each rank, by communicator."""
+    found: dict[str, dict[int, int]] = {}
     for rank in case.facts.ranks:
-        seqs = [o.seq for o in rank.done if o.comm == comm and o.state == "failed" and o.seq is not None]
-        if seqs:
-            found[rank.rank] = max(seqs)
+        for o in rank.done:
+            if o.state == "failed" and o.seq is not None:
+                own = found.setdefault(o.comm, {})
+                own[rank.rank] = max(own.get(rank.rank, o.seq), o.seq)
     return found
 
 
-def _never_called(case: Case, number: int, comm: str, seq: int) -> bool:
+def _never_called(case: Case, number: int, sequence: Calls, last: int) -> bool:
     rank = case.ranks.get(number)
     if rank is None or rank.lost:
         return False
-    last = [p.seq for p in rank.progress if p.comm == comm]
+    own = sequence.called.get(number)
+    if own is not None:
+        return own < last
     # If a rank has no operations on the communicator, the daemon may have started too late.
-    return all(one is not None and one < seq for one in last) and (bool(last) or rank.seen_from_ns is None)
+    return rank.seen_from_ns is None and all(one.comm != sequence.comm for one in rank.progress)
 
 
 def _members(case: Case, comm: str, reports: Sequence[_Report]) -> list[int]:
     known = case.communicators.get(comm)
     return sorted({*(m.rank for m in known.members)} if known else {report.rank for report in reports})
+
+
+def _users(case: Case, comm: str) -> list[Rank]:
+    """Returns the ranks that used, or are members of, the communicator."""
+    sequence = case.sequences.get(comm)
+    return [case.ranks[rank] for rank in sorted(sequence.members) if rank in case.ranks] if sequence else []
 
 
 def _goes_on(case: Case, number: int, since_ns: int) -> bool:
@@ -190,7 +204,7 @@ def _goes_on(case: Case, number: int, since_ns: int) -> bool:
 
 
 def _sentence(case: Case, comm: str, reports: Sequence[_Report], blame: _Blame) -> str:
-    open_on = [r.rank for r in case.facts.ranks if any(o.comm == comm for o in r.open)]
+    open_on = [rank.rank for rank in _users(case, comm) if any(o.comm == comm for o in rank.open)]
     tail = f"; {ranks_wait(open_on)} in it" if open_on else ""
     if blame.ranks:
         return f"{who(blame.ranks)} {blame.says}{tail}"
@@ -212,7 +226,7 @@ def _evidence(case: Case, comm: str, reports: Sequence[_Report], failed: Mapping
         yield f"{len(reports) - _MOST} more ranks report the same communicator"
     for seq, ranks in vote(failed).groups[:_MOST]:
         yield f"operation {seq} of {name} failed on {ranks_of(ranks)}"
-    others = [rank for rank in case.facts.ranks if failed and rank.rank not in failed]
+    others = [rank for rank in _users(case, comm) if failed and rank.rank not in failed]
     last = {r.rank: p.seq for r in others for p in r.progress if p.comm == comm and p.seq is not None}
     for seq, ranks in vote(last).groups[:_MOST]:
         yield f"the last operation of {name} on {ranks_of(ranks)} is {seq}"

@@ -19,8 +19,8 @@ from diagnosis_cases import (
 )
 
 from probing.diagnosis.case import Case
-from probing.diagnosis.facts import Exit, Facts, Rank
-from probing.diagnosis.rules import death
+from probing.diagnosis.facts import Exit, Facts, Rank, Witness
+from probing.diagnosis.rules import communicator_error, death
 
 
 def pair(number: int) -> str:
@@ -30,6 +30,18 @@ def pair(number: int) -> str:
 def of_pairs(*ranks: Rank, **fields: Any) -> Facts:
     pairs = [comm(pair(first), (first, first + 1), backend="nccl") for first in range(0, len(ranks), 2)]
     return facts(*ranks, comms=[comm(WORLD, range(len(ranks)), backend="nccl"), *pairs], **fields)
+
+
+def aborted(count: int) -> Callable[[], object]:
+    """Each rank has aborted the communicator of its pair."""
+
+    def made(number: int) -> Rank:
+        failed = op(7, ago=39, took=29, comm=pair(number), state="failed", error="aborted")
+        witness = Witness("probe", pair(number), ago(10), aborted=True, state="aborted")
+        return rank(number, failed, witnesses=(witness,))
+
+    given = of_pairs(*map(made, range(count)))
+    return lambda: list(communicator_error.find(Case(given)))
 
 
 def left(count: int) -> Callable[[], object]:
@@ -48,6 +60,7 @@ def left(count: int) -> Callable[[], object]:
 @pytest.mark.parametrize(
     ("made", "count"),
     [
+        (aborted, 200),
         (left, 200),
     ],
 )
