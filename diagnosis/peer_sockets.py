@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Endpoint, Rank
 
-__all__ = ("PEER_GONE", "Named", "first_to_close", "named_by")
+__all__ = ("PEER_GONE", "Named", "first_to_close", "named_sockets")
 
 PEER_GONE = re.compile(
     r"[Cc]onnection (?:was )?(?:closed|reset)|[Bb]roken pipe|EPIPE|[Tt]imed out waiting|[Ss]ocket [Tt]imeout"
@@ -34,6 +36,10 @@ _OF_GLOO = re.compile(r"(?:by peer|[a-z] error) \[")
 _MOST_ADDRESSES = 8
 # Texts of facts are cut to these lengths without an ellipsis.
 _CUT = frozenset((200, 300))
+_LOOPBACK = "loopback"
+# Address, the node if it is a loopback address, and port.
+_Place = tuple[str, str, int]
+_Addresses = list[tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ def first_to_close(case: Case, fell: Collection[int]) -> tuple[Rank | None, tupl
     ``fell``: ranks that ended because a peer was gone. The rank is None unless errors name sockets of exactly one rank
     that lost no peer itself.
     """
-    named = [one for rank in case.facts.ranks for one in named_by(case, rank)]
+    named = named_sockets(case)
     failed = {*fell, *(rank.rank for rank in case.facts.ranks if any(PEER_GONE.search(t) for t in _errors(rank)))}
     firsts = {one.owner for one in named} - failed
     if len(firsts) != 1:
@@ -71,13 +77,24 @@ def first_to_close(case: Case, fell: Collection[int]) -> tuple[Rank | None, tupl
     return case.ranks[first], tuple(one for one in named if one.owner == first)
 
 
-def named_by(case: Case, rank: Rank) -> Iterator[Named]:
-    """Yields the sockets that the errors of ``rank`` name, one for each owner, without addresses that several ranks
-    had.
-    """
+def named_sockets(case: Case) -> list[Named]:
+    """Returns the sockets that the errors of ranks name, without addresses that several ranks had."""
+    addresses = {rank.rank: _addresses(rank) for rank in case.facts.ranks}
+    ports = {port for found in addresses.values() for _, having in found for port in having}
+    sockets = _sockets(case.facts.ranks, ports)
+    return [one for rank in case.facts.ranks for one in _named_by(rank, addresses[rank.rank], sockets)]
+
+
+def _named_by(rank: Rank, addresses: _Addresses, sockets: Mapping[_Place, Mapping[int, Endpoint]]) -> Iterator[Named]:
+    """Yields the sockets that the errors of ``rank`` name, one for each owner."""
     owners = set[int]()
-    for address, ports in _addresses(rank):
-        having = {other.rank: end for other in case.facts.ranks if (end := _owned(other, rank, address, ports))}
+    for address, ports in addresses:
+        having: dict[int, Endpoint] = {}
+        for port in ports:
+            # Two owners are enough to see that the address has several.
+            for owner, end in islice(sockets.get(_place(address, rank, port), {}).items(), 2):
+                if owner not in having or having[owner].closed:
+                    having[owner] = end
         if len(having) == 1:
             ((owner, endpoint),) = having.items()
             if owner != rank.rank and owner not in owners:
@@ -85,7 +102,25 @@ def named_by(case: Case, rank: Rank) -> Iterator[Named]:
                 yield Named(rank.rank, owner, endpoint, ports[0])
 
 
-def _addresses(rank: Rank) -> list[tuple[str, tuple[int, ...]]]:
+def _sockets(ranks: Iterable[Rank], ports: Collection[int]) -> Mapping[_Place, Mapping[int, Endpoint]]:
+    """Returns the owners of each address with one of ``ports``, each with its socket: an open one, else a closed
+    one.
+    """
+    found: dict[_Place, dict[int, Endpoint]] = defaultdict(dict)
+    for rank in ranks:
+        for end in rank.endpoints:
+            if end.port in ports:
+                own = found[_place(_plain(end.address), rank, end.port)]
+                if rank.rank not in own or (own[rank.rank].closed and not end.closed):
+                    own[rank.rank] = end
+    return found
+
+
+def _place(address: str, rank: Rank, port: int) -> _Place:
+    return address, rank.node if address == _LOOPBACK else "", port
+
+
+def _addresses(rank: Rank) -> _Addresses:
     """Returns the addresses in the errors of ``rank``, each with its possible ports."""
     found: dict[tuple[str, tuple[int, ...]], None] = {}
     for text in _errors(rank):
@@ -107,18 +142,10 @@ def _plain(address: str) -> str:
     addresses.
     """
     if address == "localhost":
-        return "loopback"
+        return _LOOPBACK
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
         return address
     found = getattr(found, "ipv4_mapped", None) or found
-    return "loopback" if found.is_loopback else str(found)
-
-
-def _owned(owner: Rank, by: Rank, address: str, ports: Collection[int]) -> Endpoint | None:
-    """Returns the socket of ``owner`` with this address; a loopback address belongs to the node of the rank ``by``."""
-    if address == "loopback" and owner.node != by.node:
-        return None
-    having = (end for end in owner.endpoints if end.port in ports and _plain(end.address) == address)
-    return max(having, key=lambda end: not end.closed, default=None)
+    return _LOOPBACK if found.is_loopback else str(found)

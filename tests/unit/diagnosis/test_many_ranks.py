@@ -19,7 +19,8 @@ from diagnosis_cases import (
 )
 
 from probing.diagnosis.case import Case
-from probing.diagnosis.facts import Exit, Facts, Rank, Witness
+from probing.diagnosis.facts import Endpoint, Exit, Facts, Rank, Witness
+from probing.diagnosis.peer_sockets import first_to_close
 from probing.diagnosis.rules import communicator_error, death
 
 
@@ -44,6 +45,18 @@ def aborted(count: int) -> Callable[[], object]:
     return lambda: list(communicator_error.find(Case(given)))
 
 
+def lost_peers(count: int) -> Callable[[], object]:
+    """The error of each rank names a socket of the next rank."""
+
+    def made(number: int) -> Rank:
+        error = f"Connection closed by peer [10.0.0.9]:{46000 + (number + 1) % count}."
+        failed = op(9, ago=20, took=0.1, state="failed", error=error)
+        return rank(number, failed, exit=Exit(ago(20), 1), endpoints=(Endpoint("10.0.0.9", 46000 + number),))
+
+    case = Case(facts(*map(made, range(count))))
+    return lambda: first_to_close(case, ())
+
+
 def left(count: int) -> Callable[[], object]:
     """Half of the ranks have exited with code 0, and the others wait, each in an operation of its own pair."""
 
@@ -61,6 +74,7 @@ def left(count: int) -> Callable[[], object]:
     ("made", "count"),
     [
         (aborted, 200),
+        (lost_peers, 200),
         (left, 200),
     ],
 )

@@ -11,7 +11,7 @@ from diagnosis_cases import WORLD, ago, elsewhere, facts, history, in_collective
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Endpoint, Exit, Facts, Operation, Rank, Witness
 from probing.diagnosis.ladder import diagnose
-from probing.diagnosis.peer_sockets import named_by
+from probing.diagnosis.peer_sockets import named_sockets
 from probing.diagnosis.rules.death import find
 from probing.diagnosis.verdict import Finding
 
@@ -39,7 +39,7 @@ def the(made: Facts) -> Finding:
 
 def owners(error: str, *ends: Endpoint, node: str = "a") -> list[int]:
     case = Case(facts(died(0, error), lives(1, endpoints=ends, node=node)))
-    return [one.owner for one in named_by(case, case.ranks[0])]
+    return [one.owner for one in named_sockets(case)]
 
 
 @pytest.mark.parametrize(
