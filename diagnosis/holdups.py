@@ -4,7 +4,7 @@ about waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,19 +59,28 @@ def hold_ups(case: Case) -> list[HoldUp]:
     for one in graph.operations:
         if ends := one.awaited & graph.sinks:
             by_call.setdefault((one.comm, one.seq, one.op), set()).update(ends)
-    groups: list[set[int]] = []
-    for ranks in by_call.values():
-        touching = [group for group in groups if group & ranks]
-        groups = [group for group in groups if group not in touching] + [ranks.union(*touching)]
     found = []
-    for group in groups:
-        pending = graph.awaiting(group)
-        edge = oldest(case, (one.edge(rank, min(one.awaited & group)) for one in pending for rank in one.waiters))
+    for group in _joined(by_call.values()):
+        pending = [(one, min(one.awaited & group)) for one in graph.awaiting(group)]
+        edge = oldest(case, (one.edge(rank, first) for one, first in pending for rank in one.waiters))
         wait = longest_wait(case, (edge.waiter,))
-        waiters = tuple(sorted(rank for one in pending for rank in one.waiters))
+        waiters = tuple(sorted(rank for one, _ in pending for rank in one.waiters))
         victims = graph.victims(group)
         found.append(HoldUp(tuple(sorted(group)), victims, edge, wait.since_ns, wait.age_ns, waiters))
     return sorted(found, key=lambda h: (-len(h.victims), h.ranks))
+
+
+def _joined(parts: Iterable[set[int]]) -> Iterator[set[int]]:
+    """Yields the unions of the sets that share members."""
+    groups: dict[int, set[int]] = {}
+    for ranks in parts:
+        touching = {id(group): group for rank in ranks if (group := groups.get(rank)) is not None}
+        largest = max(touching.values(), key=len, default=set[int]())
+        for group in (ranks, *touching.values()):
+            if group is not largest:
+                largest |= group
+                groups |= dict.fromkeys(group, largest)
+    yield from {id(group): group for group in groups.values()}.values()
 
 
 def oldest(case: Case, edges: Iterable[Edge]) -> Edge:

@@ -10,6 +10,7 @@ from diagnosis_cases import (
     WORLD,
     ago,
     comm,
+    elsewhere,
     facts,
     history,
     in_collective,
@@ -17,11 +18,16 @@ from diagnosis_cases import (
     op,
     rank,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Endpoint, Exit, Facts, Rank, Witness
+from probing.diagnosis.holdups import hold_ups
 from probing.diagnosis.peer_sockets import first_to_close
 from probing.diagnosis.rules import communicator_error, death
+from probing.diagnosis.wait_graph import Pending, WaitGraph
+from probing.diagnosis.waits import Wait
 
 
 def pair(number: int) -> str:
@@ -80,3 +86,40 @@ def left(count: int) -> Callable[[], object]:
 )
 def test_twice_the_ranks_are_twice_the_work(made: Callable[[int], Callable[[], object]], count: int) -> None:
     assert instructions(made(2 * count)) < 2.6 * instructions(made(count))
+
+
+class _Ranks(frozenset[int]):
+    """A set that counts its intersections."""
+
+    compared = 0
+
+    def __and__(self, other: Any) -> frozenset[int]:
+        _Ranks.compared += 1
+        return frozenset(self) & other
+
+
+def test_the_awaited_ranks_of_an_operation_are_compared_once_for_all_that_wait_in_it() -> None:
+    waiting, awaited = range(500), range(500, 1000)
+    stacks = {n: in_collective() if n in waiting else elsewhere() for n in range(1000)}
+    ranks = [rank(n, *(op(s, ago=39) for s in (7,) if n in waiting), stack=stacks[n]) for n in range(1000)]
+    case = Case(facts(*ranks))
+    waits = {n: Wait(WORLD, 7, "all_reduce", ago(39)) for n in waiting}
+    case.__dict__["graph"] = WaitGraph(waits, [Pending(WORLD, 7, "all_reduce", tuple(waiting), _Ranks(awaited))])
+    _Ranks.compared = 0
+    [found] = hold_ups(case)
+    assert (found.ranks, found.victims, found.edge.awaited) == (tuple(awaited), tuple(waiting), 500)
+    assert _Ranks.compared <= 4
+
+
+@given(st.lists(st.sets(st.integers(0, 9), min_size=1, max_size=3), max_size=8))
+def test_hold_ups_that_share_a_rank_are_one(parts: list[set[int]]) -> None:
+    waits = {100 + n: Wait(None, n, "all_reduce", ago(39)) for n in range(len(parts))}
+    operations = [Pending(None, n, "all_reduce", (100 + n,), frozenset(part)) for n, part in enumerate(parts)]
+    case = Case(facts(*(rank(n, op(7, ago=39), stack=in_collective()) for n in waits)))
+    case.__dict__["graph"] = WaitGraph(waits, operations)
+    found = {frozenset(one.ranks) for one in hold_ups(case)}
+    wanted: list[set[int]] = []
+    for part in parts:
+        touching = [other for other in wanted if other & part]
+        wanted = [other for other in wanted if other not in touching] + [part.union(*touching)]
+    assert found == set(map(frozenset, wanted))
