@@ -91,7 +91,8 @@ def about_of(one: Disagreement) -> str:
 
 def _finding(case: Case, one: Disagreement) -> Finding:
     verdict = _MISMATCHES[one.kind]
-    culprits = tuple(_culprit(case, one, rank) for rank in one.odd)
+    whys = _whys(one)
+    culprits = tuple(_culprit(case, rank, whys[rank]) for rank in one.odd)
     waiting = set(one.calls) | set(case.graph.victims(one.calls))
     victims = tuple(sorted(waiting - {culprit.rank for culprit in culprits}))
     wait = longest_wait(case, one.open)
@@ -114,14 +115,20 @@ def _finding(case: Case, one: Disagreement) -> Finding:
     )
 
 
-def _culprit(case: Case, one: Disagreement, rank: int) -> Culprit:
-    own = next(value for value, ranks in one.votes.groups if rank in ranks)
-    others = [(value, ranks) for value, ranks in one.votes.groups if rank not in ranks]
-    place = site(case, rank)
-    usual, ranks = others[0]
-    does = "calls" if len(ranks) == 1 else "call"
-    why = f"it calls {_call(one, own)} where {ranks_of(ranks)} {does} {_call(one, usual)}"
-    known = case.culprit(rank)
+def _whys(one: Disagreement) -> dict[int, str]:
+    """Returns, for each rank of ``one``, its call and a call of others, as a clause."""
+    first, second = one.votes.groups[:2]
+    whys: dict[int, str] = {}
+    for own, ranks in one.votes.groups:
+        usual, others = first if own != first[0] else second
+        does = "calls" if len(others) == 1 else "call"
+        why = f"it calls {_call(one, own)} where {ranks_of(others)} {does} {_call(one, usual)}"
+        whys |= dict.fromkeys(ranks, why)
+    return whys
+
+
+def _culprit(case: Case, rank: int, why: str) -> Culprit:
+    known, place = case.culprit(rank), site(case, rank)
     return Culprit(rank, known.node, known.pid, f"{why}, in {place}" if place else why, known.activity)
 
 

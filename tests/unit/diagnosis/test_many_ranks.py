@@ -25,7 +25,7 @@ from probing.diagnosis.case import Case
 from probing.diagnosis.facts import Endpoint, Exit, Facts, Rank, Witness
 from probing.diagnosis.holdups import hold_ups
 from probing.diagnosis.peer_sockets import first_to_close
-from probing.diagnosis.rules import communicator_error, death
+from probing.diagnosis.rules import communicator_error, death, mismatch
 from probing.diagnosis.wait_graph import Pending, WaitGraph
 from probing.diagnosis.waits import Wait
 
@@ -63,6 +63,21 @@ def lost_peers(count: int) -> Callable[[], object]:
     return lambda: first_to_close(case, ())
 
 
+def torn(count: int) -> Callable[[], object]:
+    """Half of the ranks leave the sequence that the job repeats."""
+    names = ("all_reduce", "all_gather")
+
+    def made(number: int) -> Rank:
+        other = "barrier" if number < count // 2 else "all_reduce"
+        return rank(
+            number, *history(39, ago=40, length=16, names=names), op(40, other, ago=39), stack=in_collective(other)
+        )
+
+    case = Case(facts(*map(made, range(count))))
+    _ = case.disagreements
+    return lambda: list(mismatch.find(case))
+
+
 def left(count: int) -> Callable[[], object]:
     """Half of the ranks have exited with code 0, and the others wait, each in an operation of its own pair."""
 
@@ -81,6 +96,7 @@ def left(count: int) -> Callable[[], object]:
     [
         (aborted, 200),
         (lost_peers, 200),
+        (torn, 400),
         (left, 200),
     ],
 )
