@@ -42,9 +42,12 @@ class Joins:
         """Returns the graph of the ``old`` waits. A rank whose wait is short makes progress: it waits for no rank."""
         alike: dict[object, list[int]] = {}
         for waiter, wait in old.items():
-            # All ranks that wait in one collective at the same line have the same edges.
-            place = waiter if is_p2p(wait.op) else _place(main_thread(self.ranks[waiter]))
-            alike.setdefault((wait.comm, self._number(waiter, wait), wait.op, place), []).append(waiter)
+            # All ranks that wait in one collective at the same line have the same edges. So have all that wait for an
+            # unknown peer: their edges lead to any rank.
+            paired, has_peer = is_p2p(wait.op), wait.peer is not None
+            number = self._number(waiter, wait) if has_peer or not paired else None
+            place = waiter if paired and has_peer else _place(main_thread(self.ranks[waiter]))
+            alike.setdefault((wait.comm, number, wait.op, place), []).append(waiter)
         return WaitGraph(old, [self._pending(waiters, old) for waiters in alike.values()])
 
     def in_flight(self) -> list[Pending]:
@@ -59,9 +62,12 @@ class Joins:
                 key = wait.comm, wait.seq if number is None else number, wait.op
                 calls.setdefault(key, {}).setdefault(rank.rank, wait)
         found = []
-        for (_, seq, op), waits in calls.items():
-            one = replace(self._pending(list(waits), waits), seq=seq)
-            found.append(replace(one, awaited=frozenset(), unknown=frozenset()) if is_p2p(op) else one)
+        for (comm, seq, op), waits in calls.items():
+            if is_p2p(op):
+                ages = [age for rank, wait in waits.items() if (age := self._age(rank, wait)) is not None]
+                found.append(Pending(comm, seq, op, tuple(sorted(waits)), age_ns=max(ages, default=None)))
+            else:
+                found.append(replace(self._pending(list(waits), waits), seq=seq))
         return found
 
     def _pending(self, waiters: list[int], old: Mapping[int, Wait]) -> Pending:

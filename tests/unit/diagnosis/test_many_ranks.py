@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from diagnosis_cases import (
+    C10D,
     WORLD,
     ago,
     comm,
@@ -17,6 +18,7 @@ from diagnosis_cases import (
     instructions,
     op,
     rank,
+    thread,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,6 +80,20 @@ def torn(count: int) -> Callable[[], object]:
     return lambda: list(mismatch.find(case))
 
 
+def receiving(count: int) -> Callable[[], object]:
+    """Each rank waits in a receive of which only its stack is known."""
+    stack = thread(f"recv {C10D}:2400", "train train.py:40", since_ns=ago(60))
+    case = Case(facts(*(rank(n, stack=stack) for n in range(count))))
+    return lambda: case.graph
+
+
+def receiving_from_any(count: int) -> Callable[[], object]:
+    """Each rank has a receive from any rank in flight."""
+    case = Case(facts(*(rank(n, op(n, "recv_any_source", ago=60)) for n in range(count))))
+    _ = case.sequences
+    return lambda: case.in_flight
+
+
 def left(count: int) -> Callable[[], object]:
     """Half of the ranks have exited with code 0, and the others wait, each in an operation of its own pair."""
 
@@ -97,6 +113,8 @@ def left(count: int) -> Callable[[], object]:
         (aborted, 200),
         (lost_peers, 200),
         (torn, 400),
+        (receiving, 100),
+        (receiving_from_any, 100),
         (left, 200),
     ],
 )
