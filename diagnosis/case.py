@@ -11,7 +11,7 @@ from probing.diagnosis.clocks import ClockOffset, clock_offsets
 from probing.diagnosis.cold_caches import WARM_UP, lone_compiler_text
 from probing.diagnosis.disagreements import Disagreement, disagreements, ended_badly
 from probing.diagnosis.fabrics import FabricFault, fabric_faults
-from probing.diagnosis.facts import Communicator, Facts, Rank
+from probing.diagnosis.facts import Communicator, Facts, Process, Rank, Witness
 from probing.diagnosis.joins import Joins, with_file_locks
 from probing.diagnosis.sample_difference import Work, work_of
 from probing.diagnosis.sequences import Sequence, mixed_comms, sequences_of, world_of
@@ -38,10 +38,35 @@ class Case:
         self._quiet: dict[int, int | None] = {}
         self._works: dict[int, Work] = {}
         self._nodes = {node.node: node for node in facts.nodes}
+        self._of_nodes: dict[str, Facts] = {}
 
     @cached_property
     def ranks(self) -> Mapping[int, Rank]:
         return {rank.rank: rank for rank in self.facts.ranks}
+
+    def on_node(self, node: str) -> Facts:
+        """Returns the facts with only the ranks and processes of ``node``."""
+        if node not in self._of_nodes:
+            own, facts = self._nodes.get(node), self.facts
+            ranks, processes = self._by_node[0].get(node, ()), self._by_node[1].get(node, ())
+            nodes = (own,) if own is not None else ()
+            self._of_nodes[node] = replace(facts, nodes=nodes, ranks=tuple(ranks), processes=tuple(processes))
+        return self._of_nodes[node]
+
+    @cached_property
+    def _by_node(self) -> tuple[Mapping[str, list[Rank]], Mapping[str, list[Process]]]:
+        ranks: dict[str, list[Rank]] = {}
+        processes: dict[str, list[Process]] = {}
+        for rank in self.facts.ranks:
+            ranks.setdefault(rank.node, []).append(rank)
+        for process in self.facts.processes:
+            processes.setdefault(process.node, []).append(process)
+        return ranks, processes
+
+    @property
+    def many_nodes(self) -> bool:
+        """Whether the ranks are on several nodes."""
+        return len(self._by_node[0]) > 1
 
     @property
     def world(self) -> range:
@@ -202,17 +227,34 @@ class Case:
         return [one for one in found if one.fails or one.last_ns is None or one.last_ns >= begun]
 
     @cached_property
+    def reports(self) -> Mapping[tuple[str, str], list[tuple[Rank, Witness]]]:
+        """The reports of witnesses, with their ranks, by source and communicator."""
+        found: dict[tuple[str, str], list[tuple[Rank, Witness]]] = {}
+        for rank in self.facts.ranks:
+            for one in rank.witnesses:
+                found.setdefault((one.source, one.comm), []).append((rank, one))
+        return found
+
+    @cached_property
     def fabric_faults(self) -> list[FabricFault]:
         """Errors that several GPUs of an NVLink fabric reported at the same time."""
         return fabric_faults(self.facts.nodes, self.clocks)
 
     def symptoms_of_rank(self, rank: int) -> list[Symptom]:
         """Returns the symptoms of the parts that ``rank`` uses."""
-        return [symptom for symptom in self.symptoms if rank in symptom.ranks]
+        return self._symptoms_by_rank.get(rank, [])
+
+    @cached_property
+    def _symptoms_by_rank(self) -> Mapping[int, list[Symptom]]:
+        found: dict[int, list[Symptom]] = {}
+        for symptom in self.symptoms:
+            for rank in dict.fromkeys(symptom.ranks):
+                found.setdefault(rank, []).append(symptom)
+        return found
 
     def activity(self, rank: int) -> Activity:
         if rank not in self._activities:
-            found = activity_of(self.ranks[rank], self.facts)
+            found = activity_of(self.ranks[rank], self.on_node(self.ranks[rank].node))
             if found.kind == "compiling":
                 alone = lone_compiler_text(rank, self.ranks, self.waits)
                 steps = (*found.next_steps, *(WARM_UP if alone else ()))

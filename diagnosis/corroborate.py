@@ -90,11 +90,8 @@ def _said(case: Case, finding: Finding, source: str, comm: str) -> Mapping[int, 
     since = None if finding.since_ns is None else finding.since_ns + _SETTLED_NS
     return {
         rank.rank: one
-        for rank in case.facts.ranks
-        for one in rank.witnesses
-        if (one.source, one.comm) == (source, comm)
-        and one.ts_ns is not None
-        and (since is None or case.time(rank.rank, one.ts_ns) > since)
+        for rank, one in case.reports.get((source, comm), ())
+        if one.ts_ns is not None and (since is None or case.time(rank.rank, one.ts_ns) > since)
     }
 
 

@@ -53,10 +53,9 @@ def drifts_of(sequences: Mapping[str, Sequence], comm: str) -> Iterator[Drift]:
     2,048 ranks are compared.
     """
     own = sequences.get(comm)
-    if own is None or len(own.members) > _MOST_RANKS or not _complete(own):
+    if own is None or len(own.members) > _MOST_RANKS or not own.complete:
         return
-    others = [one for one in sequences.values() if one.comm != comm and _complete(one)]
-    around = [one for one in others if set(own.members) <= set(one.members)]
+    around = [one for one in sequences.values() if one.comm != comm and own.known <= one.known and one.complete]
     for other in around[:_MOST_OTHERS]:
         drift = _drift(own, other)
         if drift is not None:
@@ -121,12 +120,6 @@ def _step(case: Case, drift: Drift) -> int | None:
     if at is None:
         return None
     return next((one.step for one in rank.steps if one.t_start_ns <= at < one.t_start_ns + one.duration_ns), None)
-
-
-def _complete(sequence: Sequence) -> bool:
-    """Returns whether all calls of all members in the window are known, with numbers that agree between ranks."""
-    known = {rank for rank, numbers in sequence.numbers.items() if numbers}
-    return sequence.counted and not sequence.gaps and not sequence.unidentified and known >= set(sequence.members)
 
 
 def _drift(own: Sequence, other: Sequence) -> Drift | None:

@@ -44,10 +44,21 @@ class Sequence:
         """The members' ranks in the job, by their ranks in the communicator."""
         return {m.comm_rank: m.rank for m in self.communicator.members} if self.communicator else {}
 
-    @property
+    @cached_property
     def last(self) -> int:
         """The highest number that any rank has called."""
         return max(self.called.values(), default=0)
+
+    @cached_property
+    def known(self) -> frozenset[int]:
+        """The known members."""
+        return frozenset(self.members)
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether all calls of all members in the window are known, with numbers that agree between ranks."""
+        seen = {rank for rank, numbers in self.numbers.items() if numbers}
+        return self.counted and not self.gaps and not self.unidentified and seen >= self.known
 
     def at(self, number: int) -> dict[int, Operation]:
         """Returns the collective ``number`` of each rank for which it was recorded."""

@@ -89,14 +89,14 @@ def _contended(case: Case, rank: Rank, peers: Sequence[Rank]) -> SlowReason | No
     if _delay_ratio(rank) < _RATIO * median(ratios or [0.0]):
         return None
     interval = condition.interval_ns or 1
-    who = [process_text(case.facts, rank.node, name, pid) for name, pid, _ in condition.neighbours[:3]]
+    who = [process_text(case.on_node(rank.node), rank.node, name, pid) for name, pid, _ in condition.neighbours[:3]]
     rivals = [
         f"{name} uses {share_text(ns / interval)} of a CPU"
         for name, (_, _, ns) in zip(who, condition.neighbours, strict=False)
     ]
     cpus = f" on CPUs {clean(condition.cpu_list)}" if condition.cpu_list else ""
     rival = f": {who[0]} runs there" if who else ""
-    crowd = crowd_text(case.facts, rank.node, rank.pid, condition)
+    crowd = crowd_text(case.on_node(rank.node), rank.node, rank.pid, condition)
     shares = (f"it {crowd}",) if crowd else ()
     return SlowReason(
         "computing",
@@ -176,7 +176,7 @@ def _workers_wait(case: Case, rank: Rank) -> str:
         if helper.role != "data_loader" or condition is None or not condition.interval_ns:
             continue
         waits = min(1.0, (condition.run_delay_ns or 0) / condition.interval_ns)
-        crowd = crowd_text(case.facts, rank.node, helper.pid, condition) if waits >= _CONTENDED else ""
+        crowd = crowd_text(case.on_node(rank.node), rank.node, helper.pid, condition) if waits >= _CONTENDED else ""
         if crowd:
             return f"worker {helper.pid} waits for a CPU {share_text(waits)} of the time: it {crowd}"
     return ""

@@ -315,7 +315,6 @@ def filled_in(step: str, job: str, culprits: Sequence[Culprit], *, many_nodes: b
 
 def with_commands(case: Case, finding: Finding) -> Finding:
     """Returns ``finding`` with next steps, its own or its verdict's, whose commands can be typed."""
-    many = len({rank.node for rank in case.facts.ranks}) > 1
     steps = finding.next_steps or finding.verdict.next_steps
-    filled = [filled_in(step, case.facts.job, finding.culprits, many_nodes=many) for step in steps]
+    filled = [filled_in(step, case.facts.job, finding.culprits, many_nodes=case.many_nodes) for step in steps]
     return replace(finding, next_steps=tuple(dict.fromkeys(filled)))

@@ -16,6 +16,7 @@ from diagnosis_cases import (
     history,
     in_collective,
     instructions,
+    node,
     op,
     rank,
     thread,
@@ -24,8 +25,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probing.diagnosis.case import Case
-from probing.diagnosis.facts import Endpoint, Exit, Facts, Rank, Witness
+from probing.diagnosis.facts import Condition, Endpoint, Exit, Facts, NodeFacts, Rank, Witness
+from probing.diagnosis.hardware_facts import Gpu, Hardware
 from probing.diagnosis.holdups import hold_ups
+from probing.diagnosis.ladder import diagnose
 from probing.diagnosis.peer_sockets import first_to_close
 from probing.diagnosis.rules import communicator_error, death, mismatch
 from probing.diagnosis.wait_graph import Pending, WaitGraph
@@ -94,6 +97,26 @@ def receiving_from_any(count: int) -> Callable[[], object]:
     return lambda: case.in_flight
 
 
+def starved(count: int) -> Callable[[], object]:
+    """Each rank waits for a CPU that another process uses."""
+
+    def made(number: int) -> Rank:
+        busy = Condition(
+            state="R",
+            interval_ns=10**9,
+            run_delay_ns=9 * 10**8,
+            cpus_allowed=1,
+            cpu_list="0",
+            neighbours=(("x", 9, 9),),
+        )
+        return rank(number, node=f"n{number // 4}", stack=elsewhere(), condition=busy)
+
+    ranks = [made(number) for number in range(count)]
+    nodes = [node(f"n{number}", idle_cpus=(5,)) for number in range(count // 4)]
+    case = Case(facts(*ranks, nodes=nodes))
+    return lambda: [case.activity(number) for number in range(count)]
+
+
 def left(count: int) -> Callable[[], object]:
     """Half of the ranks have exited with code 0, and the others wait, each in an operation of its own pair."""
 
@@ -107,6 +130,22 @@ def left(count: int) -> Callable[[], object]:
     return lambda: list(death.find(case))
 
 
+def in_kernels(count: int) -> Callable[[], object]:
+    """Each pair hangs in an operation that both have joined; each node has a faulty GPU, and witnesses report."""
+
+    def made(number: int) -> Rank:
+        witness = Witness("ras", pair(number), ago(1), launched=(("all_reduce", 9),))
+        own = [op(9, ago=60, comm=pair(number)), *history(8, ago=61, comm=pair(number))]
+        return rank(number, *own, node=f"n{number // 4}", witnesses=(witness,), stack=in_collective())
+
+    def of(number: int) -> NodeFacts:
+        gpus = tuple(Gpu(at, (4 * number + at,), state="lost") for at in range(4))
+        return node(f"n{number}", hardware=Hardware(gpus=gpus))
+
+    given = of_pairs(*map(made, range(count)), nodes=[of(number) for number in range(count // 4)])
+    return lambda: diagnose(given)
+
+
 @pytest.mark.parametrize(
     ("made", "count"),
     [
@@ -115,7 +154,9 @@ def left(count: int) -> Callable[[], object]:
         (torn, 400),
         (receiving, 100),
         (receiving_from_any, 100),
+        (starved, 200),
         (left, 200),
+        (in_kernels, 400),
     ],
 )
 def test_twice_the_ranks_are_twice_the_work(made: Callable[[int], Callable[[], object]], count: int) -> None:
