@@ -8,7 +8,7 @@ from functools import cached_property
 
 from probing.diagnosis.activity.activity import Activity, activity_of
 from probing.diagnosis.clocks import ClockOffset, clock_offsets
-from probing.diagnosis.cold_caches import WARM_UP, lone_compiler_text
+from probing.diagnosis.cold_caches import ALONE, WARM_UP, busy_ranks
 from probing.diagnosis.disagreements import Disagreement, disagreements, ended_badly
 from probing.diagnosis.fabrics import FabricFault, fabric_faults
 from probing.diagnosis.facts import Communicator, Facts, Process, Rank, Witness
@@ -252,13 +252,15 @@ class Case:
                 found.setdefault(rank, []).append(symptom)
         return found
 
+    @cached_property
+    def _busy(self) -> list[int]:
+        return busy_ranks(self.ranks, self.waits)
+
     def activity(self, rank: int) -> Activity:
         if rank not in self._activities:
             found = activity_of(self.ranks[rank], self.on_node(self.ranks[rank].node))
-            if found.kind == "compiling":
-                alone = lone_compiler_text(rank, self.ranks, self.waits)
-                steps = (*found.next_steps, *(WARM_UP if alone else ()))
-                found = replace(found, why=f"{found.why}{alone}", next_steps=steps)
+            if found.kind == "compiling" and len(self.ranks) > 1 and {*self._busy} <= {rank}:
+                found = replace(found, why=f"{found.why}{ALONE}", next_steps=(*found.next_steps, *WARM_UP))
             self._activities[rank] = found
         return self._activities[rank]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from statistics import median
 
 from probing.api.text import size
@@ -10,13 +11,15 @@ from probing.diagnosis.activity.processor import is_compiling
 from probing.diagnosis.facts import Condition, Rank, Sample
 from probing.diagnosis.waits import Wait, main_thread
 
-__all__ = ("WARM_UP", "cold_pages_text", "compiling_share", "lone_compiler_text")
+__all__ = ("ALONE", "WARM_UP", "busy_ranks", "cold_pages_text", "compiling_share")
 
 WARM_UP = (
     "Let all ranks share the compiler's cache: TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR on one file system.",
     "Look for shapes that only this rank has: TORCH_LOGS=recompiles.",
 )
 """Advice against compilation on one rank."""
+ALONE = ", and no other rank does: its cache is cold, or its shapes are new"
+"""A clause for a rank that compiles while all others wait: they had the code in a cache, or did not need it."""
 _TIMES = 4
 # A rank that reads this many times more than its peers does different work.
 _ALIKE = 3
@@ -27,17 +30,14 @@ def compiling_share(samples: Iterable[Sample]) -> float:
     return sum(sample.share for sample in samples if any(is_compiling(frame) for frame in sample.frames))
 
 
-def lone_compiler_text(rank: int, ranks: Mapping[int, Rank], waits: Mapping[int, Wait]) -> str:
-    """Returns a clause for ``rank``, which compiles, if all other ranks wait in a collective; else "".
+def busy_ranks(ranks: Mapping[int, Rank], waits: Mapping[int, Wait]) -> list[int]:
+    """Returns the ranks that do not wait in a collective, or compile: the first two of them."""
+    return list(islice((number for number, one in ranks.items() if not _only_waits(one, waits)), 2))
 
-    The others had the compiled code in a cache, or did not need it.
-    """
-    others = [one for number, one in ranks.items() if number != rank]
-    for one in others:
-        main = main_thread(one)
-        if one.rank not in waits or main is None or any(is_compiling(frame) for frame in main.frames):
-            return ""
-    return ", and no other rank does: its cache is cold, or its shapes are new" if others else ""
+
+def _only_waits(rank: Rank, waits: Mapping[int, Wait]) -> bool:
+    main = main_thread(rank)
+    return rank.rank in waits and main is not None and not any(is_compiling(frame) for frame in main.frames)
 
 
 def cold_pages_text(rank: Rank, peers: Sequence[Rank], least: int) -> str:

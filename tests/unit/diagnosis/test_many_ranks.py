@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,8 @@ from probing.diagnosis.peer_sockets import first_to_close
 from probing.diagnosis.rules import communicator_error, death, mismatch
 from probing.diagnosis.wait_graph import Pending, WaitGraph
 from probing.diagnosis.waits import Wait
+
+COMPILES = elsewhere("run /site-packages/torch/_dynamo/convert_frame.py:40")
 
 
 def pair(number: int) -> str:
@@ -66,6 +69,14 @@ def lost_peers(count: int) -> Callable[[], object]:
 
     case = Case(facts(*map(made, range(count))))
     return lambda: first_to_close(case, ())
+
+
+def compiling(count: int) -> Callable[[], object]:
+    """Half of the ranks wait for the other half, which compiles."""
+    waits = [rank(n, op(7, ago=39), stack=in_collective()) for n in range(count // 2)]
+    case = Case(facts(*waits, *(rank(n, *history(6, ago=40), stack=COMPILES) for n in range(count // 2, count))))
+    _ = case.waits
+    return lambda: [case.activity(n) for n in range(count)]
 
 
 def torn(count: int) -> Callable[[], object]:
@@ -151,6 +162,7 @@ def in_kernels(count: int) -> Callable[[], object]:
     [
         (aborted, 200),
         (lost_peers, 200),
+        (compiling, 200),
         (torn, 400),
         (receiving, 100),
         (receiving_from_any, 100),
@@ -198,3 +210,11 @@ def test_hold_ups_that_share_a_rank_are_one(parts: list[set[int]]) -> None:
         touching = [other for other in wanted if other & part]
         wanted = [other for other in wanted if other not in touching] + [part.union(*touching)]
     assert found == set(map(frozenset, wanted))
+
+
+def test_a_rank_that_compiles_alone_is_told_apart_from_two() -> None:
+    waits = [rank(n, op(7, ago=39), stack=in_collective()) for n in (0, 1)]
+    alone, other = (rank(n, *history(6, ago=40), stack=COMPILES) for n in (2, 3))
+    assert "no other rank does" in Case(facts(*waits, alone)).activity(2).why
+    assert "no other rank does" not in Case(facts(*waits, alone, other)).activity(2).why
+    assert "no other rank does" not in Case(facts(replace(alone, rank=0))).activity(0).why
