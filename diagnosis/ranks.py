@@ -70,11 +70,20 @@ def companions(processes: Sequence[tuple[int | None, Collection[Hashable]]]) -> 
     ``processes``: the rank and the ties of each: its communicators, parent and container. If two processes claim a
     rank, the process with more companions is the rank.
     """
-    ranks: dict[Hashable, set[int | None]] = defaultdict(set)
+    places = {rank: place for place, rank in enumerate(dict.fromkeys(rank for rank, _ in processes))}
+    # A set of ranks is a number with a bit for each: most ranks share a communicator with all others.
+    ranks: dict[Hashable, int] = defaultdict(int)
     for rank, ties in processes:
+        if rank is not None:
+            for tie in ties:
+                ranks[tie] |= 1 << places[rank]
+    found = []
+    for rank, ties in processes:
+        others = 0
         for tie in ties:
-            ranks[tie].add(rank)
-    return [len(set().union(*(ranks[tie] for tie in ties)) - {rank, None}) for rank, ties in processes]
+            others |= ranks[tie]
+        found.append((others & ~(1 << places[rank])).bit_count())
+    return found
 
 
 def check_ranks(members: Sequence[Placed], *, whole: bool = True) -> list[Violation]:

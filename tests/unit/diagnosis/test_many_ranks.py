@@ -31,6 +31,7 @@ from probing.diagnosis.hardware_facts import Gpu, Hardware
 from probing.diagnosis.holdups import hold_ups
 from probing.diagnosis.ladder import diagnose
 from probing.diagnosis.peer_sockets import first_to_close
+from probing.diagnosis.ranks import companions
 from probing.diagnosis.rules import communicator_error, death, mismatch
 from probing.diagnosis.wait_graph import Pending, WaitGraph
 from probing.diagnosis.waits import Wait
@@ -210,6 +211,14 @@ def test_hold_ups_that_share_a_rank_are_one(parts: list[set[int]]) -> None:
         touching = [other for other in wanted if other & part]
         wanted = [other for other in wanted if other not in touching] + [part.union(*touching)]
     assert found == set(map(frozenset, wanted))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5) | st.none(), st.sets(st.integers(0, 4))), max_size=12))
+def test_companions_are_the_other_ranks_with_a_tie(processes: list[tuple[int | None, set[int]]]) -> None:
+    def of(rank: int | None, ties: set[int]) -> int:
+        return len({other for other, own in processes if ties & own} - {rank, None})
+
+    assert companions(processes) == [of(*one) for one in processes]
 
 
 def test_a_rank_that_compiles_alone_is_told_apart_from_two() -> None:
