@@ -20,7 +20,8 @@ _HANG, _SLOW, _DEATH, _MEMORY, _HARDWARE = "hang", "slow", "death", "memory", "h
 _MISSES = 2
 # The least time between two rows of a finding that changes, ns.
 _CHANGE_NS = 10_000_000_000
-# The most open findings that are followed: of this node, of all other nodes, and of one other node.
+# The most open findings that are followed: of this node, of all other nodes, and of one other node; findings about
+# hardware are counted apart, since a thousand nodes may have many, which must not hide a hang.
 _MAX_OPEN = 64
 _MAX_OF_OTHERS, _MAX_OF_NODE = 64, 16
 _MAX_KNOWN = 4096
@@ -137,7 +138,7 @@ class JobFindings:
         open_one = self._open.get(name)
         if finder and open_one is not None and not self._may_change(finder, open_one):
             return False
-        if row["state"] == "open" and open_one is None and not self._has_room(finder):
+        if row["state"] == "open" and open_one is None and not self._has_room(finder, group):
             return False
         if (not finder or finder < self._node) and len(self._known) < _MAX_KNOWN:
             # This node or a node before it has started the hook of the finding. Rows of later nodes do not count.
@@ -152,8 +153,8 @@ class JobFindings:
     def _may_change(self, finder: str, one: _Open) -> bool:
         return bool(one.finder) and (one.finder == finder or finder < self._node)
 
-    def _has_room(self, finder: str) -> bool:
-        finders = [one.finder for one in self._open.values()]
+    def _has_room(self, finder: str, group: str) -> bool:
+        finders = [one.finder for one in self._open.values() if (one.group == _HARDWARE) == (group == _HARDWARE)]
         if not finder:
             return finders.count("") < _MAX_OPEN
         return len(finders) - finders.count("") < _MAX_OF_OTHERS and finders.count(finder) < _MAX_OF_NODE
@@ -194,7 +195,7 @@ class JobFindings:
                 return []  # idle servers whose stacks could not be read this time
             if finding.verdict.id == UNREACHABLE.id and self._names_silent(finding, now):
                 return []
-            if not self._has_room("") or not self._sure(name, finding, look):
+            if not self._has_room("", group) or not self._sure(name, finding, look):
                 return []
             row = finding_row(self._job, self._run, finding, now)
             self._open[name] = _Open(

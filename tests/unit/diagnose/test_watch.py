@@ -739,3 +739,12 @@ def test_memory_that_will_end_needs_no_second_look_with_its_limit() -> None:
     ((name, state, opened),) = scene.states()
     assert (name, state) == ("memory_growth", "open")
     assert opened == pytest.approx(scene.looks[1][0] + 1.2, abs=0.1)
+
+
+def test_findings_about_hardware_take_no_place_of_a_hang() -> None:
+    hot = [finding("gpu_slow", about=f"gpu {number}", group="hardware", severity=WARNING) for number in range(80)]
+    job = Job(begins=10, stops=200, finds=lambda now, deep: [*hot, *hangs(210)(now, deep)])
+    scene = Scene(job, review_s=60.0).run(260)
+    opened = Counter(row["verdict"] for row in scene.rows if row["state"] == "open")
+    assert opened == {"gpu_slow": 64, "not_joined": 1}
+    assert {row["verdict"] for row in scene.hooked} == {"gpu_slow", "not_joined"}
