@@ -169,7 +169,9 @@ class JobFindings:
             self._idle = frozenset(idle)
         others = {name for name, one in self._open.items() if look.beside and one.finder}
         events = [event for name, f in found.items() if name not in others for event in self._found(name, f, look)]
-        self._doubtful = found.keys() - self._open.keys()
+        # Without room for it, another look would not open a finding.
+        new = {name: f for name, f in found.items() if name not in self._open}
+        self._doubtful = {name for name, f in new.items() if self._has_room("", f.verdict.group)}
         # A note made without stacks may become a finding with stacks.
         self._noted = not look.deep and any(f.severity == NOTE and f.verdict.group != _HARDWARE for f in look.findings)
         for name in [name for name in self._open if name not in found and name not in others]:

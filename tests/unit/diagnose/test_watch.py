@@ -748,3 +748,14 @@ def test_findings_about_hardware_take_no_place_of_a_hang() -> None:
     opened = Counter(row["verdict"] for row in scene.rows if row["state"] == "open")
     assert opened == {"gpu_slow": 64, "not_joined": 1}
     assert {row["verdict"] for row in scene.hooked} == {"gpu_slow", "not_joined"}
+
+
+def test_findings_without_room_bring_no_more_deep_looks() -> None:
+    def deep_looks(count: int) -> int:
+        hot = [
+            finding("gpu_slow", about=f"gpu {number}", group="hardware", severity=WARNING) for number in range(count)
+        ]
+        scene = Scene(Job(begins=10, finds=lambda _now, _deep: hot), review_s=60.0).run(1200)
+        return sum(deep for _, _, deep in scene.looks)
+
+    assert deep_looks(80) == deep_looks(64)
