@@ -306,7 +306,8 @@ _LINK_COLUMNS = (
     Column(
         "state",
         NAME,
-        "up or down (nvlink); full or degraded (pcie: fewer lanes than possible, or slower while busy).",
+        "up or down (nvlink); full or degraded (pcie: fewer lanes than possible, or slower while busy); NULL if the"
+        " driver does not say.",
     ),
     Column("width", I32, "Number of lanes (pcie) or links (gpu) in use."),
     Column("width_max", I32, "Number of lanes or links that are possible."),

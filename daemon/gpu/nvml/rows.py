@@ -125,9 +125,13 @@ def changes_of(before: Values, now: Values) -> Iterator[Row]:
 def link_changes(before: Values, now: Values) -> Iterator[Row]:
     """Yields events for the changes between two readings of an NVLink, given as rows of ``gpu.nvml.topology``."""
     link = now.get("link")
-    if before.get("state") != now.get("state"):
-        event = "link_up" if now.get("state") == "up" else "link_down"
-        yield {"event": event, "value": link, "detail": f"NVLink {link} is {now.get('state')}"}
+    state = now.get("state")
+    if None not in (state, before.get("state")) and before.get("state") != state:
+        yield {
+            "event": "link_up" if state == "up" else "link_down",
+            "value": link,
+            "detail": f"NVLink {link} is {state}",
+        }
     errors = {name: more for name in _LINK_ERRORS if (more := _growth(before, now, name))}
     if errors:
         text = ", ".join(f"{name} +{more}" for name, more in errors.items())

@@ -214,7 +214,8 @@ class NvmlSource(Source):
                 if (before := self._links.get(key)) is not None:
                     for change in link_changes(before, link):
                         self._add({**self._fleet.gpu_row(device), **change})
-                self._links[key] = link
+                # While the state cannot be read, the last known state counts.
+                self._links[key] = {**link, "state": link.get("state") or (before or {}).get("state")}
             elif link.get("kind") == "pcie":
                 self._fleet.add_pcie(device, link)
         if rows:

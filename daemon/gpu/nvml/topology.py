@@ -94,12 +94,14 @@ class Topology:
         )
         values = {name: found.get(f"{name} {link}") for name, _ in numbers}
         speed = values.pop("speed_mbps")
+        # None: an error of the call, which says nothing about the link.
+        state = self._state(gpu, link)
         return {
             "device": gpu.key,
             "kind": "nvlink",
             "link": link,
             "path": "NV",
-            "state": "up" if self._state(gpu, link) else "down",
+            "state": None if state is None else "up" if state else "down",
             "peer": bus_address(ask("nvmlDeviceGetNvLinkRemotePciInfo")),
             "peer_kind": _REMOTE.get(ask("nvmlDeviceGetNvLinkRemoteDeviceType"), "unknown"),
             "generation": ask("nvmlDeviceGetNvLinkVersion"),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from probing.daemon.gpu.nvml.devices import Device
 from probing.daemon.gpu.nvml.fleet import Fleet
 from probing.daemon.gpu.nvml.rows import (
     Counters,
@@ -17,6 +22,7 @@ from probing.daemon.gpu.nvml.rows import (
     reasons_text,
     utilization_row,
 )
+from probing.daemon.gpu.nvml.topology import Topology
 from probing.daemon.gpu.nvml.users import Place, own_device, visible_devices
 
 SECOND = 10**9
@@ -236,3 +242,31 @@ def test_a_lost_gpu_stays_in_the_list() -> None:
     assert fleet.take({"devices": [facts[0], facts[2]], "lost": {}}) == {1: None}
     assert [row["state"] for row in fleet.rows("n", 5)] == ["ok", "gone", "ok"]
     assert fleet.gpu_row("1") == {"device_id": 1, "uuid": "GPU-1"}
+
+
+def test_an_error_of_the_driver_takes_no_link_down() -> None:
+    before, now = ({"link": 3, "state": state, "crc_errors": 7} for state in ("up", None))
+    assert list(link_changes(before, now)) == list(link_changes(now, before)) == []
+    assert list(link_changes(now, now)) == []
+
+
+class Driver:
+    """A driver that knows the state of link 0."""
+
+    def __init__(self) -> None:
+        self.state: int | None = 1
+
+    def ask(self, name: str, *_: Any, device: str = "", **_more: Any) -> int | None:
+        return self.state if (name, device) == ("nvmlDeviceGetNvLinkState", "0 0") else None
+
+    def reading(self, _: str) -> Any:
+        return nullcontext()
+
+
+def test_a_link_that_the_driver_cannot_read_is_not_down(tmp_path: Path) -> None:
+    driver = Driver()
+    topology = Topology(cast("Any", driver), [Device("0", None, 0)], tmp_path)
+    states = []
+    for driver.state in (1, None, 0):
+        states += [row["state"] for row in topology.counted() if row["kind"] == "nvlink"]
+    assert states == ["up", None, "down"]

@@ -284,3 +284,17 @@ def test_an_answer_that_makes_no_sense_is_a_failure() -> None:
     source.tick()
     assert state_of(source).state == "running"
     assert len(rows.of("gpu.utilization")) == 1
+
+
+def test_a_link_whose_state_cannot_be_read_keeps_the_last_one() -> None:
+    def read(state: str | None) -> Reading:
+        link = {"device": "0", "kind": "nvlink", "link": 3, "path": "NV", "state": state}
+        content = {"devices": [_DEVICE], "values": {"0": {}}, "links": [link]}
+        return Reading(content, frozenset(), True)
+
+    source, _, rows = source_of(*map(read, ["up", None, "up", None, "down"]))
+    for _ in range(5):
+        source.tick()
+    events = [row["event"] for row in rows.of("gpu.events")]
+    assert [event for event in events if event.startswith("link")] == ["link_down"]
+    assert [row["state"] for row in rows.of("gpu.links")] == ["up", None, "up", None, "down"]
