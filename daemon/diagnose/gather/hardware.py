@@ -54,6 +54,8 @@ def hardware_statements(job: str, until_ns: int) -> dict[str, str]:
 
     of_job = f"job = {sql_text(job)}"
     nvlink = f"kind = 'xid' AND code BETWEEN {min(NVLINK_CODES)} AND {max(NVLINK_CODES)}"
+    # A disk has no rows for the time in which it is idle.
+    whole = f"CASE WHEN sum(wall_ns) > {_VALUES_NS} THEN sum(wall_ns) ELSE {_VALUES_NS} END"
     rises = ", ".join(f"sum({name}_new) AS {name}" for name in _RISING)
     return {
         "readings of GPUs": f"""
@@ -97,7 +99,7 @@ GROUP BY ALL
 ORDER BY resent DESC NULLS LAST LIMIT 1024
 """,
         "disks": f"""
-SELECT device AS name, sum(busy_ns) / sum(wall_ns) AS busy, sum(read_ns) / nullif(sum(reads), 0) AS read_latency_ns,
+SELECT device AS name, sum(busy_ns) / {whole} AS busy, sum(read_ns) / nullif(sum(reads), 0) AS read_latency_ns,
   sum(write_ns) / nullif(sum(writes), 0) AS write_latency_ns, arg_max(in_flight, ts) AS in_flight
 FROM host.disk WHERE {since(_VALUES_NS)} AND scope = 'device' GROUP BY device LIMIT 128
 """,

@@ -171,8 +171,8 @@ def test_ports_paths_disks_and_file_systems() -> None:
                 {
                     "scope": "device",
                     "device": "sda",
-                    "busy_ns": S,
-                    "wall_ns": 2 * S,
+                    "busy_ns": 50 * S,
+                    "wall_ns": 100 * S,
                     "reads": 0,
                     "read_ns": 0,
                     "writes": 4,
@@ -211,3 +211,9 @@ def test_ports_paths_disks_and_file_systems() -> None:
         FileSystem("/", "ext4", None, 0.75, 10, True, False),
         FileSystem("/dev/shm", "tmpfs", 1, 1.0, 0, None, None),
     }
+
+
+def test_a_disk_is_idle_while_it_has_no_rows() -> None:
+    one = {"scope": "device", "busy_ns": S, "wall_ns": S, "reads": 0, "read_ns": 0, "writes": 4, "write_ns": 8 * S}
+    hardware = found({"host.disk": [{**one, "device": "sda", "in_flight": 3}]}, {})
+    assert [(disk.name, round(disk.busy or 0, 3)) for disk in hardware.disks] == [("sda", 0.017)]
