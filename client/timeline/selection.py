@@ -107,6 +107,8 @@ def slices(cluster: Cluster, selection: Selection, section: Section, most: int) 
         if len(parts) > _MOST_SLICES:
             what = f"the range has more than {_MOST_SLICES * most:,} rows of {section.table}"
             raise UsageError(what, hint="narrow it by --since and --until")
+    if parts:
+        parts[-1] = parts[-1]._replace(high=selection.end)
     return parts
 
 

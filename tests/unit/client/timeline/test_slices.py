@@ -40,7 +40,7 @@ def test_each_row_is_in_one_slice(
     assert all(before.high == after.low for before, after in pairwise(found))
     if found:
         assert found[0].low == _RANGE.begin
-        assert found[-1].high <= _RANGE.end
+        assert found[-1].high == _RANGE.end
     counts = [len(tables.query(_RANGE.select(sections.OPS, low, high)).column("seq")) for low, high, _ in found]
     assert sum(counts) == len(calls)
 
@@ -68,3 +68,12 @@ def test_more_rows_than_a_trace_can_have_are_refused() -> None:
     with pytest.raises(UsageError, match="more than"):
         slices(cluster, _RANGE, sections.OPS, 200_000)
     assert cluster.asked <= 17
+
+
+def test_rows_that_come_after_the_count_are_in_the_last_slice(tables: Tables) -> None:
+    tables.put("comm.ops", [operation(0, n, n * SECOND) for n in range(9)])
+    cluster: Any = tables
+    found = slices(cluster, _RANGE, sections.OPS, 5)
+    tables.put("comm.ops", [operation(0, n, n * SECOND) for n in (*range(9), 3500)])
+    seqs = [tables.query(_RANGE.select(sections.OPS, low, high)).column("seq").to_pylist() for low, high, _ in found]
+    assert sorted(seq for own in seqs for seq in own) == [*range(9), 3500]
