@@ -131,6 +131,7 @@ class _Files:
         self._timeline = timeline
         self._directory = directory
         self._paths: dict[int, Path] = {}
+        self._taken: set[Path] = set()
 
     def append(self, process: Ints, lines: Any) -> None:
         """Appends ``lines``, which are sorted by ``process``."""
@@ -157,10 +158,14 @@ class _Files:
             # A run that starts later goes into a directory of its own.
             run = "" if process.run == names.processes.values[0].run else f"run-{file_name(process.run)}"
             path = self._directory / run / f"rank-{process.rank}.json"
-            if path in self._paths.values():
+            if path in self._taken:
                 path = path.with_name(f"rank-{process.rank}-pid-{process.pid}.json")
+            if path in self._taken:
+                # Pids may be equal on two nodes, and after one has wrapped.
+                path = path.with_name(f"{path.stem}-{index}.json")
             path.parent.mkdir(exist_ok=True)
             self._paths[index] = path
+            self._taken.add(path)
             path.write_bytes(self._head(process))
         return self._paths[index]
 

@@ -18,7 +18,7 @@ from timeline_scene import BEGIN, JOB, MS, SECOND, Tables, finding, loss, operat
 
 from probing.client.timeline.chrome import write_chrome
 from probing.client.timeline.columns import write_columns
-from probing.client.timeline.kineto import write_kineto
+from probing.client.timeline.kineto import CATEGORY, write_kineto
 from probing.client.timeline.perfetto import write_perfetto
 from probing.client.timeline.reading import Timeline
 from probing.federation.execution.clocks import Offset
@@ -212,3 +212,16 @@ def test_more_findings_and_stacks_than_are_shown(monkeypatch: pytest.MonkeyPatch
     assert trace.attributes["left_out/0"] == taken.notes[0]
     names = [event.name for event in trace.of("sample")]
     assert (len(names), sum(name.startswith("(one of more than") for name in names)) == (11, 8)
+
+
+def test_processes_of_one_rank_with_equal_pids_have_files_of_their_own(tmp_path: Path) -> None:
+    rows = [operation(0, n, n * SECOND, start_ns=n // 2) for n in range(8)]
+    paths = write_kineto(timeline_of(Tables({"comm.ops": rows})), tmp_path)
+    assert len(set(paths)) == 4
+    seqs = [
+        event["args"]["seq"]
+        for path in paths
+        for event in json.loads(path.read_bytes())["traceEvents"]
+        if event.get("cat") == CATEGORY
+    ]
+    assert sorted(seqs) == list(range(8))
