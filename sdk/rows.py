@@ -138,16 +138,22 @@ class FixedTable:
         self._ring: _Ring | None = None
         self._guard = threading.Lock()
         self.works = hasattr(os, "memfd_create")
+        self.refused = 0
         self._tables.append(self)
 
     def write(self, *values: Any) -> None:
-        """Writes a row. Texts are given as bytes, and None as NO_INTEGER, NaN or NO_TEXT."""
+        """Writes a row. Texts are given as bytes, and None as NO_INTEGER, NaN or NO_TEXT. A row with a value that does
+        not fit raises nothing, and is counted in ``refused``.
+        """
         ring = self._ring
         if ring is None:
             ring = self._made() if self.works else None
             if ring is None:
                 return
-        ring.put(next(ring.numbers), NO_INTEGER, values)
+        try:
+            ring.put(next(ring.numbers), NO_INTEGER, values)
+        except (struct.error, TypeError, ValueError):  # reporting must not end a training
+            self.refused += 1
 
     def _made(self) -> _Ring | None:
         with self._guard:

@@ -258,3 +258,15 @@ def test_nothing_is_read_while_probes_are_paused(scene: Scene) -> None:
     scene.source.pause(False)
     scene.turn()
     assert len(scene.sink.rows) == 1
+
+
+@pytest.mark.parametrize("step", [3.0, 2**63, "seven"])
+def test_a_step_that_fits_no_row_does_not_end_the_training(scene: Scene, step: Any) -> None:
+    probing.metric("loss", 0.25, step=step)
+    assert _metrics.refused > 0
+    probing.metric("loss", 0.5, step=8)
+    # The number of the refused row stays free, for which a turn waits.
+    scene.turn()
+    scene.turn()
+    rows = [(row["step"], row["value"]) for row in scene.sink.of("python.training_metrics")]
+    assert rows[-1] == (8, 0.5)
