@@ -209,10 +209,16 @@ class ExternalTable:
         self._names = names
         self._ring: _Ring | None = None
         self._older: list[_Ring] = []
+        self._replaced: list[_Ring] = []
         with self._guard:
-            if name not in self._tables and len(self._tables) >= MAX_TABLES:
+            before = self._tables.get(name)
+            if before is None and len(self._tables) >= MAX_TABLES:
                 raise ValueError(f"a process has at most {MAX_TABLES} tables")
             self._tables[name] = self
+            if before is not None:
+                # The daemon may still read the rows of the tables that had this name.
+                self._replaced = _kept([*before._replaced, *before._rings()])
+                before._ring, before._older, before._replaced = None, [], []
 
     @classmethod
     def get(cls, name: str) -> ExternalTable:
@@ -299,20 +305,18 @@ class ExternalTable:
         if self._ring is not None and columns == self._ring.columns:
             return self._ring
         new = _Ring(self.name, columns)
-        self._older = self._rings()
-        for ring in self._older[:-_MAX_OLDER]:
-            ring.close()
-        del self._older[:-_MAX_OLDER]
+        self._older = _kept(self._rings())
         return new
 
     def _rings(self) -> list[_Ring]:
         return self._older if self._ring is None else [*self._older, self._ring]
 
     def _close(self) -> None:
-        for ring in self._rings():
+        for ring in (*self._replaced, *self._rings()):
             ring.close()
         self._ring = None
         self._older.clear()
+        self._replaced.clear()
 
     @classmethod
     def forked(cls) -> None:
@@ -320,6 +324,13 @@ class ExternalTable:
         cls._guard = threading.Lock()
         for table in cls._tables.values():
             table._close()
+
+
+def _kept(rings: list[_Ring]) -> list[_Ring]:
+    """Returns the newest of ``rings``, and closes the others."""
+    for ring in rings[:-_MAX_OLDER]:
+        ring.close()
+    return rings[-_MAX_OLDER:]
 
 
 def _column(name: str, before: Column | None, value: Any) -> Column:

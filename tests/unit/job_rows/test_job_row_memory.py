@@ -9,6 +9,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,3 +206,27 @@ def test_random_bytes_do_no_harm(contents: list[bytes]) -> None:
         assert not seen or not numbers or numbers[0] > seen[-1]
         seen += numbers
     os.close(fd)
+
+
+def test_a_table_that_is_made_again_keeps_little_memory() -> None:
+    def memories() -> dict[int, int]:
+        """By inode, a descriptor of each memory of a table."""
+        fds = (int(path.name) for path in Path("/proc/self/fd").iterdir())
+        return {os.fstat(fd).st_ino: fd for fd in fds if written.MEMORY_NAME in name_of(fd)}
+
+    def name_of(fd: int) -> str:
+        try:
+            return str(Path(f"/proc/self/fd/{fd}").readlink())
+        except OSError:
+            return ""
+
+    before = memories()
+    for number in range(40):
+        table = probing.ExternalTable("again", ["step"])
+        assert table.take() == []
+        table.append([number])
+    own = [fd for inode, fd in memories().items() if inode not in before]
+    # The daemon may still read the rows of the last ones.
+    assert sorted(step for fd in own for step in steps(RowMemory(fd))) == [35, 36, 37, 38, 39]
+    probing.ExternalTable.drop("again")
+    assert memories().keys() == before.keys()
