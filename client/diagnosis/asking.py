@@ -29,7 +29,7 @@ from probing.diagnosis.case import Case
 from probing.diagnosis.deaths import how_it_ended, job_ended
 from probing.diagnosis.facts import MAX_RANKS, Facts, Missing
 from probing.diagnosis.facts_file import from_json, load
-from probing.diagnosis.flight_recorder.dump import MAX_FILE, RankDump, read_dump
+from probing.diagnosis.flight_recorder.dump import MAX_FILE, Group, RankDump, read_dump
 from probing.diagnosis.flight_recorder.hang import diagnose_dumps
 from probing.diagnosis.ladder import Diagnosis, diagnose_runs
 from probing.diagnosis.merge import merge_runs
@@ -251,11 +251,12 @@ def from_dumps(directory: Path) -> Diagnosis:
         hint = "the names of dumps end with the rank, as nccl_trace_rank_3: TORCH_NCCL_DEBUG_INFO_TEMP_FILE sets them"
         raise NotFound(f"no dump is in {directory}", hint=hint)
     dumps: dict[int, RankDump] = {}
+    groups: dict[object, Group] = {}
     missing: list[Missing] = []
     for path in files[:MAX_RANKS]:
         rank = int((_RANK.search(path.name) or [""])[0])
         try:
-            dump = read_dump(rank, _content(path))
+            dump = read_dump(rank, _content(path), groups)
         except (ProbingError, OSError) as e:
             missing.append(Missing("history", f"the dump {path.name} cannot be read: {getattr(e, 'message', e)}", rank))
             continue

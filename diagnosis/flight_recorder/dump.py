@@ -101,14 +101,20 @@ def load_dump(data: bytes) -> Any:
         raise CorruptTarget("the dump begins like JSON, but is not valid JSON") from e
 
 
-def read_dump(rank: int, data: bytes) -> RankDump:
-    """Returns the dump of ``rank``. Raises UnsupportedTarget and CorruptTarget if ``data`` is no dump."""
+def read_dump(rank: int, data: bytes, known: dict[object, Group] | None = None) -> RankDump:
+    """Returns the dump of ``rank``. ``known``: the groups in dumps that were read before, which this one shares: a list
+    of ten thousand ranks in each of their dumps takes gigabytes.
+
+    Raises UnsupportedTarget and CorruptTarget if ``data`` is no dump.
+    """
     dump = load_dump(data)
     if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
         raise CorruptTarget("the dump has no list of records")
     config = dump.get("pg_config")
     groups = _groups(config if isinstance(config, dict) else {})
     own = {name: group for name, group in groups.items() if rank in group.ranks}
+    if known is not None:
+        own = {name: known.setdefault((name, group.desc, group.ranks), group) for name, group in own.items()}
     records, numbers = [], dict[str, Group]()
     for entry in dump["entries"][-MAX_RECORDS:]:
         record = _record(entry, own) if isinstance(entry, dict) else None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from probing.api.errors import NotFound, ProbingError
 from probing.client.diagnosis.asking import from_dumps
-from probing.diagnosis.flight_recorder.dump import read_dump
+from probing.diagnosis.flight_recorder.dump import Group, RankDump, read_dump
 from probing.diagnosis.ladder import Diagnosis
 
 WORLD = tuple(range(4))
@@ -251,6 +251,22 @@ def test_a_cut_dump_lets_nobody_else_be_named(size: int, cut: int) -> None:
 def test_a_dump_in_json(folder: Path) -> None:
     waits = json.dumps(dump(call("0", 7))).encode()
     assert the(write(folder, {0: waits, 1: waits, 2: json.dumps(dump(g0=6)).encode(), 3: waits}))[1] == [2]
+
+
+def dumps_of(count: int, *, listed: bool, odd: list[dict[str, Any]], even: list[dict[str, Any]]) -> list[RankDump]:
+    groups = {"0": tuple(range(count)), "1": tuple(range(count))} if listed else {}
+    known: dict[object, Group] = {}
+    made = (dump(*(odd if rank % 2 else even), groups=groups) for rank in range(count))
+    return [read_dump(rank, pickle.dumps(one, protocol=2), known) for rank, one in enumerate(made)]
+
+
+STUCK = {"odd": [done("1", 6), call("1", 7)], "even": [done("1", 6), done("1", 7), call("1", 8)]}
+
+
+def test_the_dumps_of_a_job_share_its_groups() -> None:
+    one, other = dumps_of(2, listed=True, **STUCK)
+    assert one.world is other.world
+    assert one.records[0].group is other.records[0].group
 
 
 def test_a_folder_without_dumps(folder: Path) -> None:
