@@ -240,9 +240,15 @@ def _times(dumps: Sequence[RankDump]) -> Iterator[str]:
 
 def _calls(dumps: Sequence[RankDump]) -> Iterator[str]:
     called = {dump.rank: {group.name: seq for group, seq in dump.called.items()} for dump in dumps}
+    least: dict[str, int] = {}
+    for own in called.values():
+        for name, seq in own.items():
+            least[name] = min(least.get(name, seq), seq)
     for dump in dumps:
         ended = {one.group: one for one in dump.records if one.completed and one.op in _TOGETHER}
         for group, record in ended.items():
+            if least.get(group.name, record.seq) >= record.seq:
+                continue
             behind = [r for r in group.ranks if r in called and called[r].get(group.name, record.seq) < record.seq]
             if behind:
                 call = f"{record.op} seq {record.seq} of {clean(group.desc or group.name)}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from probing.api.text import ranks_of
 from probing.diagnosis.facts import Facts, Missing, Progress, Rank
@@ -69,11 +69,15 @@ def _whole(dumps: Sequence[RankDump], unreadable: frozenset[int]) -> list[RankDu
         for group in dump.called:
             called.setdefault(group.name, set()).add(dump.rank)
     every = tuple(sorted({*unreadable, *(dump.rank for dump in dumps)}))
+    made: dict[tuple[str, str], Group] = {}
 
     def whole(group: Group) -> Group:
         if group.ranks:
             return group
-        return replace(group, ranks=every if group.desc == DEFAULT else tuple(sorted(called[group.name])))
+        key = group.name, group.desc
+        if key not in made:
+            made[key] = replace(group, ranks=every if group.desc == DEFAULT else tuple(sorted(called[group.name])))
+        return made[key]
 
     def named(dump: RankDump, number: str) -> Group | None:
         alike = [group for group in dump.groups if group.desc == descriptions.get(number)]
@@ -100,6 +104,7 @@ class _Scene:
     unreadable: frozenset[int] = frozenset()
     in_order: bool = False
     _found: dict[tuple[Group, int], frozenset[int]] = field(default_factory=dict)
+    _ended: dict[tuple[Group, int], Sequence[int]] = field(default_factory=dict)
 
     @cached_property
     def pending(self) -> Mapping[int, Sequence[Record]]:
@@ -192,11 +197,17 @@ class _Scene:
         record = next(iter(self.pending.get(rank, ())), None)
         if record is None or record.peer is not None:
             return None
-        others = [member for member in record.group.ranks if member != rank and member in self.dumps]
-        done = any(self._done(member, record) for member in others)
-        return record if done else None
+        return record if any(member != rank for member in self._done(record)) else None
 
-    def _done(self, rank: int, record: Record) -> bool:
+    def _done(self, record: Record) -> Sequence[int]:
+        """Returns the first two ranks on which a collective has completed. The result is cached."""
+        key = record.group, record.seq
+        if key not in self._ended:
+            members = (member for member in record.group.ranks if member in self.dumps)
+            self._ended[key] = tuple(islice((member for member in members if self._has_done(member, record)), 2))
+        return self._ended[key]
+
+    def _has_done(self, rank: int, record: Record) -> bool:
         first = self.first[rank].get(record.group)
         called = self.dumps[rank].called.get(record.group, -1)
         return called >= record.seq and (first is None or first > record.seq)

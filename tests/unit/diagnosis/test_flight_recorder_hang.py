@@ -10,12 +10,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from diagnosis_cases import instructions
 from hypothesis import given
 from hypothesis import strategies as st
 
 from probing.api.errors import NotFound, ProbingError
 from probing.client.diagnosis.asking import from_dumps
 from probing.diagnosis.flight_recorder.dump import Group, RankDump, read_dump
+from probing.diagnosis.flight_recorder.hang import _whole, diagnose_dumps
 from probing.diagnosis.ladder import Diagnosis
 
 WORLD = tuple(range(4))
@@ -261,6 +263,22 @@ def dumps_of(count: int, *, listed: bool, odd: list[dict[str, Any]], even: list[
 
 
 STUCK = {"odd": [done("1", 6), call("1", 7)], "even": [done("1", 6), done("1", 7), call("1", 8)]}
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_twice_the_dumps_are_twice_the_work(listed: bool) -> None:
+    def work(count: int) -> int:
+        dumps = dumps_of(count, listed=listed, **STUCK)
+        assert [one.verdict.id for one in diagnose_dumps("j", dumps).findings] == ["no_completion"]
+        return instructions(lambda: diagnose_dumps("j", dumps))
+
+    assert work(400) < 2.6 * work(200)
+
+
+def test_the_ranks_of_a_group_without_a_list_are_gathered_once() -> None:
+    whole = _whole(dumps_of(50, listed=False, **STUCK), frozenset())
+    assert len({id(record.group) for one in whole for record in one.records}) == 1
+    assert whole[0].records[0].group.ranks == tuple(range(50))
 
 
 def test_the_dumps_of_a_job_share_its_groups() -> None:
