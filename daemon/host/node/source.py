@@ -26,8 +26,9 @@ __all__ = ("NodeSource", "SpaceSource")
 TIMEOUT_S = 1.0
 # The interval at which file systems are read, s; the first reading comes early, so that callers need not wait for it.
 SPACE_INTERVAL_S, FIRST_SPACE_S = 30.0, 2.0
-# A file system that did not answer is left out of this many readings, since it blocks a reader until it answers.
-SILENT_TURNS = 120
+# A file system that did not answer is left out of this many readings, and of twice as many each further time, since it
+# blocks a reader until it answers.
+FIRST_TURNS, SILENT_TURNS = 4, 120
 MAX_WATCHED = 1_024
 _ROLES = ("trainer", "data_loader", "launcher")
 
@@ -101,7 +102,8 @@ class SpaceSource(_HostSource):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._silent: dict[str, int] = {}
-        self._timeouts: set[str] = set()
+        # The number of readings of which each was left out last; 0 after a single timeout.
+        self._turns: dict[str, int] = {}
         self._looked = False
 
     @property
@@ -119,6 +121,7 @@ class SpaceSource(_HostSource):
         rows += self._shared(found, watched)
         points = [point for point, _, _ in found["served"]]
         self._silent = {point: turns - 1 for point, turns in self._silent.items() if turns > 1 and point in points}
+        self._turns = {point: turns for point, turns in self._turns.items() if point in points}
         rows += [self._served(*served) for served in found["served"]]
         silent = [f"{clean_text(point, 128)} does not answer" for point in self._silent]
         self._patience.answered(first_of(silent))
@@ -142,15 +145,16 @@ class SpaceSource(_HostSource):
         try:
             space = self._ask("space", point=point)
         except TargetTimeout:
-            # A single timeout may only mean that no reader was free.
-            again = point in self._timeouts
-            self._timeouts ^= {point}
-            if again:
-                self._silent[point] = SILENT_TURNS
-            return {**row, "answers": False if again else None}
+            before = self._turns.get(point)
+            if before is None:
+                # A single timeout may only mean that no reader was free.
+                self._turns[point] = 0
+                return {**row, "answers": None}
+            self._turns[point] = self._silent[point] = min(2 * before or FIRST_TURNS, SILENT_TURNS)
+            return {**row, "answers": False}
         except ProbingError:
             return {**row, "answers": None}
-        self._timeouts.discard(point)
+        self._turns.pop(point, None)
         return {**row, "answers": None if space is None else True, **_flags(space or {})}
 
 

@@ -10,7 +10,7 @@ from fakes import Processes, Readers, Sink
 from probing.api.errors import TargetTimeout
 from probing.daemon.clock import FakeClock
 from probing.daemon.host.node.rows import Growth
-from probing.daemon.host.node.source import SILENT_TURNS, NodeSource, SpaceSource
+from probing.daemon.host.node.source import FIRST_TURNS, SILENT_TURNS, NodeSource, SpaceSource
 from probing.daemon.ipc import Message
 from probing.daemon.source import Identity
 from probing.daemon.source_state import Totals
@@ -240,7 +240,22 @@ def test_a_server_that_does_not_answer_is_said_and_left_alone() -> None:
     assert [row["answers"] for row in space.look()[1:]] == [True, False]
     assert len(space.readers.asked) == asked + 2
     space.silent.clear()
-    for _ in range(SILENT_TURNS):
+    # A server that was busy for a minute does not count as lost for an hour.
+    for _ in range(FIRST_TURNS):
         rows = space.look()
     assert [row["answers"] for row in rows[1:]] == [True, True]
     assert space.source.states(TOTALS)[0].reason == ""
+
+
+def test_a_server_that_is_lost_is_asked_ever_less_often() -> None:
+    space = Space(served=[["/mnt/a", "nfs4", "s:/a"]])
+    space.silent = {"/mnt/a"}
+    assert [row["answers"] for _ in range(2) for row in space.look()[1:]] == [None, False]
+
+    def asked(turns: int) -> int:
+        before = len(space.readers.asked)
+        assert {row["answers"] for _ in range(turns) for row in space.look()[1:]} == {False}
+        return len(space.readers.asked) - before - turns
+
+    assert asked(SILENT_TURNS) == 4
+    assert asked(4 * SILENT_TURNS) == 4
