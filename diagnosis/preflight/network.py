@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from probing.api.text import age
-from probing.diagnosis.preflight.facts import Case, Interface, NodeFacts, Port
+from probing.diagnosis.preflight.facts import Case, Interface, NodeFacts, Port, Reached
 from probing.diagnosis.preflight.result import FAIL, PASS, WARN, Result, by_value, compared, names, skipped
 
 __all__ = (
@@ -263,6 +263,7 @@ def check_nodes(case: Case) -> Iterator[Result]:
 ROUND_TRIPS = "round_trips"
 # A round trip is slow above this many times the median, if it also exceeds it by at least this much, ns.
 FACTOR, LEAST_NS = 5.0, 1e6
+_UNMEASURED = "not measured"
 _LOOPBACK_PREFIX = ("127.", "localhost:", "[::1]:")
 # The round trip in ns from the first node to the second, or None and the reason.
 Cell = tuple[str, str, int | None, str]
@@ -275,14 +276,14 @@ def check_round_trips(case: Case) -> Iterator[Result]:
             yield skipped(ROUND_TRIPS, "there is one node")
         return
     cells = matrix(case)
-    unknown = [cell for cell in cells if cell[2] is None and cell[3].startswith("not measured")]
-    lost = [cell for cell in cells if cell[2] is None and cell not in unknown]
+    unknown = [cell for cell in cells if cell[2] is None and cell[3].startswith(_UNMEASURED)]
+    lost = [cell for cell in cells if cell[2] is None and not cell[3].startswith(_UNMEASURED)]
     for source, target, _, why in lost:
         hint = "look at routes and firewalls between the two"
         yield Result(ROUND_TRIPS, FAIL, f"{source} does not reach {target}: {why}", (source, target), hint)
     known = [(source, target, ns) for source, target, ns, _ in cells if ns is not None]
     if unknown:
-        why = unknown[0][3].removeprefix("not measured: ")
+        why = unknown[0][3].removeprefix(f"{_UNMEASURED}: ")
         pairs = f"{len(unknown)} of {len(cells)} pairs were not measured, such as {unknown[0][0]} to {unknown[0][1]}"
         yield skipped(ROUND_TRIPS, f"{pairs}: {why}", sorted({cell[1] for cell in unknown}))
     if not known:
@@ -300,16 +301,20 @@ def check_round_trips(case: Case) -> Iterator[Result]:
 
 def matrix(case: Case) -> list[Cell]:
     """Returns the round trip of each ordered pair of nodes."""
-    return [_cell(case, a, b) for a in case.nodes for b in case.nodes if a.node != b.node]
+    cells: list[Cell] = []
+    for source in case.nodes:
+        reached = {one.address: one for one in reversed(source.reached)}
+        cells += [_cell(case, source, target, reached) for target in case.nodes if source.node != target.node]
+    return cells
 
 
-def _cell(case: Case, source: NodeFacts, target: NodeFacts) -> Cell:
+def _cell(case: Case, source: NodeFacts, target: NodeFacts, reached: Mapping[str, Reached]) -> Cell:
     address = case.addresses.get(target.node, "")
     if not address:
-        return source.node, target.node, None, f"not measured: {target.node} has no TCP address (listen)"
+        return source.node, target.node, None, f"{_UNMEASURED}: {target.node} has no TCP address (listen)"
     if address.startswith(_LOOPBACK_PREFIX) and source.boot_id != target.boot_id:
-        return source.node, target.node, None, f"not measured: {address} is a loopback address"
-    found = next((one for one in source.reached if one.address == address), None)
+        return source.node, target.node, None, f"{_UNMEASURED}: {address} is a loopback address"
+    found = reached.get(address)
     if found is None:
-        return source.node, target.node, None, "not measured: the node did not try"
+        return source.node, target.node, None, f"{_UNMEASURED}: the node did not try"
     return source.node, target.node, found.round_trip_ns, found.why or "no answer"

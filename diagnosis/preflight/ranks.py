@@ -37,8 +37,11 @@ def check_numbers(case: Case) -> Iterator[Result]:
         yield skipped(RANKS, "no ranks are known: list them in --env-file F, or name a job that runs with --job J")
         return
     violations = check_ranks(placed, whole=not case.silent)
+    nodes_of: dict[int | None, set[str]] = {}
+    for one in placed:
+        nodes_of.setdefault(one.rank, set()).add(one.node)
     for violation in violations:
-        nodes = tuple(sorted({p.node for p in placed if p.rank in violation.ranks}))
+        nodes = tuple(sorted({name for rank in violation.ranks for name in nodes_of.get(rank, ())}))
         yield Result(RANKS, FAIL, violation.text, nodes, "`probingctl ranks check` shows what the launcher would give")
     if violations:
         return

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from diagnosis_cases import instructions
 
 from probing.api.errors import FormatError, UsageError
 from probing.diagnosis.facts_file import decoded, encoded
@@ -548,3 +549,46 @@ def test_texts_of_what_is_right_say_no_more_than_is_known() -> None:
     assert " GiB free on " in shared
     assert "at least" not in shared
     assert "at least" in texts(whole, "shared_memory")[0][1]
+
+
+class Name(str):
+    """The name of a node, which counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return str.__eq__(self, other)
+
+
+def many(count: int, *, tried: bool) -> Case:
+    addresses = {Name(f"n{number}"): f"10.0.0.{number}:7070" for number in range(count)}
+    reached = tuple(Reached(address, 120_000) for address in addresses.values() if tried)
+    return Case(tuple(NodeFacts(name, reached=reached) for name in addresses), addresses=addresses)
+
+
+def test_the_work_of_round_trips_grows_with_the_pairs_of_nodes() -> None:
+    def work(count: int) -> int:
+        case = many(count, tried=True)
+        return instructions(lambda: of(case, "round_trips"))
+
+    assert work(80) < 4.8 * work(40)
+
+
+def test_pairs_that_were_not_measured_are_not_compared_with_each_other() -> None:
+    case = many(40, tried=False)
+    Name.compared = 0
+    assert [r.state for r in of(case, "round_trips")] == [SKIPPED]
+    assert Name.compared < 4 * 40 * 40
+
+
+def test_ranks_that_occur_twice_are_looked_up_once() -> None:
+    def work(count: int) -> int:
+        twice = tuple(NodeRank(rank, rank, count) for rank in (*range(count), *range(count)))
+        case = Case((NodeFacts("n", ranks=twice),))
+        assert len(of(case, "ranks")) >= count
+        return instructions(lambda: of(case, "ranks"))
+
+    assert work(80) < 2.6 * work(40)
