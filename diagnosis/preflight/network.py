@@ -84,7 +84,7 @@ INFINIBAND = "infiniband"
 
 
 def check_infiniband(case: Case) -> Iterator[Result]:
-    """Fails for ports of NCCL_IB_HCA that are down, or whose rate is below the rate of most ports."""
+    """Fails for ports of NCCL_IB_HCA that are down, or slower than most ports of their name."""
     with_ports = [node for node in case.nodes if node.ports]
     if not with_ports:
         if case.nodes:
@@ -94,7 +94,17 @@ def check_infiniband(case: Case) -> Iterator[Result]:
     used = {node.node: [port for port in node.ports if _named_port(case, node, port)] for node in with_ports}
     rates = [port.rate_gbps for ports in used.values() for port in ports if port.state == "ACTIVE" and port.rate_gbps]
     usual = next(iter(by_value(("", rate) for rate in rates)), None)
-    found = [result for node, ports in used.items() for port in ports for result in _of(node, port, usual)]
+    # Ports to the storage may have another rate than those to other GPUs, so a port is compared with its like.
+    alike: dict[tuple[str, int], list[float]] = {}
+    for port in (port for ports in used.values() for port in ports if port.state == "ACTIVE" and port.rate_gbps):
+        alike.setdefault((port.hca, port.port), []).append(port.rate_gbps or 0.0)
+    own = {key: next(iter(by_value(("", rate) for rate in known))) for key, known in alike.items() if len(known) > 1}
+    found = [
+        result
+        for node, ports in used.items()
+        for port in ports
+        for result in _of(node, port, own.get((port.hca, port.port), usual))
+    ]
     yield from found
     if without := [node.node for node in case.nodes if not node.ports and not node.problem("ports")]:
         yield Result(INFINIBAND, FAIL, f"{names(without)} without RDMA devices, others have some", tuple(without))
@@ -104,7 +114,7 @@ def check_infiniband(case: Case) -> Iterator[Result]:
             INFINIBAND, "the number of active ports,", active, hint="look for a cable that is out, or a missing device"
         )
     elif not found:
-        at = f" at {usual:g} Gb/s" if usual else ""
+        at = f" at {usual:g} Gb/s" if usual and len(set(rates)) == 1 else ""
         yield Result(INFINIBAND, PASS, f"{next(iter(active.values()))} ports are active{at} on {names(active)}")
 
 

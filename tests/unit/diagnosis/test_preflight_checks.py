@@ -448,6 +448,17 @@ def test_two_clocks_or_halves_are_compared_with_each_other(names: tuple[str, ...
     assert found[0].text == f"the clock of {ahead[0]} is 90 ms ahead of the others"
 
 
+def test_ports_of_a_lower_rate_on_all_nodes_are_no_fault() -> None:
+    storage = Port("mlx5_2", 1, "InfiniBand", "ACTIVE", "LinkUp", 200.0)
+    nodes = tuple(replace(n, ports=(*n.ports, storage)) for n in healthy().nodes)
+    assert [(r.state, r.text) for r in of(replace(healthy(), nodes=nodes), "infiniband")] == [
+        (PASS, "3 ports are active on gn1, gn2, gn3, gn4")
+    ]
+    worse = replace(nodes[1], ports=(*nodes[1].ports[:2], replace(storage, rate_gbps=100.0)))
+    [result] = of(replace(healthy(), nodes=(nodes[0], worse, *nodes[2:])), "infiniband")
+    assert (result.state, result.text) == (FAIL, "mlx5_2 port 1 of gn2 has 100 Gb/s, the others 200")
+
+
 def test_loopback_addresses_tell_nothing_across_machines() -> None:
     apart = replace(healthy(), addresses={name: f"127.0.0.1:{n}" for n, name in enumerate(NODES)})
     [result] = of(apart, "round_trips")
