@@ -50,6 +50,8 @@ MAX_ABSENT = 30
 RESTORE_TRIES = 4
 # The most rows of other nodes that wait for the next poll.
 MAX_TAKEN = 256
+# What tells that the hook of a finding has started.
+_NAMES = ("finding_id", "found_by", "verdict")
 # The most owners whose jobs ``status`` counts separately.
 _MOST_OWNERS = 3
 _log = logging.getLogger(__name__)
@@ -137,6 +139,8 @@ class JobWatch:
         self._tries = RESTORE_TRIES
         # Rows of findings that an earlier daemon stored, of jobs that were not seen yet.
         self._restored: dict[_Key, list[Mapping[str, Any]]] = {}
+        # The names of those of jobs that were not seen in the first seconds: their hooks have started.
+        self._closed: dict[_Key, list[Mapping[str, Any]]] = {}
         self._taken: deque[Mapping[str, Any]] = deque(maxlen=MAX_TAKEN)
         self._problems = Problems(clocks.utc)
         self._unread_jobs = Problems(clocks.utc)
@@ -250,9 +254,10 @@ class JobWatch:
         left_out = [job.owner for key, job in found.items() if job.living and key not in self._watched]
         self._left_out = Counter(left_out)
         if now > self._started + 2 * START_S:
-            # The jobs that are left in ``_restored`` ended while no daemon ran.
-            for key in list(self._restored):
+            # The jobs that are left in ``_restored`` ended while no daemon ran, or are found late.
+            for key, rows in list(self._restored.items()):
                 self._outbox.put(self._findings_of(key).ended(utc))
+                self._closed[key] = [{name: row.get(name) for name in _NAMES} | {"state": "closed"} for row in rows]
 
     def _is_early(self, now: float) -> bool:
         """Returns whether the watch is in its first seconds."""
@@ -304,7 +309,7 @@ class JobWatch:
     def _findings_of(self, key: _Key) -> JobFindings:
         """Returns the findings of a job, including those of an earlier daemon."""
         findings = JobFindings(*key, self._node)
-        for row in self._restored.pop(key, ()):
+        for row in (*self._restored.pop(key, ()), *self._closed.pop(key, ())):
             findings.restore(row, self._groups.get(str(row["verdict"]), ""))
         return findings
 

@@ -284,6 +284,15 @@ def test_findings_of_jobs_that_are_gone_close_after_a_restart() -> None:
     assert [state for _, state, _ in second.states()] == ["closed"]
 
 
+def test_a_job_that_is_found_late_after_a_restart_fires_no_hook_again() -> None:
+    first = Scene(Job(begins=10, stops=30, finds=hangs(30))).run(60)
+    job = Job(begins=80, seen_from=62, stops=80, finds=hangs(80))
+    second = Scene(job, before=first.rows[-1:], at=62).run(140)
+    assert [state for _, state, _ in second.states()][:2] == ["closed", "open"]
+    assert first.rows[-1]["finding_id"] == second.rows[1]["finding_id"]
+    assert not second.hooked
+
+
 def test_a_warning_of_a_review_needs_a_second_look_and_fires_once() -> None:
     slow = finding("slow_rank", 1, group="slow", severity=WARNING)
     scene = Scene(Job(begins=10, finds=lambda now, _: [slow] if now < 200 else [])).run(400)
