@@ -7,14 +7,15 @@ Requests (``job``: the number of a task):
 
 * ``ping``: answered with ``{"pid"}``.
 * ``give`` (``job``, descriptors): adds files, in order, to the task. Not answered.
-* ``begin`` (``job``, ``what``, ``fields``): begins the function ``what`` of ``tasks.worker`` or ``tasks.decode`` over
-  the files of the task. Not answered.
+* ``begin`` (``job``, ``what``; the payload has the fields as JSON): begins the function ``what`` of ``tasks.worker`` or
+  ``tasks.decode`` over the files of the task. Not answered.
 * ``next`` (``job``): answered with the task's steps (``tasks.messages``) up to the next turn, or to ``{"end"}``.
 * ``drop`` (``job``): ends a task that is not complete. Not answered.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -91,7 +92,7 @@ def _take(channel: Channel, request: Message, tasks: dict[int, _Task]) -> None:
             raise InternalError(f"the request has more than {MAX_FILES} files")
     elif op == "begin":
         task = tasks.setdefault(number, _Task())
-        task.steps = {**TASKS, **DECODING}[header["what"]](task.files, header["fields"])
+        task.steps = {**TASKS, **DECODING}[header["what"]](task.files, json.loads(request.payload))
     elif op == "drop":
         tasks.pop(number, _Task()).close()
     elif op == "next":

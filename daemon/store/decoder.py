@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -161,7 +162,7 @@ class Decoder:
         finished = False
         try:
             channel.send({"op": "give", "job": 0}, b"", [fd])
-            channel.send({"op": "begin", "job": 0, "what": task, "fields": fields})
+            channel.send({"op": "begin", "job": 0, "what": task}, json.dumps(fields).encode())
             channel.send({"op": "next", "job": 0})
             while "end" not in (message := channel.answer(TIMEOUT_S)).header:
                 if "turn" in message.header:

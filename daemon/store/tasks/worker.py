@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import logging
 import os
 import threading
@@ -151,7 +152,7 @@ class RemoteWorker:
                 _begin(process.channel, number, what, [path for path, _ in files], fields)
             except (ChannelClosed, ChannelTimeout) as e:
                 raise self._failed(e, what) from e
-            except OSError:
+            except BaseException:
                 self._end(number)
                 raise
             return _RemoteTask(self, number)
@@ -257,7 +258,8 @@ def _begin(channel: Channel, number: int, what: str, paths: Sequence[Path], fiel
         for start in range(0, len(fds), MAX_FDS):
             header = {"op": "give", "job": number}
             channel.send(header, b"", fds[start : start + MAX_FDS], timeout=TIMEOUT_S)
-    channel.send({"op": "begin", "job": number, "what": what, "fields": fields})
+    # The fields are the payload: the schemas of many wide tables are longer than a header may be.
+    channel.send({"op": "begin", "job": number, "what": what}, json.dumps(fields).encode())
 
 
 class _RemoteTask:

@@ -7,15 +7,19 @@ import random
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from processes_helpers import Listener, listening
 
 from probing.api.errors import StoreError
+from probing.api.tables import TABLES, Table
+from probing.api.tables.user import JOB_TYPES, MAX_COLUMNS, job_table
+from probing.daemon import ipc
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Channel, ChannelClosed
@@ -42,10 +46,14 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "LAST_PAUSE_S", 0.0)
 
 
-def opened(root: Path, clock: FakeClock | None = None, idle_s: float = 60.0) -> Store:
+def opened(
+    root: Path, clock: FakeClock | None = None, idle_s: float = 60.0, tables: Mapping[str, Table] = TABLES
+) -> Store:
     remote = partial(RemoteWorker, root / "m.sock", policy=MAINTENANCE._replace(idle_s=idle_s))
     clock = clock or FakeClock(mono_ns=10**9, real_ns=NOW_NS)
-    return Store.open(root / "state", node="n", limits=LIMITS, background=False, clock=clock, worker=remote)
+    return Store.open(
+        root / "state", node="n", limits=LIMITS, background=False, clock=clock, tables=tables, worker=remote
+    )
 
 
 def fill(store: Store, first: int, count: int = PIECE) -> None:
@@ -86,6 +94,21 @@ def test_the_process_does_it_without_rights_and_ends(tmp_path: Path, listener: L
         # WHEN there is nothing to do
         # THEN its memory goes back
         until(lambda: not live(listener))
+        assert store.status()["state"] == "running"
+
+
+def test_many_wide_tables_are_sealed_at_once(tmp_path: Path, listener: Listener) -> None:
+    """Their schemas together are longer than the header of a message may be."""
+    kinds = {f"column_{i}": list(JOB_TYPES) for i in range(MAX_COLUMNS)}
+    wide = {table.name: table for table in (job_table(f"wide_{i}", kinds) for i in range(50))}
+    assert sum(table.physical.serialize().size for table in wide.values()) > ipc.MAX_HEADER // 2
+    row = pa.RecordBatch.from_pylist([{"node": "n", "ts": NOW_NS, "column_0": 7}])
+    with opened(tmp_path, tables=wide) as store:
+        store.append({name: [row] for name in wide}, {})
+        assert store.seal(now=True) == 1
+        assert store.status()["segments"] == len(wide)
+        assert store.rows("python.wide_49", ["column_0"]).column(0).to_pylist() == [7]
+        assert len(live(listener)) == 1
         assert store.status()["state"] == "running"
 
 
