@@ -122,6 +122,8 @@ class Quarantine:
         self._unchecked = deque(s.path for s in context.state.segments)
         self._scrubbed_ns = context.clock.pair().mono_ns
         self._scrub_bytes = 0
+        # The paths that a thread salvages now.
+        self._salvaging: set[str] = set()
 
     def check_all(self) -> list[str]:
         """Checks all segments and sets bad segments aside; returns "PATH: PROBLEM" of each bad segment."""
@@ -153,8 +155,22 @@ class Quarantine:
         problem = check_segment(context.files, context.root, segment) if segment else ""
         if not problem or segment is None:
             return ""
+        with self._editor.lock:
+            if path in self._salvaging:
+                # Two threads would write the same file.
+                return problem
+            self._salvaging.add(path)
         try:
-            salvaged = salvage(context, segment, f"{problem} ({suspicion})" if suspicion else problem)
+            return self._set_aside(segment, problem, suspicion)
+        finally:
+            with self._editor.lock:
+                self._salvaging.discard(path)
+
+    def _set_aside(self, segment: Segment, problem: str, suspicion: str) -> str:
+        """Salvages the damaged ``segment`` and sets it aside. Returns ``problem``, or "" if the segment is gone."""
+        path = segment.path
+        try:
+            salvaged = salvage(self._context, segment, f"{problem} ({suspicion})" if suspicion else problem)
         except (OSError, WorkerFailed) as e:
             self._state.problems["salvage"] = f"the segment {path} is damaged, and set aside later: {e}"
             with self._editor.lock:

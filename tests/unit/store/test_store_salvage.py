@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import store_support as support
 from long import examples
+from waiting import until
 
 from probing.daemon.clock import FakeClock
 from probing.daemon.source import Loss
@@ -181,6 +183,35 @@ def test_a_full_disk_puts_it_off(root: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert store.take_losses() == []
         store.maintain()
         assert store.status()["state"] == "running"
+        ids = sorted(store.rows("t.other", ["id"]).column("id").to_pylist())
+        check_lost(2, ids, store.take_losses())
+
+
+def test_two_threads_that_find_the_damage_set_it_aside_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip(segment(root), span(segment(root), 2)[40])
+    path, create, fsync = segment(root), SystemFiles.create, SystemFiles.fsync
+    writes, first_ended = threading.Event(), threading.Event()
+
+    def create_and_wait(files: SystemFiles, new: Path) -> int:
+        fd = create(files, new)
+        if threading.current_thread() is second and new.suffix == ".tmp":
+            writes.set()
+            assert first_ended.wait(60)
+        return fd
+
+    def fsync_beside(files: SystemFiles, fd: int) -> None:
+        if second.ident is None:
+            second.start()
+            until(lambda: writes.is_set() or not second.is_alive())
+        fsync(files, fd)
+
+    with opened(root) as store:
+        second = threading.Thread(target=store.quarantine, args=(path, "another query could not read it"))
+        monkeypatch.setattr(SystemFiles, "create", create_and_wait)
+        monkeypatch.setattr(SystemFiles, "fsync", fsync_beside)
+        assert store.quarantine(path, "a query could not read it")
+        first_ended.set()
+        second.join()
         ids = sorted(store.rows("t.other", ["id"]).column("id").to_pylist())
         check_lost(2, ids, store.take_losses())
 
