@@ -153,13 +153,20 @@ def _drop_bad_segments(directory: Directory, recovered: Recovered, on_disk: Coll
 
 def _adopt(directory: Directory, state: LoadedManifest, on_disk: Collection[str], parts: Collection[int]) -> int:
     described = []
-    for path in sorted(set(on_disk) - set(state.segments)):
+    # A segment comes before the segment of its good rows.
+    for path in sorted(set(on_disk) - set(state.segments), key=lambda path: path.removesuffix(".parquet")):
         with contextlib.suppress(FormatError, OSError):
             described.append(describe_segment(directory.files, directory.root, path))
     sealed_to = max((_sealed_to(segment, parts) for segment in described), default=0)
     state.apply(Edit(sealed_to=sealed_to))
-    adopted = [segment for segment in described if segment.parts[1] <= state.sealed_to]
     known = set(state.segments)
+    places = {_place(segment) for segment in state.segments.values() if not _problem(directory, segment, on_disk)}
+    adopted = []
+    for segment in described:
+        # A kill can leave both a damaged segment and the segment of its good rows.
+        if segment.parts[1] <= state.sealed_to and _place(segment) not in places:
+            places.add(_place(segment))
+            adopted.append(segment)
     state.apply(Edit(tuple(adopted)))
     present = [s for s in state.segments.values() if s.path in on_disk]
     gone = dict(_superseded(state.segments.values(), present))
@@ -167,6 +174,11 @@ def _adopt(directory: Directory, state: LoadedManifest, on_disk: Collection[str]
     # A merged segment adds no rows if the manifest named its sources.
     nothing_new = {other for path, other in gone.items() if path in known}
     return sum(s.path not in gone and s.path not in nothing_new for s in adopted)
+
+
+def _place(segment: Segment) -> tuple[str, tuple[int, int]]:
+    """Returns the folder and the log parts of ``segment``: only one segment has the rows of both."""
+    return segment.path.rpartition("/")[0], segment.parts
 
 
 def _sealed_to(segment: Segment, parts: Collection[int]) -> int:

@@ -216,6 +216,19 @@ def test_two_threads_that_find_the_damage_set_it_aside_once(root: Path, monkeypa
         check_lost(2, ids, store.take_losses())
 
 
+def test_a_kill_before_the_manifest_names_the_salvaged_segment_doubles_no_row(root: Path) -> None:
+    """The damaged segment and the segment of its good rows are both on disk."""
+    flip(segment(root), span(segment(root), 2)[40])
+    damaged, manifest = segment(root), (root / "manifest").read_bytes()
+    data = damaged.read_bytes()
+    with opened(root) as store:
+        store.verify()
+    damaged.write_bytes(data)
+    # The line with the salvaged segment was not written to its end.
+    (root / "manifest").write_bytes(manifest + b'0badc0de {"add":[{')
+    check_lost(2, *after_damage(root))
+
+
 def full() -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
