@@ -63,6 +63,15 @@ class ManifestEditor:
         with self.lock:
             self._leftovers.update(paths)
 
+    def is_written(self, segment: Segment) -> bool:
+        """Returns whether the file of a new ``segment`` is there. An earlier attempt may have used the same name, and
+        then another thread's edit removes the file of both. Holds only while ``lock`` is held.
+        """
+        try:
+            return self._context.files.size(self._root / segment.path) == segment.size
+        except FileNotFoundError:
+            return False
+
     def drop(self, doomed: Sequence[Segment]) -> None:
         """Drops segments: first from the manifest, then their files. Raises OSError."""
         if doomed:
@@ -83,8 +92,7 @@ class ManifestEditor:
         with self.lock:
             self._leftovers.add(self._root / merged.path)
             present = all(self._state.segment(s.path) is s for s in sources)
-            # An earlier attempt used the same name, so the file may have been removed just now.
-            if not present or self._context.files.size(self._root / merged.path) != merged.size:
+            if not present or not self.is_written(merged):
                 self.try_commit()
                 return False
             self.commit(Edit((merged,), tuple(s.path for s in sources)))
@@ -93,7 +101,12 @@ class ManifestEditor:
         return True
 
     def set_aside(self, damaged: Segment, rest: Segment | None, losses: Iterable[Loss]) -> None:
-        """Moves ``damaged`` to ``corrupt/`` and puts ``rest``, the segment of its good rows, in its place."""
+        """Moves ``damaged`` to ``corrupt/`` and puts ``rest``, the segment of its good rows, in its place.
+
+        If the file of ``rest`` is gone, ``damaged`` stays and will be checked again.
+        """
+        if rest and not self.is_written(rest):
+            return
         self._gone.add(damaged.path)
         if not self.try_commit(Edit((rest,)) if rest else Edit()) and rest:
             # The manifest does not name the good rows, so the damaged segment stays and will be checked again.

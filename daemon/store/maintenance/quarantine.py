@@ -184,4 +184,6 @@ class Quarantine:
                 self._editor.try_commit()
                 return ""
             self._editor.set_aside(segment, salvaged.segment, salvaged.losses)
+            if self._state.segment(path) is segment and path not in self._unchecked:
+                self._unchecked.append(path)
             return problem

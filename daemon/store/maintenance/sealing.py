@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -198,8 +199,11 @@ class Sealer:
     def _seal_group(self, group: list[Part]) -> None:
         sealed = _Sealed()
         try:
-            # The editor's lock, for which appending may wait, is not held: sealing can take long.
-            _seal_parts(self._context, group, self._context.clock.pair().real_ns, sealed)
+            with contextlib.ExitStack() as failed:
+                failed.callback(self._editor.add_leftovers, sealed.written)
+                # The editor's lock, for which appending may wait, is not held: sealing can take long.
+                _seal_parts(self._context, group, self._context.clock.pair().real_ns, sealed)
+                failed.pop_all()
         except (pa.ArrowException, FormatError) as e:
             # A part that cannot be sealed must not keep all later parts in the log: it is set aside.
             if len(group) == 1:
@@ -208,9 +212,10 @@ class Sealer:
             for part in group:
                 self._seal_group([part])
             return
-        finally:
-            self._editor.add_leftovers(sealed.written)
         with self._editor.lock:
+            self._editor.add_leftovers(sealed.written)
+            if not all(map(self._editor.is_written, sealed.segments)):
+                raise FileNotFoundError(errno.ENOENT, "a new segment was removed")
             self._editor.commit(_sealed_edit(group[-1], sealed.segments))
             self._state.sealed(group, sealed.segments, sealed.losses)
         self._state.remove(p.path for p in group)

@@ -113,6 +113,44 @@ def test_a_full_disk_takes_the_oldest_first_and_then_says_so_and_comes_back() ->
     assert ids(open_store(files.after_kill())) == list(range(11, 41))
 
 
+def test_an_edit_beside_sealing_removes_no_new_segment() -> None:
+    # GIVEN a disk that was full after the first of two segments: its file is to be removed by the next edit
+    files = support.MemoryFiles()
+    store = open_store(files)
+    other = support.rows(range(1, 11), table=support.OTHER)
+    store.append({"t.other": [other], "t.small": [support.rows(range(11, 21))]}, support.position(1))
+
+    def full(_: int, operation: str, path: Path) -> None:
+        if path.name.startswith("manifest") or (operation == "create" and "t.small" in path.parts):
+            raise support.io_error(errno.ENOSPC)
+
+    files.fault = full
+    with pytest.raises(StoreFull):
+        store.seal(now=True)
+
+    # WHEN the segment is written again, and an append edits the manifest before the second segment
+    def append_beside(_: int, operation: str, path: Path) -> None:
+        if operation == "create" and "t.small" in path.parts:
+            files.fault = lambda _, __, path: full_log(path)
+            with pytest.raises(StoreFull):
+                append(store, 21)
+            files.fault = None
+
+    def full_log(path: Path) -> None:
+        if path.parent.name == "wal":
+            raise support.io_error(errno.ENOSPC)
+
+    files.fault = append_beside
+    with pytest.raises(StoreError, match="a new segment was removed"):
+        store.seal(now=True)
+    # THEN the log still has the rows, and the next attempt seals them
+    store.seal(now=True)
+    for opened in (store, open_store(files.after_kill())):
+        assert ids(opened) == list(range(11, 21))
+        assert opened.rows("t.other", ["id"]).num_rows == 10
+        assert opened.verify() == []
+
+
 def test_keep_free_stops_the_store_and_starts_it_again() -> None:
     files = support.MemoryFiles()
     store = open_store(files, StoreLimits(keep_free_bytes=1 << 20, max_age_s=1e9))
