@@ -154,6 +154,7 @@ class Quarantine:
         # The lock is not held, since a check of a large segment takes long.
         problem = check_segment(context.files, context.root, segment) if segment else ""
         if not problem or segment is None:
+            self._state.problems.pop(_subject(path), None)
             return ""
         with self._editor.lock:
             if path in self._salvaging:
@@ -172,11 +173,12 @@ class Quarantine:
         try:
             salvaged = salvage(self._context, segment, f"{problem} ({suspicion})" if suspicion else problem)
         except (OSError, WorkerFailed) as e:
-            self._state.problems["salvage"] = f"the segment {path} is damaged, and set aside later: {e}"
+            self._state.problems[_subject(path)] = f"the segment {path} is damaged, and set aside later: {e}"
             with self._editor.lock:
-                self._unchecked.append(path)
+                if path not in self._unchecked:
+                    self._unchecked.append(path)
             return problem
-        self._state.problems.pop("salvage", None)
+        self._state.problems.pop(_subject(path), None)
         with self._editor.lock:
             self._editor.add_leftovers(salvaged.written)
             # The segment may have been dropped meanwhile, or merged with others.
@@ -187,3 +189,7 @@ class Quarantine:
             if self._state.segment(path) is segment and path not in self._unchecked:
                 self._unchecked.append(path)
             return problem
+
+
+def _subject(path: str) -> str:
+    return f"salvage of {path}"

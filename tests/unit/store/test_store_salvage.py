@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -185,6 +186,21 @@ def test_a_full_disk_puts_it_off(root: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert store.status()["state"] == "running"
         ids = sorted(store.rows("t.other", ["id"]).column("id").to_pylist())
         check_lost(2, ids, store.take_losses())
+
+
+def test_a_damaged_segment_that_is_dropped_is_no_problem_any_more(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip(segment(root), span(segment(root), 2)[40])
+    with opened(root) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(SystemFiles, "create", lambda *_: full())
+            for _ in range(3):
+                assert store.quarantine(segment(root), "a query could not read it")
+        assert "damaged, and set aside later" in store.status()["reason"]
+        store.set_limits(replace(LIMITS, max_bytes=1))
+        for _ in range(2):
+            store.maintain()
+        assert store.status()["segments"] == 0
+        assert "damaged" not in store.status()["reason"]
 
 
 def test_two_threads_that_find_the_damage_set_it_aside_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
