@@ -216,9 +216,13 @@ class Space:
     def drop_oldest(self, need: int) -> bool:
         """Drops the oldest segments, ``need`` bytes of them. Returns False if there is no segment to drop.
 
-        For use after a write failed for lack of space: the free space does not show a quota or reserved blocks.
+        For use after a write failed for lack of space: the free space does not show a quota or reserved blocks. Files
+        that only snapshots hold are part of ``need``: otherwise each failure would drop as many bytes again.
         """
         with self._editor.lock:
+            need -= self._state.held_bytes
+            if need <= 0:
+                return False
             limits = replace(self._limits, keep_free_bytes=0)
             now = self._age.now(self._context.clock.pair())
             doomed = to_drop(self._state.segments, limits, now, 0, 0, need)

@@ -151,6 +151,31 @@ def test_an_edit_beside_sealing_removes_no_new_segment() -> None:
         assert opened.verify() == []
 
 
+def test_a_full_disk_drops_no_more_while_a_snapshot_holds_what_was_dropped() -> None:
+    files = support.MemoryFiles()
+    store = open_store(files, StoreLimits(keep_free_bytes=0, max_age_s=1e9, part_bytes=4096))
+    for first in range(1, 800, 100):
+        append(store, first, 60)
+        store.seal(now=True)
+    snapshot = store.snapshot()
+    files.free = 0
+    with pytest.raises(StoreFull):
+        append(store, 901)
+    dropped = store.status()["dropped_segments"]
+    assert 0 < dropped < 8
+    for _ in range(3):
+        with pytest.raises(StoreFull):
+            append(store, 901)
+    assert store.status()["dropped_segments"] == dropped
+    assert files.free == 0
+    # WHEN the snapshot is released
+    store.release(snapshot["generation"])
+    append(store, 901)
+    # THEN there is space, and no other row was lost
+    assert store.status()["dropped_segments"] == dropped
+    assert ids(store)[-10:] == list(range(901, 911))
+
+
 def test_keep_free_stops_the_store_and_starts_it_again() -> None:
     files = support.MemoryFiles()
     store = open_store(files, StoreLimits(keep_free_bytes=1 << 20, max_age_s=1e9))
