@@ -180,10 +180,15 @@ class Requests:
         for generation in self._held():
             self._store.release(generation)
 
-    def _snapshot(self, tables: tuple[str, ...] = (), needs: dict[str, Need] = {}) -> _Answer:  # noqa: B006
+    def _snapshot(
+        self,
+        tables: tuple[str, ...] = (),
+        needs: dict[str, Need] = {},  # noqa: B006
+        seconds: float = 0.0,
+    ) -> _Answer:
         behind = self._flush()
         wanted = {name: needs.get(name, Need()) for name in tables}
-        snapshot = self._store.snapshot(partial(_holds, wanted))
+        snapshot = self._store.snapshot(partial(_holds, wanted), seconds)
         self._held().add(snapshot["generation"])
         missing = [f"rows of the last seconds are missing: {behind}"] if behind else []
         payload = json.dumps({"snapshot": {**snapshot, "missing": missing}}).encode()

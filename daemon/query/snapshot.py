@@ -47,7 +47,8 @@ class Store(Protocol):
     def snapshot(
         self, needs: Mapping[str, Need], timeout: float, cancelled: Callable[[], bool]
     ) -> AbstractContextManager[QuerySnapshot]:
-        """Yields the segments that may have rows in ``needs``, and the log. Files stay until the context ends."""
+        """Yields the segments that may have rows in ``needs``, and the log. Files stay until the context ends, which is
+        within ``timeout`` s."""
 
     def live(self, table: str, timeout: float, cancelled: Callable[[], bool]) -> bytes:
         """Returns the rows of a live table in its logical schema, as an Arrow IPC stream."""

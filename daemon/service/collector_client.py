@@ -133,10 +133,12 @@ class CollectorClient:
     ) -> Iterator[QuerySnapshot]:
         """Yields a snapshot of the rows in ``needs`` (by table); its files stay until the context ends.
 
+        ``timeout``: the time for the answer and until then, s.
+
         The connection stays open until then: the collector releases the snapshots of a connection that breaks.
         """
         asked = {name: need.packed() for name, need in needs.items()}
-        request: Header = {"op": "snapshot", "tables": list(needs), "needs": asked}
+        request: Header = {"op": "snapshot", "tables": list(needs), "needs": asked, "seconds": timeout}
         channel, message = self._ask(request, timeout, cancelled)
         try:
             yield _snapshot(message, needs)

@@ -28,7 +28,8 @@ class StoreLimits:
 
     A negative ``keep_free_bytes`` is 1 GiB or a tenth of the file system, whichever is less. Log parts are sealed at
     ``part_bytes``, segments merged up to ``segment_bytes``. A power cut loses rows of at most ``sync_interval_s``; a
-    snapshot that is not released keeps its files for ``lease_s``. A stricter limit deletes rows after ``grace_s``.
+    snapshot that is not released keeps its files for ``lease_s``, or as long as its query may last. A stricter limit
+    deletes rows after ``grace_s``.
     """
 
     max_bytes: int = 4 << 30

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from probing.daemon.source import Loss
 from probing.daemon.store.files import Files
@@ -17,11 +18,22 @@ from probing.daemon.store.status import StateStatus, status_by_table
 __all__ = ("StoreState",)
 
 
+class _Lease(NamedTuple):
+    """The files that a snapshot holds: log parts until ``sure_ns``, segments until ``until_ns`` (monotonic), or only
+    until ``sure_ns`` if space is short.
+    """
+
+    sure_ns: int
+    until_ns: int
+    segments: frozenset[Path]
+    parts: frozenset[Path]
+
+
 class _Leases:
     """The files that snapshots hold. Not safe for two threads: the owner locks."""
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[int, frozenset[Path]]] = {}
+        self._held: dict[int, _Lease] = {}
         self._doomed: set[Path] = set()
         self._generation = 0
 
@@ -35,12 +47,10 @@ class _Leases:
         """Files to be removed that snapshots still hold."""
         return frozenset(self._doomed)
 
-    def take(self, paths: Iterable[Path], until_ns: int) -> int:
-        """Holds ``paths`` until ``until_ns`` (monotonic) at the latest. Returns the generation, which ``release``
-        needs.
-        """
+    def take(self, lease: _Lease) -> int:
+        """Holds the files of ``lease``. Returns the generation, which ``release`` needs."""
         self._generation += 1
-        self._held[self._generation] = (until_ns, frozenset(paths))
+        self._held[self._generation] = lease
         return self._generation
 
     def doom(self, paths: Iterable[Path]) -> list[Path]:
@@ -61,14 +71,18 @@ class _Leases:
         self._held.pop(generation, None)
         return self._free()
 
-    def expire(self, now_ns: int) -> list[Path]:
-        """Ends the leases whose time is over. Returns all files that may be removed now."""
-        for generation in [g for g, (until, _) in self._held.items() if until <= now_ns]:
-            del self._held[generation]
+    def expire(self, now_ns: int, *, short: bool) -> list[Path]:
+        """Ends the leases whose time is over; ``short``: space is short. Returns all files that may be removed now."""
+        for generation, lease in list(self._held.items()):
+            if (lease.sure_ns if short else lease.until_ns) <= now_ns:
+                del self._held[generation]
+            elif lease.sure_ns <= now_ns:
+                # Log parts that stay keep their segments from being merged, and a query reads them at its begin.
+                self._held[generation] = lease._replace(parts=frozenset())
         return self._free()
 
     def _free(self) -> list[Path]:
-        held = frozenset[Path]().union(*(paths for _, paths in self._held.values()))
+        held = frozenset[Path]().union(*(lease.segments | lease.parts for lease in self._held.values()))
         free = sorted(self._doomed - held)
         self._doomed &= held
         return free
@@ -209,27 +223,28 @@ class StoreState:
         return losses
 
     def lease(
-        self, until_ns: int, wanted: Callable[[Segment], bool] = lambda _: True
+        self, sure_ns: int, until_ns: int = 0, wanted: Callable[[Segment], bool] = lambda _: True
     ) -> tuple[int, list[Segment], list[Part]]:
         """Returns a generation, the ``wanted`` segments and the log parts with rows.
 
-        Their files stay until the generation is released, or ``until_ns`` (monotonic) is past.
+        Their files stay until the generation is released, but at most until ``sure_ns`` (monotonic); segments until a
+        later ``until_ns`` if space allows.
         """
         with self._lock:
             parts = [p for p in (*self._closed, *([self._live] if self._live else [])) if p.rows]
             segments = [segment for segment in self._segments.values() if wanted(segment)]
-            names = {self._root / s.path for s in segments} | {p.path for p in parts}
-            return self._leases.take(names, until_ns), segments, parts
+            files = frozenset(self._root / s.path for s in segments), frozenset(p.path for p in parts)
+            return self._leases.take(_Lease(sure_ns, max(sure_ns, until_ns), *files)), segments, parts
 
     def release(self, generation: int) -> None:
         with self._lock:
             free = self._leases.release(generation)
         self._unlink(free)
 
-    def expire(self, now_ns: int) -> None:
-        """Releases the generations whose time (monotonic) is over."""
+    def expire(self, now_ns: int, *, short: bool = False) -> None:
+        """Releases the generations whose time (monotonic) is over. ``short``: space is short."""
         with self._lock:
-            free = self._leases.expire(now_ns)
+            free = self._leases.expire(now_ns, short=short)
         self._unlink(free)
 
     def remove(self, paths: Iterable[Path]) -> None:

@@ -50,6 +50,8 @@ __all__ = ("Store",)
 
 # How long the process tries to make a deleted state directory again, ns.
 _DELETED_NS = 10 * 1_000_000_000
+# The time of the longest query, and the time after its end until its worker has ended, s.
+_LONGEST_S, _MARGIN_S = 3600.0, 60.0
 # While sealing is behind, merging runs in one of this many rounds of maintenance.
 _MERGE_EACH = 5
 
@@ -181,7 +183,7 @@ class Store:
         Raises StoreError.
         """
         with self._maintaining:
-            self._state.expire(self._context.clock.pair().mono_ns)
+            self._state.expire(self._context.clock.pair().mono_ns, short=self._state.full)
             if self._editor.is_deleted():
                 self._remake()
             # Retention runs first: sealing needs space.
@@ -239,12 +241,15 @@ class Store:
             return bool(self._quarantine.check(Path(path).relative_to(self._root).as_posix(), reason))
         return False
 
-    def snapshot(self, wanted: Callable[[Segment], bool] = lambda _: True) -> StoreSnapshot:
-        """Returns the files that a query reads: the ``wanted`` segments, and the log.
+    def snapshot(self, wanted: Callable[[Segment], bool] = lambda _: True, seconds: float = 0.0) -> StoreSnapshot:
+        """Returns the files that a query reads: the ``wanted`` segments, and the log. ``seconds``: the time that the
+        query has, of which an hour counts.
 
-        The files stay until ``release(snapshot["generation"])``, but at most for ``lease_s``.
+        The files stay until ``release(snapshot["generation"])``, but at most for ``lease_s``; segments stay longer for
+        a longer query while there is space to append.
         """
-        generation, segments, parts = self._state.lease(self._lease_end(), wanted)
+        until_ns = self._context.clock.pair().mono_ns + int((min(seconds, _LONGEST_S) + _MARGIN_S) * 1e9)
+        generation, segments, parts = self._state.lease(self._lease_end(), until_ns, wanted)
         return make_snapshot(generation, self._node, self._root, segments, parts)
 
     def release(self, generation: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -310,6 +311,36 @@ def test_a_snapshot_that_nobody_releases_runs_out() -> None:
     clock.advance(2 * 1_000_000_000)
     store.maintain()
     assert path not in files.names
+    assert store.status()["leases"] == 0
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_segments_of_a_long_query_stay_until_its_deadline_while_there_is_space(full: bool) -> None:
+    files, clock = support.MemoryFiles(), support.clock()
+    limits = StoreLimits(keep_free_bytes=0, max_age_s=60)
+    store = open_store(files, limits, clock)
+    append(store, 1)
+    store.seal(now=True)
+    append(store, 11)
+    snapshot = store.snapshot(seconds=1800.0)
+    store.seal(now=True)
+    segment, part = Path(snapshot["tables"]["t.small"][0]["path"]), Path(snapshot["parts"][0]["path"])
+    clock.advance(590 * 1_000_000_000)
+    store.maintain()
+    assert store.status()["dropped_segments"] == 2
+    assert {segment, part} <= files.names.keys()
+    # WHEN it lasts longer than other leases
+    if full:
+        store.set_limits(replace(limits, keep_free_bytes=1 << 41))
+        store.maintain()
+    clock.advance(20 * 1_000_000_000)
+    store.maintain()
+    assert (segment in files.names) is not full
+    assert part not in files.names
+    # THEN it lasts until its deadline, with time for its worker to end
+    clock.advance(1_260 * 1_000_000_000)
+    store.maintain()
+    assert segment not in files.names
     assert store.status()["leases"] == 0
 
 
