@@ -29,7 +29,7 @@ class Mutation(NamedTuple):
     tests: str
 
 
-_APPEND = "            self._log.append(found.batches, found.positions, found.pair)\n"
+_APPEND = "                self._log.append(found.batches, found.positions, found.pair)\n"
 _WRITE = """\
                 while self.once(due) >= MAX_DRAIN_BYTES // 2:
                     self._moved = time.monotonic()
@@ -39,7 +39,8 @@ MUTATIONS = (
         "a ring is committed before its record is in the log: a kill loses operations",
         "daemon/collector/drain.py",
         _APPEND,
-        "            for name, end in found.ends.items():\n                self._rings[name].commit(end)\n" + _APPEND,
+        "                for name, end in found.ends.items():\n"
+        "                    self._rings[name].commit(end)\n" + _APPEND,
         "tests/unit/collector/test_collector_drain_kills.py",
     ),
     Mutation(

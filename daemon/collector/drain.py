@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 import pyarrow as pa
 
-from probing.api.errors import StoreError
+from probing.api.errors import FormatError, StoreError
 from probing.daemon.bpf.ring import Drained, Ring
 from probing.daemon.clock import Clock, ClockPair, until_next
 from probing.daemon.collector.row_buffer import RowBuffer
@@ -189,13 +189,28 @@ class DrainLoop:
         """
         found = self._refused or self._assembled_record(self._rings if due is None else due)
         self._refused = found
-        if found.batches or found.ends:
-            self._log.append(found.batches, found.positions, found.pair)
+        while found.batches or found.ends:
+            try:
+                self._log.append(found.batches, found.positions, found.pair)
+            except FormatError as e:
+                self._leave_out(found, e)
+                continue
             self._positions = found.positions
+            break
         self._refused = None
         for name, end in found.ends.items():
             self._rings[name].commit(end)
         return found.size
+
+    def _leave_out(self, record: _Record, error: FormatError) -> None:
+        """Removes the largest table from a record that is too large: otherwise no later row would reach the log. Its
+        rows are a loss. Raises ``error`` if no table is left.
+        """
+        if not record.batches:
+            raise error
+        table = max(record.batches, key=lambda name: sum(batch.nbytes for batch in record.batches[name]))
+        count, now = sum(batch.num_rows for batch in record.batches.pop(table)), record.pair.real_ns
+        self._buffer.lost(Loss("store", table, "log", error.message, now, now, count))
 
     def _assembled_record(self, due: Collection[str]) -> _Record:
         pair = self._clock.pair()

@@ -19,6 +19,10 @@ __all__ = ("RowBuffer",)
 
 # The most rows that wait while the log cannot be written; further rows are dropped and counted.
 MAX_WAITING_ROWS = 200_000
+# The most bytes that these rows have: a record of the log has a limit, too, and so has this process.
+MAX_WAITING_BYTES = 64 << 20
+# The bytes that each column of a batch needs beside its values, about.
+_COLUMN_BYTES = 256
 # The most distinct losses that wait; further losses are only counted.
 MAX_WAITING_LOSSES = 4096
 
@@ -38,7 +42,7 @@ class RowBuffer:
         self._lock = threading.Lock()
         self._batches: dict[str, list[pa.RecordBatch]] = defaultdict(list)
         self._losses: dict[tuple[str, str, str, str, int | None], Loss] = {}
-        self._waiting = 0
+        self._waiting = self._waiting_bytes = 0
         # The positions up to which memories of jobs were read, by name: for the rows that were put, and for the rows
         # that ``take`` returned last.
         self._read: dict[str, int] = {}
@@ -58,15 +62,22 @@ class RowBuffer:
             return
         if not batch.schema.equals(self._tables[table].physical):
             raise TypeError(f"rows for {table} do not have its schema")
+        size = batch.nbytes + batch.num_columns * _COLUMN_BYTES
         with self._lock:
             # The position also counts if the rows are refused: then they are a loss, and are not read again.
             self._read.update(read)
+            reason = ""
             if self._waiting + batch.num_rows > MAX_WAITING_ROWS:
+                reason = "the log cannot be written"
+            elif self._waiting_bytes + size > MAX_WAITING_BYTES:
+                reason = "too many bytes of rows wait for the log"
+            if reason:
                 now = self._clock.pair().real_ns
-                self._add_loss(Loss("store", table, "log", "the log cannot be written", now, now, batch.num_rows))
+                self._add_loss(Loss("store", table, "log", reason, now, now, batch.num_rows))
                 return
             self._batches[table].append(batch)
             self._waiting += batch.num_rows
+            self._waiting_bytes += size
             self.rows[table] += batch.num_rows
         if table in self.observers:
             self.observe(table, batch, self._clock.pair())
@@ -111,7 +122,7 @@ class RowBuffer:
                 return {}
             taken = dict(self._batches)
             self._batches = defaultdict(list)
-            self._waiting = 0
+            self._waiting = self._waiting_bytes = 0
             losses, self._losses = list(self._losses.values()), {}
         if losses:
             taken.setdefault("probing.losses", []).append(self._loss_batch(losses))

@@ -74,6 +74,11 @@ class RowMemory:
         """The number of the next row."""
         return self._next
 
+    @property
+    def row_bytes(self) -> int:
+        """The bytes that a row takes in the memory."""
+        return self._slots.itemsize
+
     def take(self, before_ns: int, most: int) -> Taken:
         """Returns the new rows that were written before ``before_ns`` (CLOCK_MONOTONIC), at most ``most``."""
         rows, following = self._in_order(before_ns, most)

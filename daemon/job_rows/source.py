@@ -30,8 +30,9 @@ INTERVAL_S = 1.0
 READ_TIMEOUT_S = 1.0
 # The pause between two searches for memory files of a process, s: the first, and the longest: most jobs have no file.
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0
-# The most rows that a turn reads: of a table, and of all jobs together, of which each user has an equal share.
-MAX_ROWS, MAX_TURN_ROWS = 8_192, 65_536
+# The most rows that a turn reads: of a table, and of all jobs together, of which each user has an equal share. A row of
+# more than ROW_BYTES counts as several rows, so that a turn reads 16 MB.
+MAX_ROWS, MAX_TURN_ROWS, ROW_BYTES = 8_192, 65_536, 256
 # The most tables that are read: of a process, of the jobs of a user, of all jobs.
 MAX_OF_PROCESS, MAX_OF_USER, MAX_MEMORIES = 40, 256, 512
 # A row is read once it is this old, ns: the number of a row may become visible to other CPUs before the row.
@@ -138,7 +139,7 @@ class JobRows(Source):
             before = left[owner]
             for inode, memory in process.memories.items():
                 if memory is not None:
-                    left[owner] -= self._take(key, inode, process, memory, min(left[owner], MAX_ROWS))
+                    left[owner] -= self._take(key, inode, process, memory, left[owner])
             if ended and left[owner] == before > 0:
                 with self._lock:
                     self._processes.pop(key, None)
@@ -186,11 +187,15 @@ class JobRows(Source):
             self._lost(process.identity, "", e.message, None)
             return None
 
-    def _take(self, key: ProcessKey, inode: int, process: _Process, memory: RowMemory, most: int) -> int:
-        """Puts the new rows of a table, at most ``most``. Returns their number."""
-        if most <= 0:
+    def _take(self, key: ProcessKey, inode: int, process: _Process, memory: RowMemory, left: int) -> int:
+        """Puts the new rows of a table, about ``left`` at most. Returns their number, in which a large row counts as
+        several rows.
+        """
+        if left <= 0:
             return 0
         pair, who = self._clock.pair(), process.identity
+        weight = -(-memory.row_bytes // ROW_BYTES)
+        most = min(max(left // weight, 1), MAX_ROWS)
         taken = memory.take(pair.mono_ns - (0 if process.ended else SETTLE_NS), most)
         table = f"python.{memory.table}"
         if len(taken.rows):
@@ -201,7 +206,7 @@ class JobRows(Source):
                 self._lost(who, table, e.message, len(taken.rows))
         if taken.lost:
             self._lost(who, table, "the job wrote rows faster than they are read", taken.lost)
-        return len(taken.rows)
+        return len(taken.rows) * weight
 
     def _batch(self, who: Identity, memory: RowMemory, rows: Rows, pair: ClockPair) -> pa.RecordBatch:
         if memory.table == "trace_event" and memory.columns == BUILT_IN["trace_event"]:

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from probing.api.errors import StoreError, StoreFull
+from probing.api.errors import FormatError, StoreError, StoreFull
 from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.ring import Ring, RingMemory
 from probing.daemon.clock import ClockPair, FakeClock
-from probing.daemon.collector import daemon_rows
+from probing.daemon.collector import daemon_rows, row_buffer
 from probing.daemon.collector import drain as drain_module
 from probing.daemon.collector.daemon_rows import Status
 from probing.daemon.collector.drain import LOOK_S, SOON_S, DrainLoop, Positions
@@ -35,11 +35,14 @@ class Log:
         self.offered = 0
         self.positions: Positions = {}
         self.error: StoreError | None = None
+        self.too_many = 1 << 30
 
     def append(self, batches: Mapping[str, list[pa.RecordBatch]], positions: Positions, pair: ClockPair) -> None:
         self.offered += 1
         if self.error is not None:
             raise self.error
+        if sum(b.num_rows for group in batches.values() for b in group) >= self.too_many:
+            raise FormatError("the record is too large")
         self.batches.append({table: list(group) for table, group in batches.items()})
         self.records.append(({t: sum(b.num_rows for b in group) for t, group in batches.items()}, positions))
         self.positions = positions
@@ -112,6 +115,35 @@ def test_a_log_that_fails_loses_nothing(machine: Machine) -> None:
     loop.once()
     assert [rows for rows, _ in machine.log.records] == [{"process.events": 4}]
     assert machine.ring.position == 3 * SLOT
+
+
+def test_a_record_that_is_too_large_costs_its_largest_table_alone(machine: Machine) -> None:
+    loop = machine.loop()
+    machine.push(1, 2, 3)
+    machine.outbox.put("process.events", batch_of("process.events", [{"node": "n1", "ts": 1}]))
+    machine.outbox.put("host.memory", batch_of("host.memory", [{"node": "n1", "ts": 1}] * 200))
+    machine.log.too_many = 100
+    loop.once()
+    loop.once()
+    assert [rows for rows, _ in machine.log.records] == [{"process.events": 4}, {"probing.losses": 1}]
+    assert machine.ring.position == 3 * SLOT
+    (losses,) = machine.log.batches[1]["probing.losses"]
+    found = [losses[name].to_pylist() for name in ("source", "table_name", "reason", "count")]
+    assert found == [["store"], ["host.memory"], ["the record is too large"], [200]]
+
+
+def test_rows_that_wait_have_a_limit_in_bytes(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_buffer, "MAX_WAITING_BYTES", 1 << 16)
+    large = batch_of("process.events", [{"node": "n1", "ts": 1, "detail": "x" * 40_000}])
+    for _ in range(3):
+        machine.outbox.put("process.events", large)
+    assert {name: sum(b.num_rows for b in group) for name, group in machine.outbox.take().items()} == {
+        "process.events": 1,
+        "probing.losses": 1,
+    }
+    # AND there is room again once the log has these rows
+    machine.outbox.put("process.events", large)
+    assert list(machine.outbox.take()) == ["process.events"]
 
 
 def test_a_restart_goes_on_behind_the_log(machine: Machine) -> None:

@@ -15,11 +15,12 @@ from fakes import Processes, Sink
 import probing
 from probing.api.errors import ConfigError, TargetTimeout
 from probing.api.tables import TABLES
-from probing.api.tables.user import job_columns, job_table, user_table_from, user_table_to
+from probing.api.tables.user import MAX_COLUMNS, job_columns, job_table, user_table_from, user_table_to
 from probing.daemon.clock import SystemClock
 from probing.daemon.context import Context
 from probing.daemon.ipc import Message
 from probing.daemon.job_rows import source as job_rows
+from probing.daemon.job_rows.memory import RowMemory
 from probing.daemon.job_rows.source import JobRows
 from probing.daemon.nccl_uprobes.steps.source import Steps
 from probing.daemon.source import Identity
@@ -92,6 +93,21 @@ def test_a_table_of_a_job_becomes_a_table(scene: Scene) -> None:
     assert job_columns(scene.tables["python.losses"]) == {"step": ["i64"], "loss": ["f64"], "where": ["text"]}
     scene.turn()
     assert len(scene.sink.rows) == 2
+
+
+def test_a_turn_reads_fewer_large_rows(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_rows, "MAX_TURN_ROWS", 640)
+    names = [f"text_{i}" for i in range(MAX_COLUMNS)]
+    table = probing.ExternalTable("texts", names)
+    for number in range(23):
+        table.append([f"{number} {'x' * 200}"] * len(names))
+    assert table._ring is not None
+    a_turn = 640 // -(-RowMemory(table._ring.fd).row_bytes // job_rows.ROW_BYTES)
+    assert a_turn < 11
+    for turn in range(1, 4):
+        scene.turn()
+        rows = scene.sink.of("python.texts")
+        assert [row["text_0"].split()[0] for row in rows] == [str(i) for i in range(min(turn * a_turn, 23))]
 
 
 def test_a_column_that_changes_its_type_keeps_its_rows(scene: Scene) -> None:
