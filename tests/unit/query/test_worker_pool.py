@@ -50,15 +50,18 @@ class Listener:
             self.ended += 1
 
     def _work(self, channel: Channel, number: int) -> None:
-        with channel, suppress(ChannelClosed), self._counted():
+        with self._counted(), channel, suppress(ChannelClosed):
             assert channel.receive(60).header["op"] == "warm"
             assert self.may_start.wait(60)
             channel.send({"warm": True})
-            while True:
-                if channel.receive(60).header.get("holds"):
+            ends = False
+            while not ends:
+                header = channel.receive(60).header
+                if header.get("holds"):
                     channel.send({})
                 self.served.append(number)
                 channel.send({"end": {}})
+                ends = bool(header.get("ends"))
 
 
 @pytest.fixture
@@ -75,8 +78,8 @@ def pool(tmp_path: Path, listener: Listener) -> Iterator[WorkerPool]:
     made.close()
 
 
-def ask(pool: WorkerPool, seconds: float, *, cancelled: bool = False) -> None:
-    for _ in pool.run({}, b"", deadline=time.monotonic() + seconds, cancelled=lambda: cancelled):
+def ask(pool: WorkerPool, seconds: float, *, cancelled: bool = False, ends: bool = False) -> None:
+    for _ in pool.run({"ends": ends}, b"", deadline=time.monotonic() + seconds, cancelled=lambda: cancelled):
         pass
 
 
@@ -92,6 +95,14 @@ def test_a_query_that_gives_up_does_not_end_the_start_of_a_worker(pool: WorkerPo
         ask(pool, 60)
     assert listener.started == 1
     assert listener.served == [1, 1]
+
+
+def test_a_worker_that_ended_while_it_was_idle_costs_no_query(pool: WorkerPool, listener: Listener) -> None:
+    listener.may_start.set()
+    ask(pool, 60, ends=True)
+    until(lambda: listener.ended == 1, what="the end of the idle worker")
+    ask(pool, 60)
+    assert listener.served == [1, 2]
 
 
 def test_a_worker_that_never_starts_is_replaced(tmp_path: Path, listener: Listener) -> None:
