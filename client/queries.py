@@ -237,7 +237,10 @@ class Queries(Nodes):
         return views_from(reply.table.to_pylist())
 
     def _user_schemas(self) -> dict[str, pa.Schema]:
-        """Returns the union of the nodes' columns for each table of a user's probe or of a job."""
+        """Returns the union of the nodes' columns for each table of a user's probe or of a job.
+
+        A column has the widest type that it has on a node: a node shows the type of the values that its jobs wrote.
+        """
         from pyarrow import schema, type_for_alias
 
         from probing.api.tables import TABLES
@@ -245,10 +248,24 @@ class Queries(Nodes):
 
         columns: dict[str, dict[str, pa.DataType]] = {}
         for table in self.query_each(_USER_COLUMNS):
-            for name, column, kind in zip(*(found.to_pylist() for found in table.columns), strict=True):
+            for name, column, kind in zip(*(values.to_pylist() for values in table.columns), strict=True):
                 if name not in TABLES and name not in VIEWS:
-                    columns.setdefault(name, {}).setdefault(column, type_for_alias(kind))
+                    own, found = columns.setdefault(name, {}), type_for_alias(kind)
+                    own[column] = _wider(own.get(column, found), found)
         return {name: schema(list(own.items())) for name, own in columns.items()}
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if one == other:
+        return one
+    try:
+        schemas = [pa.schema([("", kind)]) for kind in (one, other)]
+        widest: pa.DataType = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+        return widest
+    except pa.ArrowException:
+        return pa.string()
 
 
 def _names_user_tables(sql: str) -> bool:
