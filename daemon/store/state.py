@@ -95,7 +95,8 @@ class StoreState:
     """The state of an open store. Safe for any thread.
 
     ``problems``: reasons by subject, empty while there are none. ``full``: appending is refused. ``set_aside_bytes``:
-    the size of ``corrupt/``. ``merging_bytes``: the size of a merged segment while it is written.
+    the size of ``corrupt/``. ``merging_bytes``: the size of a merged segment while it is written. ``changes``: how many
+    times the segments changed.
     """
 
     def __init__(self, files: Files, root: Path, parts: Iterable[Part], segments: Iterable[Segment]) -> None:
@@ -115,6 +116,7 @@ class StoreState:
         self.problems: dict[str, str] = {}
         self.set_aside_bytes = 0
         self.merging_bytes = 0
+        self.changes = 0
         self.full = False
 
     @property
@@ -183,6 +185,7 @@ class StoreState:
         with self._lock:
             for segment in segments:
                 self._segments.pop(segment.path, None)
+            self.changes += 1
             self._hold(segments)
             self._dropped_segments += len(segments)
             self._dropped_rows += sum(s.rows for s in segments)
@@ -192,6 +195,7 @@ class StoreState:
         with self._lock:
             for segment in segments:
                 self._segments.pop(segment.path, None)
+            self.changes += 1
             self._closed = tuple(p for p in self._closed if p not in parts)
 
     def set_aside(self, segment: Segment, rest: Segment | None) -> None:
@@ -283,6 +287,7 @@ class StoreState:
     def _add(self, segments: Iterable[Segment]) -> None:
         added = {s.path: s for s in segments}
         self._segments.update(added)
+        self.changes += 1
         # An older, unused file of this name may be waiting to be removed.
         self._leases.pardon(self._root / path for path in added)
 

@@ -219,6 +219,8 @@ class _Merge:
 _TURN_NS = 500_000_000
 # The pause after a merge that failed, ns.
 _REST_NS = 60 * 1_000_000_000
+# While nothing changes, segments to merge are searched this often, ns: the search takes 12 ms for 3,000 segments.
+_SEARCH_NS = 60 * 1_000_000_000
 # If a merge fails in the worker this often in a row, its segments are checked; good segments stay as they are.
 _MAX_FAILURES = 3
 
@@ -237,6 +239,8 @@ class Compactor:
         self._unfit: set[str] = set()
         # The time until which no merge is tried, CLOCK_MONOTONIC ns.
         self._rest_until_ns = 0
+        # What the last search that found nothing depended on.
+        self._nothing: object = None
         # Merges in a row that ended or blocked the worker process.
         self._failures = 0
 
@@ -286,7 +290,12 @@ class Compactor:
                 return True
             self.stop()
         state, now = self._state, self._context.clock.pair().real_ns
-        sources = choose(state.segments, self._space.limits, now, state.first_part, self._unfit)
+        limits, first_part = self._space.limits, state.first_part
+        searched = (state.changes, limits, first_part, frozenset(self._unfit), now // _SEARCH_NS)
+        if searched == self._nothing:
+            return False
+        sources = choose(state.segments, limits, now, first_part, self._unfit)
+        self._nothing = None if sources else searched
         if not sources or self._space.room() < _size(sources):
             return False
         self._merge = _Merge(self._context, sources)

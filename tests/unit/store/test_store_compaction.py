@@ -24,6 +24,7 @@ from probing.api.tables.schema import I64, TEXT, Column, Table, stored
 from probing.daemon.clock import FakeClock
 from probing.daemon.store import Store, StoreLimits, TableLimits
 from probing.daemon.store.files import Files
+from probing.daemon.store.maintenance import compaction, space
 from probing.daemon.store.maintenance.compaction import choose
 from probing.daemon.store.manifest import Segment
 from probing.daemon.store.segments import encoding
@@ -610,3 +611,46 @@ def test_each_row_group_of_a_large_one_is_narrow_in_time(monkeypatch: pytest.Mon
     groups = [found[i : i + group] for i in range(0, count, group)]
     assert max(groups[0]) < 2100
     assert sorted(found) == list(range(count))
+
+
+def test_segments_are_searched_again_once_they_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search looks at each segment of a week, and maintenance runs each second."""
+    searches: list[str] = []
+
+    def counted(name: str, search: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            searches.append(name)
+            return search(*args)
+
+        return run
+
+    monkeypatch.setattr(compaction, "choose", counted("merge", compaction.choose))
+    monkeypatch.setattr(space, "to_drop", counted("drop", space.to_drop))
+    clock = support.clock()
+    store = Store.open(
+        ROOT,
+        node="n1",
+        clock=clock,
+        limits=replace(LIMITS, max_age_s=3600),
+        files=support.MemoryFiles(),
+        tables=support.TABLES,
+        background=False,
+    )
+
+    def after(seconds: int) -> list[str]:
+        searches.clear()
+        clock.advance(seconds * SECOND_NS)
+        store.maintain()
+        return sorted(searches)
+
+    store.append({"t.small": [support.rows(range(1, 11))]}, {})
+    store.seal(now=True)
+    assert after(1) == ["drop", "merge"]
+    assert after(1) == []
+    store.append({"t.small": [support.rows(range(11, 21))]}, {})
+    store.seal(now=True)
+    assert after(1) == ["drop", "merge"]
+    assert after(1) == []
+    # Segments become old while nothing changes.
+    assert "drop" in after(3600)
+    assert store.status()["segments"] == 0
