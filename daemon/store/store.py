@@ -160,8 +160,11 @@ class Store:
         oldest segments, StoreError if the disk fails, InternalError for batches with other schemas, FormatError for
         rows that are too large for a record.
         """
-        self._appender.append(batches, positions, pair or self._context.clock.pair())
-        self._background.appended()
+        try:
+            self._appender.append(batches, positions, pair or self._context.clock.pair())
+        finally:
+            # After an error, too: only a sync closes the file of the part that ended.
+            self._background.appended()
 
     def sync(self) -> None:
         """Syncs all records appended so far, so that they survive a power cut. Raises StoreError."""

@@ -16,7 +16,9 @@ from waiting import until
 from probing.api.errors import FormatError, InternalError, StateLocked, StoreError, StoreFull
 from probing.api.tables.schema import I64, Column, Stored, Table
 from probing.daemon.store import Store, StoreLimits, TableLimits
+from probing.daemon.store.files import SystemFiles
 from probing.daemon.store.log import records
+from probing.daemon.store.log.records import PART_MAGIC
 from probing.daemon.store.maintenance.space import to_drop
 from probing.daemon.store.manifest import Segment
 
@@ -150,6 +152,29 @@ def test_an_edit_beside_sealing_removes_no_new_segment() -> None:
         assert ids(opened) == list(range(11, 21))
         assert opened.rows("t.other", ["id"]).num_rows == 10
         assert opened.verify() == []
+
+
+def test_a_log_that_fails_for_long_keeps_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = SystemFiles.write
+
+    def full(files: SystemFiles, fd: int, data: bytes | memoryview) -> int:
+        # The header of a part still fits.
+        if opened_file(fd).endswith(".wal") and bytes(data[:8]) != PART_MAGIC:
+            raise support.io_error(errno.EDQUOT)
+        return write(files, fd, data)
+
+    def opened_file(fd: int | str) -> str:
+        try:
+            return str(Path(f"/proc/self/fd/{fd}").readlink())
+        except OSError:
+            return ""
+
+    with Store.open(tmp_path, node="n1", limits=WIDE, tables=support.TABLES) as store:
+        monkeypatch.setattr(SystemFiles, "write", full)
+        for _ in range(3):
+            with pytest.raises(StoreFull):
+                append(store, 1)
+        until(lambda: not any(".wal" in opened_file(fd.name) for fd in Path("/proc/self/fd").iterdir()))
 
 
 def test_a_full_disk_drops_no_more_while_a_snapshot_holds_what_was_dropped() -> None:
