@@ -47,6 +47,11 @@ class _Leases:
         """Files to be removed that snapshots still hold."""
         return frozenset(self._doomed)
 
+    @property
+    def held(self) -> frozenset[Path]:
+        """The files that snapshots hold."""
+        return frozenset[Path]().union(*(lease.segments | lease.parts for lease in self._held.values()))
+
     def take(self, lease: _Lease) -> int:
         """Holds the files of ``lease``. Returns the generation, which ``release`` needs."""
         self._generation += 1
@@ -82,7 +87,7 @@ class _Leases:
         return self._free()
 
     def _free(self) -> list[Path]:
-        held = frozenset[Path]().union(*(lease.segments | lease.parts for lease in self._held.values()))
+        held = self.held
         free = sorted(self._doomed - held)
         self._doomed &= held
         return free
@@ -107,7 +112,7 @@ class StoreState:
         self._closed = tuple(parts)
         self._segments = {segment.path: segment for segment in segments}
         self._leases = _Leases()
-        # Sizes of dropped segments whose files snapshots still hold.
+        # Sizes of dropped segments whose files snapshots still hold, or could not be removed.
         self._held: dict[Path, int] = {}
         self._losses: list[Loss] = []
         self._records = self._rows = self._sealed_parts = 0
@@ -143,7 +148,8 @@ class StoreState:
     def held_bytes(self) -> int:
         """Bytes of dropped or merged segments whose files snapshots still hold."""
         with self._lock:
-            return sum(self._held.values())
+            held = self._leases.held if self._held else frozenset[Path]()
+            return sum(size for path, size in self._held.items() if path in held)
 
     @property
     def first_part(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -199,6 +200,27 @@ def test_a_full_disk_drops_no_more_while_a_snapshot_holds_what_was_dropped() -> 
     append(store, 901)
     # THEN there is space, and no other row was lost
     assert store.status()["dropped_segments"] == dropped
+    assert ids(store)[-10:] == list(range(901, 911))
+
+
+def test_files_that_cannot_be_removed_keep_no_others_on_a_full_disk() -> None:
+    files = support.MemoryFiles()
+    store = open_store(files, StoreLimits(keep_free_bytes=0, max_age_s=1e9, part_bytes=4096))
+    for first in range(1, 800, 100):
+        append(store, first, 60)
+        store.seal(now=True)
+    stuck = sorted(path for path in files.names if path.suffix == ".parquet")[:5]
+
+    def fault(_: int, operation: str, path: Path) -> None:
+        if operation == "unlink" and path in stuck:
+            raise support.io_error()
+
+    files.fault = fault
+    files.free = 0
+    for _ in range(4):
+        with contextlib.suppress(StoreFull):
+            append(store, 901)
+            break
     assert ids(store)[-10:] == list(range(901, 911))
 
 
