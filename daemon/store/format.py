@@ -37,7 +37,8 @@ class RingPosition(TypedDict, total=False):
     """The position up to which a kernel ring was read. ``map_id``: the id of its BPF map; ``lost``: the number of lost
     records that were already reported.
 
-    ``rows``, only in JOB_ROWS: the number of the next row to read from each memory that a job fills.
+    ``rows``, only in JOB_ROWS: the number of the next row to read from each memory that a job fills; in an import: its
+    slices (``importing/journal.py``).
     """
 
     boot_id: str

@@ -19,7 +19,7 @@ from probing.daemon.store.decoder import Decoder
 from probing.daemon.store.directory_lock import kept_unused
 from probing.daemon.store.files import open_file
 from probing.daemon.store.format import RingPosition
-from probing.daemon.store.importing.journal import RING, Entry, Journal, Span
+from probing.daemon.store.importing.journal import RING, SLICES, Entry, Journal, Span
 from probing.daemon.store.importing.sources import ImportProblem, Unit, check_columns, find_units, physical_rows
 from probing.daemon.store.importing.target import Target, acting_as, append_losses, check_space, open_target
 from probing.daemon.store.manifest import Segment
@@ -72,6 +72,8 @@ def _is_imported(unit: Unit, name: str, span: Span, older: Sequence[Entry]) -> b
 # The number of rows in one record. An interrupted import goes on at a multiple of it, so it must never change.
 PIECE_ROWS = 1 << 16
 MAX_PIECE_BYTES = 1 << 27
+# A piece with more bytes, as stacks can have, becomes records of this many rows. This number must not change, either.
+SLICE_ROWS = 1 << 12
 _READ_BYTES = 1 << 20
 _DAY_NS = 86_400_000_000_000
 
@@ -258,7 +260,10 @@ class _Import:
         elif not unit.log:
             (name,) = wanted
             for rows in self._decoder.segment_rows(fd, PIECE_ROWS, entry.pieces):
-                self._append(entry, {name: self._fit(name, rows)})
+                piece = self._fit(name, rows)
+                slices = _slices(piece) if entry.slices or piece.nbytes > MAX_PIECE_BYTES else [piece]
+                for number in range(entry.slices, len(slices)):
+                    self._append(entry, {name: slices[number]}, is_last=number == len(slices) - 1)
         with acting_as(self._target.root):
             self._store.sync()
             self._journal.finish(entry)
@@ -267,17 +272,25 @@ class _Import:
     def _fit(self, name: str, rows: pa.Table) -> pa.Table:
         return physical_rows(self._target.tables[name], rows)
 
-    def _append(self, entry: Entry, rows: dict[str, pa.Table]) -> None:
+    def _append(self, entry: Entry, rows: dict[str, pa.Table], *, is_last: bool = True) -> None:
+        """Appends a piece, or a slice of a piece; ``is_last``: the piece is complete with it."""
         if sum(piece.nbytes for piece in rows.values()) > MAX_PIECE_BYTES:
             raise FormatError(f"the rows of one record would have more than {MAX_PIECE_BYTES} bytes")
         batches = {name: piece.combine_chunks().to_batches() for name, piece in rows.items()}
-        position: RingPosition = {"boot_id": "", "map_id": entry.number, "position": entry.pieces + 1}
+        position: RingPosition = {"boot_id": "", "map_id": entry.number, "position": entry.pieces + is_last}
+        if not is_last:
+            position["rows"] = {SLICES: entry.slices + 1}
         with acting_as(self._target.root):
             self._store.append(batches, {RING: position})
             self._store.seal()
-        entry.pieces += 1
+        entry.pieces += is_last
+        entry.slices = 0 if is_last else entry.slices + 1
         for name, piece in rows.items():
             self._done.rows[name] = self._done.rows.get(name, 0) + piece.num_rows
+
+
+def _slices(piece: pa.Table) -> list[pa.Table]:
+    return [piece.slice(start, SLICE_ROWS) for start in range(0, piece.num_rows, SLICE_ROWS)]
 
 
 def _size(path: Path) -> int:

@@ -1,8 +1,8 @@
 """The journal of imported files: ``imports.jsonl`` in the state directory, to which lines are only appended.
 
 A file gets a line before its first rows, and a second line once all its rows are synced. Each record of its rows has
-the position of a ring ``import``: the file's number, and the number of its pieces in the log. So a record has both the
-rows and the progress.
+the position of a ring ``import``: the file's number, the number of its pieces in the log, and of slices of the next
+piece. So a record has both the rows and the progress.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from probing.api.typed import typed_json
 from probing.daemon.store.files import FILE_MODE, read_file
 from probing.daemon.store.format import Positions
 
-__all__ = ("JOURNAL", "RING", "Entry", "Journal", "Span")
+__all__ = ("JOURNAL", "RING", "SLICES", "Entry", "Journal", "Span")
 
 JOURNAL = "imports.jsonl"
 RING = "import"
+# The key of the number of slices in ``rows`` of the position.
+SLICES = "slices"
 MAX_BYTES = 1 << 28
 
 
@@ -38,7 +40,7 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """An imported file; ``pieces``: the number of its pieces in the log.
+    """An imported file; ``pieces``: the number of its pieces in the log; ``slices``: of slices of the next piece.
 
     ``sha``: its SHA-256. ``parts``: the first and last log part of ``node`` from which its rows come, if known.
     """
@@ -49,6 +51,7 @@ class Entry:
     parts: tuple[int, int] | None = None
     tables: dict[str, Span] = field(default_factory=dict)
     pieces: int = 0
+    slices: int = 0
     done: bool = False
 
 
@@ -61,6 +64,7 @@ class _Line(msgspec.Struct):
     parts: tuple[int, int] | None = None
     tables: dict[str, Span] = {}
     pieces: int | None = None
+    slices: int | None = None
     done: bool = False
 
 
@@ -89,7 +93,8 @@ class Journal:
             # The next file uses the same ring, so the progress of this file goes to the journal.
             if entry.number == reached.get("map_id") and not entry.done:
                 entry.pieces = int(reached["position"])
-                self._write({"number": entry.number, "pieces": entry.pieces})
+                entry.slices = reached.get("rows", {}).get(SLICES, 0)
+                self._write({"number": entry.number, "pieces": entry.pieces, "slices": entry.slices})
 
     @property
     def entries(self) -> list[Entry]:
@@ -101,13 +106,15 @@ class Journal:
 
     def begin(self, sha: str, node: str, parts: tuple[int, int] | None, tables: dict[str, Span]) -> Entry:
         """Adds the entry of a file before its rows are appended. An interrupted file gets a new number and keeps its
-        pieces.
+        pieces and slices.
         """
         older = self._entries.get(sha)
         self._newest += 1
-        entry = Entry(self._newest, sha, node, parts, tables, older.pieces if older else 0)
+        entry = Entry(self._newest, sha, node, parts, tables)
+        if older is not None:
+            entry.pieces, entry.slices = older.pieces, older.slices
         line = {"number": entry.number, "sha": sha, "node": node, "tables": tables}
-        self._write({**line, "parts": parts, "pieces": entry.pieces})
+        self._write({**line, "parts": parts, "pieces": entry.pieces, "slices": entry.slices})
         self._entries[sha] = entry
         return entry
 
@@ -157,4 +164,5 @@ class Journal:
                 self._newest = max(self._newest, line.number)
             entry = by_number[line.number]
             entry.pieces = entry.pieces if line.pieces is None else line.pieces
+            entry.slices = entry.slices if line.slices is None else line.slices
             entry.done = entry.done or line.done
