@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from probing.daemon.store.state import StoreState
 __all__ = ("Background",)
 
 _MAINTAIN_S = 1.0
+_log = logging.getLogger(__name__)
 
 
 class Background:
@@ -66,6 +68,9 @@ class Background:
             except StoreError:
                 # The status has the reason, and the next round tries again.
                 self._unsynced.set()
+            except Exception as e:  # an error of one round must not end the thread: no row would be synced any more
+                self._failed("sync", e)
+                self._unsynced.set()
             self._stopped.wait(self.sync_interval_s)
 
     def _maintain_loop(self) -> None:
@@ -78,5 +83,14 @@ class Background:
                 self._maintain()
             except (OSError, ProbingError, pa.ArrowException) as e:
                 self._state.problems["maintain"] = str(e)
+            except Exception as e:  # an error of one round must not end the thread: nothing would be sealed or dropped
+                self._failed("maintain", e)
             else:
                 self._state.problems.pop("maintain", None)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """Puts ``error`` into the problems, and logs it unless the round before had the same error."""
+        problem = f"{type(error).__name__}: {error}"
+        if self._state.problems.get(what) != problem:
+            _log.error("the store failed to %s", what, exc_info=error)
+        self._state.problems[what] = problem

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -296,18 +297,37 @@ def test_sealing_that_fails_keeps_the_log_and_is_tried_again(operation: str, err
     assert ids(open_store(files.after_kill())) == list(range(1, 21))
 
 
-def test_maintenance_that_finds_no_descriptor_is_reported_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_descriptor(path: Path) -> list[str]:
-        raise support.io_error(errno.EMFILE)
+@pytest.mark.parametrize("error", [support.io_error(errno.EMFILE), MemoryError("no memory"), KeyError("t.gone")])
+def test_maintenance_that_fails_is_reported_and_goes_on(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(path: Path) -> list[str]:
+        raise error
 
     files = support.MemoryFiles()
     with Store.open(ROOT, node="n1", limits=WIDE, files=files, tables=support.TABLES) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(files, "listdir", no_descriptor)
+            patch.setattr(files, "listdir", fail)
             store.set_limits(WIDE)
-            until(lambda: os.strerror(errno.EMFILE) in store.status()["reason"])
+            until(lambda: str(error) in store.status()["reason"])
         store.set_limits(WIDE)
         until(lambda: store.status()["state"] == "running")
+
+
+def test_a_sync_that_fails_in_any_way_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    files, synced, fails = support.MemoryFiles(), threading.Event(), threading.Event()
+    fsync = files.fsync
+
+    def fsync_later(fd: int) -> None:
+        if not fails.is_set():
+            fails.set()
+            raise MemoryError
+        fsync(fd)
+        synced.set()
+
+    limits = replace(WIDE, sync_interval_s=0.01)
+    with Store.open(ROOT, node="n1", limits=limits, files=files, tables=support.TABLES) as store:
+        monkeypatch.setattr(files, "fsync", fsync_later)
+        append(store, 1)
+        until(synced.is_set)
 
 
 def test_syncing_that_fails_is_reported_and_tried_again() -> None:
