@@ -47,10 +47,9 @@ class _Leases:
         """Files to be removed that snapshots still hold."""
         return frozenset(self._doomed)
 
-    @property
-    def held(self) -> frozenset[Path]:
-        """The files that snapshots hold."""
-        return frozenset[Path]().union(*(lease.segments | lease.parts for lease in self._held.values()))
+    def holds(self, path: Path) -> bool:
+        """Returns whether a snapshot holds the file ``path``."""
+        return any(path in lease.segments or path in lease.parts for lease in self._held.values())
 
     def take(self, lease: _Lease) -> int:
         """Holds the files of ``lease``. Returns the generation, which ``release`` needs."""
@@ -87,9 +86,9 @@ class _Leases:
         return self._free()
 
     def _free(self) -> list[Path]:
-        held = self.held
-        free = sorted(self._doomed - held)
-        self._doomed &= held
+        # Few files wait to be removed, while many snapshots may hold thousands.
+        free = sorted(path for path in self._doomed if not self.holds(path))
+        self._doomed.difference_update(free)
         return free
 
 
@@ -148,8 +147,7 @@ class StoreState:
     def held_bytes(self) -> int:
         """Bytes of dropped or merged segments whose files snapshots still hold."""
         with self._lock:
-            held = self._leases.held if self._held else frozenset[Path]()
-            return sum(size for path, size in self._held.items() if path in held)
+            return sum(size for path, size in self._held.items() if self._leases.holds(path))
 
     @property
     def first_part(self) -> int | None:
