@@ -305,8 +305,8 @@ def _readable(path: str, instance: Instance) -> bool:
         for _ in connection.sql(f"SELECT * FROM read_parquet({sql_text(path)})").to_arrow_reader(BATCH_ROWS):
             pass
     except _FAILURES as e:
-        if isinstance(explain(e), QueryMemory):
-            raise
+        if isinstance(reason := explain(e), QueryMemory):
+            raise reason from None
         return False
     finally:
         connection.close()

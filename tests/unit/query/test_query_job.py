@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from probing.api.errors import QueryError
+from probing.api.errors import QueryError, QueryMemory
 from probing.api.tables import table_named
 from probing.daemon.query.database import Instance, explain
 from probing.daemon.query.job import Database, Job, Outcome
@@ -70,6 +70,30 @@ def test_an_error_of_the_query_blames_no_segment(tmp_path: Path) -> None:
     job = _job("SELECT strptime(reason, '%Y') FROM probing.losses", _losses(tmp_path / "a.parquet", 10))
     with pytest.raises(QueryError, match="Could not parse"):
         run(job, lambda piece: None, outcome)
+    assert outcome.damaged == []
+
+
+def test_memory_that_is_too_short_to_try_a_segment_is_an_error_of_the_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Short:
+        def sql(self, _: str) -> None:
+            raise duckdb.OutOfMemoryException("Out of Memory Error: failed to allocate data")
+
+        def close(self) -> None: ...
+
+    bad = _losses(tmp_path / "bad.parquet", 10)
+    bad.write_bytes(bad.read_bytes()[:-3])
+    unlocked, made = Instance.unlocked, list[Instance]()
+
+    def second_is_short(instance: Instance) -> object:
+        made.append(instance)
+        return unlocked(instance) if len(made) == 1 else Short()
+
+    monkeypatch.setattr(Instance, "unlocked", second_is_short)
+    outcome = Outcome()
+    with pytest.raises(QueryMemory):
+        run(_job("SELECT reason FROM probing.losses", bad), lambda piece: None, outcome)
     assert outcome.damaged == []
 
 
