@@ -17,7 +17,7 @@ __all__ = ("StoreContext",)
 
 class StoreContext(NamedTuple):
     """The shared objects of an open store. ``root``: the state directory; ``worker`` runs the tasks that seal, merge
-    and salvage.
+    and salvage. ``synced``: see ``SegmentFile``.
     """
 
     root: Path
@@ -26,3 +26,4 @@ class StoreContext(NamedTuple):
     tables: Mapping[str, Table]
     state: StoreState
     worker: Worker
+    synced: set[Path]

@@ -125,7 +125,9 @@ class Store:
             if found.degraded:
                 state.problems["manifest"] = found.degraded
             state.set_aside_bytes = aside.bytes
-            store = cls(StoreContext(root, own, clock, tables, state, worker(own)), node, limits, aside, found, lock_fd)
+            store = cls(
+                StoreContext(root, own, clock, tables, state, worker(own), set()), node, limits, aside, found, lock_fd
+            )
         except BaseException as e:
             if lock_fd is not None:
                 os.close(lock_fd)

@@ -190,7 +190,7 @@ class _Merge:
         if self._file is None:
             date = self.sources[0].path.split("/")[1].removeprefix("date=")
             path = segment_path(self.sources[0].table, date, self._parts)
-            self._file = SegmentFile(self._context.files, self._context.root, path)
+            self._file = SegmentFile(self._context.files, self._context.root, path, self._context.synced)
         self._file.write(step.data)
         self.written = self._file.size
 

@@ -80,7 +80,7 @@ def _salvage(context: StoreContext, damaged: Segment, salvaged: _Salvaged) -> No
                 if isinstance(step, LostGroup):
                     salvaged.losses.append(_group_loss(damaged, step))
                 elif isinstance(step, Data):
-                    file = file or SegmentFile(context.files, context.root, salvaged_path(damaged.path))
+                    file = file or SegmentFile(context.files, context.root, salvaged_path(damaged.path), context.synced)
                     file.write(step.data)
                 elif isinstance(step, Made) and file is not None:
                     file.finish(step.size, step.crc, salvaged.written)

@@ -110,7 +110,7 @@ class _Writing:
             case SegmentBegun(table, date) if table in self._left and is_date_dir(f"date={date}"):
                 self._table = table
                 path = segment_path(table, date, self._numbers)
-                self._file = SegmentFile(self._context.files, self._context.root, path)
+                self._file = SegmentFile(self._context.files, self._context.root, path, self._context.synced)
             case Made() if self._file is not None:
                 self._file.finish(step.size, step.crc, self._sealed.written)
                 self._left[self._table] -= step.rows

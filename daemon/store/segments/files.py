@@ -57,17 +57,23 @@ def is_date_dir(name: str) -> bool:
 class SegmentFile:
     """A segment while it is written. It has a temporary name until ``finish``. ``path`` is relative to ``root``.
 
+    ``synced``: the folders of dates that this process has synced into the folders above them; ``finish`` adds to it.
     Calls raise OSError; after an error only ``abort`` may be called.
     """
 
-    def __init__(self, files: Files, root: Path, path: str) -> None:
+    def __init__(self, files: Files, root: Path, path: str, synced: set[Path] | None = None) -> None:
         self._files = files
+        self._synced = set[Path]() if synced is None else synced
         self._root = root
         self._target = root / path
         self._aside = self._target.with_name(f"{self._target.name}.tmp")
         self.path = path
         self.size = self._crc = 0
-        files.make_dir(self._target.parent)
+        folder = self._target.parent
+        if folder.name not in files.listdir(folder.parent):
+            # Perhaps another program has deleted it.
+            self._synced.discard(folder)
+        files.make_dir(folder)
         files.unlink(self._aside)
         self._fd: int | None = files.create(self._aside)
 
@@ -90,8 +96,12 @@ class SegmentFile:
             raise FormatError(f"the bytes read back from the segment {self.path} differ from the written bytes")
         written.add(self._target)
         self._files.rename(self._aside, self._target)
-        for folder in (self._target.parent, self._target.parent.parent, self._root):
-            self._files.fsync_dir(folder)
+        folder = self._target.parent
+        self._files.fsync_dir(folder)
+        if folder not in self._synced:
+            self._files.fsync_dir(folder.parent)
+            self._files.fsync_dir(self._root)
+            self._synced.add(folder)
 
     def abort(self) -> None:
         """Removes the unfinished file."""

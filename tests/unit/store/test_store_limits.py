@@ -365,6 +365,32 @@ def test_files_of_a_snapshot_stay_until_it_is_released() -> None:
     store.release(12345)
 
 
+def test_a_folder_is_synced_into_the_folders_above_it_once() -> None:
+    """Sealing syncs a file for each of a hundred tables; the disk may be busy with checkpoints."""
+    files = support.MemoryFiles()
+    synced: list[Path] = []
+
+    def note(_: int, operation: str, path: Path) -> None:
+        if operation == "fsync_dir" and path != ROOT / "wal":
+            synced.append(path)
+
+    def seal(store: Store, first: int) -> list[str]:
+        append(store, first)
+        synced.clear()
+        store.seal(now=True)
+        return [path.relative_to(ROOT).as_posix() for path in synced]
+
+    date = "t.small/date=2026-09-21"
+    store = open_store(files)
+    files.fault = note
+    assert seal(store, 1) == [date, "t.small", "."]
+    assert seal(store, 11) == [date]
+    # A daemon that was killed may not have come so far.
+    store = open_store(files.after_kill())
+    store._context.files.fault = note  # type: ignore[attr-defined]
+    assert seal(store, 21) == [date, "t.small", "."]
+
+
 def test_a_snapshot_that_nobody_releases_runs_out() -> None:
     files, clock = support.MemoryFiles(), support.clock()
     store = open_store(files, WIDE, clock)
