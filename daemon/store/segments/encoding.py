@@ -23,6 +23,8 @@ _NARROWED_BY = frozenset(("ts", "job", "pid", "rank", "comm", "seq", "step", "st
 _TRIED_PLACES = 4
 _TRIED_ROWS = 4096
 _TRIED_BYTES = 1 << 19
+# Fewer rows than this are written as they are: to try encodings takes three times as long, and merging tries them.
+_FEW_ROWS = 64
 # A column keeps its dictionary if the dictionary encodes it in less than this many bytes a row.
 _SMALL = 0.02
 # Other encodings must be this much shorter, because dictionary codes are compared faster than values.
@@ -106,6 +108,8 @@ def _writer(sink: Any, schema: pa.Schema, codes: Any, encodings: dict[str, str],
 
 # Returns the paths of the leaf columns with a dictionary, and the encodings of the other leaf columns.
 def _layout(rows: pa.Table) -> tuple[list[str], dict[str, str]]:
+    if rows.num_rows < _FEW_ROWS:
+        return [], {}
     sample = _sample(rows)
     coded = _tried(sample, True, {})
     best = {path: (size, "") for path, (_, size) in coded.items()}

@@ -21,6 +21,7 @@ from store_support import START_NS, MemoryFiles, write_segment
 from probing.api.tables import TABLES
 from probing.daemon.store.files import write_all
 from probing.daemon.store.manifest import Edit, LoadedManifest, Manifest, Segment, load_manifest
+from probing.daemon.store.segments import encoding
 from probing.daemon.store.segments.encoding import ROW_GROUP, SegmentEncoder, sort_rows
 from probing.daemon.store.segments.reader import describe_segment, read_segment
 from probing.daemon.store.snapshot import snapshot_segment
@@ -144,6 +145,22 @@ def test_each_encoding_is_used_where_it_is_shortest(encoding: str, tmp_path: Pat
         sizes[rival] = sink.getvalue().size
     assert sizes[encoding] <= min(sizes.values()) * 1.05
     check(rows, tmp_path / "s.parquet")
+
+
+@pytest.mark.parametrize(("count", "tries"), [(63, 0), (64, 1)])
+def test_encodings_are_not_tried_on_few_rows(
+    count: int, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred tables with some rows each are due at once."""
+    tried, made = encoding._tried, list[int]()
+
+    def counted(rows: pa.Table, codes: bool, encodings: dict[str, str]) -> dict[str, tuple[str, int]]:
+        made.append(rows.num_rows)
+        return tried(rows, codes, encodings)
+
+    monkeypatch.setattr(encoding, "_tried", counted)
+    check(rows_by_chance(TABLES["comm.ops"].physical, count, 7, 0.1), tmp_path / "s.parquet")
+    assert bool(made) == bool(tries)
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.uint64(), pa.float64(), pa.timestamp("ns")])
