@@ -19,8 +19,9 @@
 /* Written by the loader (session.py). */
 struct control {
 	__u64 heartbeat_ns; /* CLOCK_MONOTONIC */
-	__u32 paused;
+	__u32 paused;	    /* 0: the programs run; else what pauses them, for the next loader */
 	__u32 generation; /* changes after a time without programs: calls that began before it are void */
+	__u64 paused_ns;  /* CLOCK_MONOTONIC: since when */
 };
 
 struct {

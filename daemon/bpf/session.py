@@ -30,7 +30,9 @@ from probing.daemon.bpf.ring import Ring
 __all__ = ("Foreign", "Link", "Session")
 
 STALE_NS = 60_000_000_000
-_CONTROL = struct.Struct("<QII")
+_CONTROL = struct.Struct("<QIIQ")
+# Values of ``paused`` in struct control: a client asked for the pause, or something that ends the pause when it ends.
+_ASKED, _HELD = 1, 2
 
 
 class Session:
@@ -39,14 +41,15 @@ class Session:
 
     ``adopted``: all objects were pinned already, except the ``refused`` ones. ``blind``: the interval (CLOCK_MONOTONIC
     ns) in which adopted programs did nothing, since no daemon ran. ``links`` at first holds the links of the previous
-    daemon.
+    daemon. ``paused_ns``: when the last pause began, also under an earlier daemon, CLOCK_MONOTONIC ns; 0: unknown.
     """
 
     def __init__(self, folder: Path, loader: Loader) -> None:
         self._folder, self._loader, self._loaded = folder, loader, Loaded()
         self._lock = -1
-        self._paused = False
+        self._paused = 0
         self._generation = 0
+        self.paused_ns = 0
         self._loading = threading.Lock()
         self.links = Links(loader)
         self.foreign: list[Foreign] = []
@@ -129,13 +132,23 @@ class Session:
             pins.write_meta(path, {"rings": rings, "maps": maps})
 
     def _revive(self) -> None:
-        heartbeat, paused, self._generation = _CONTROL.unpack(self.maps["control"].lookup(0).tobytes())
+        control = self.maps["control"].lookup(0).tobytes()
+        heartbeat, self._paused, self._generation, self.paused_ns = _CONTROL.unpack(control)
+        if not heartbeat:
+            self._inherit_pause()
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         if heartbeat and now > heartbeat + STALE_NS:
             self.blind = (heartbeat + STALE_NS, now)
             self._renew()
-        self._paused = bool(paused)
         self.heartbeat()
+
+    def _inherit_pause(self) -> None:
+        """Takes over the pause of the version that ran last, whose programs these replace."""
+        controls = [found.maps["control"].lookup(0) for found in self.foreign if "control" in found.maps]
+        if controls:
+            last = max(controls, key=lambda control: int(control["heartbeat_ns"]))
+            self._paused = int(last["paused"])
+            self.paused_ns = int(last["paused_ns"]) if "paused_ns" in (last.dtype.names or ()) else 0
 
     @property
     def path(self) -> Path:
@@ -192,17 +205,26 @@ class Session:
 
     @property
     def paused(self) -> bool:
-        return self._paused
+        return self._paused != 0
+
+    @property
+    def pause_asked(self) -> bool:
+        """Returns whether a client asked for the pause, perhaps an earlier daemon."""
+        return self._paused == _ASKED
 
     def heartbeat(self) -> None:
         """Records that the daemon runs: programs stop recording 60 s after the last heartbeat."""
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        self.maps["control"].update(0, _CONTROL.pack(now, int(self._paused), self._generation))
+        self.maps["control"].update(0, _CONTROL.pack(now, self._paused, self._generation, self.paused_ns))
 
-    def pause(self, paused: bool) -> None:
-        """Switches all programs off (True) or on. A restart keeps the state."""
-        self._paused = paused
-        self._renew()
+    def pause(self, paused: bool, *, asked: bool = True) -> None:
+        """Switches all programs off (True) or on. A restart and an upgrade keep the state, and whether a client
+        ``asked`` for the pause.
+        """
+        if paused != self.paused:
+            self.paused_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC) if paused else 0
+            self._renew()
+        self._paused = (_ASKED if asked else _HELD) if paused else 0
         self.heartbeat()
 
     def _renew(self) -> None:

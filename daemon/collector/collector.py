@@ -288,6 +288,9 @@ class Collector:
         """Starts answering, draining and searching for processes. Returns after the first scan of all processes."""
         undo = self._undo
         self._listen()
+        if self._session.paused:
+            self._sources.paused()
+        self._follow_pause()
         self._sources.start()
         take_over_layouts(self._session, self._sources.rings, self._store, self._buffer, self._clock)
         self._libraries.start()

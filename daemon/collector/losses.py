@@ -134,8 +134,10 @@ class LossMeter:
         self._counters = session.counters()
         self._lost = dict(known_lost)
         self._refusals = _Refusals(session, sink, slots, budget, blinded, self._last)
-        # When the pause began, UTC ns; after a restart amid a pause, the time of the restart.
-        self._paused_since = self._last.real_ns if session.paused else None
+        # When the pause began, UTC ns, also if an earlier daemon began it; the start of this one if that is unknown.
+        began = session.paused_ns
+        since = began + self._last.mono_to_utc_ns if began else self._last.real_ns
+        self._paused_since = since if session.paused else None
 
     @property
     def lost(self) -> dict[str, int]:

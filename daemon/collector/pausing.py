@@ -14,25 +14,25 @@ __all__ = ("Pausing",)
 class Pausing:
     """The state of the pause. ``asked``: a client has paused the probes. ``file`` pauses the probes as long as it
     exists.
+
+    An earlier daemon's pause goes on if a client asked for it; a pause by the file ends with the file, also if the file
+    went while no daemon ran.
     """
 
     def __init__(self, session: Session, file: Path, clock: Clock) -> None:
         self._session = session
         self._file = file
         self._clock = clock
-        # A restart keeps a pause that a client asked for; a pause by the file ends with the file.
-        self.asked = session.paused and not file.exists()
-        # When the pause began, UTC ns; None if an earlier daemon began it.
-        self._since: int | None = None
+        self.asked = session.pause_asked
 
     def follow(self) -> bool:
         """Pauses or resumes the session, as ``asked`` and the file require. Returns whether this changed anything."""
         wanted = self.asked or self._file.exists()
-        if wanted == self._session.paused:
+        if (wanted, self.asked) == (self._session.paused, self._session.pause_asked):
             return False
-        self._since = self._clock.pair().real_ns if wanted else None
-        self._session.pause(wanted)
-        return True
+        changed = wanted != self._session.paused
+        self._session.pause(wanted, asked=self.asked)
+        return changed
 
     @property
     def reason(self) -> str:
@@ -41,5 +41,6 @@ class Pausing:
         """
         if not self._session.paused:
             return ""
-        since = "" if self._since is None else f" since {utc_second(self._since)}"
+        began = self._session.paused_ns
+        since = f" since {utc_second(began + self._clock.pair().mono_to_utc_ns)}" if began else ""
         return f"paused{since} by {'`probingctl pause`' if self.asked else f'the file {self._file}'}"

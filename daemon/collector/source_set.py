@@ -120,6 +120,11 @@ class SourceSet:
         """Notifies the sources of changed settings. Returns the libraries whose probes have to be attached again."""
         return [library for source in self._sources if source.settings_changed() for library in source.libraries]
 
+    def paused(self) -> None:
+        """Notifies the sources, before they start, that an earlier daemon paused the session."""
+        for source in self._sources:
+            source.pause(True)
+
     def pause(self, paused: bool, mono_ns: int) -> None:
         """Notifies the sources that the session was paused or resumed at ``mono_ns``. While probes are off, ends of
         operations are missed.

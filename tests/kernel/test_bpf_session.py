@@ -370,13 +370,33 @@ def test_pause_stops_the_probes_and_a_restart_keeps_it(
     assert take(session)["number"].tolist() == list(range(30, 35))
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_upgrade_keeps_a_pause_its_begin_and_who_asked(
+    open_session: Open, probe_object: Path, target: Any, target_fd: int, asked: bool
+) -> None:
+    session = open_session(probe_object)
+    session.pause(True, asked=asked)
+    began = session.paused_ns
+    session.close(keep=True)
+    # Another size makes another layout, as another version does.
+    session = open_session(probe_object, sizes={"calls": 1 << 17})
+    assert session.foreign
+    attach(session, target_fd, target)
+    target.call(7)
+    assert (session.paused, session.pause_asked, session.paused_ns) == (True, asked, began)
+    session.pause(False)
+    target.call(5)
+    assert take(session)["number"].tolist() == list(range(7, 12))
+    assert (session.paused, session.pause_asked, session.paused_ns) == (False, False, 0)
+
+
 def test_programs_do_nothing_when_nobody_listened_for_a_minute(
     open_session: Open, probe_object: Path, target: Any, target_fd: int
 ) -> None:
     session = open_session(probe_object)
     attach(session, target_fd, target)
     stale = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - 61_000_000_000
-    session.maps["control"].update(0, (stale, 0, 0))
+    session.maps["control"].update(0, (stale, 0, 0, 0))
     target.call(23)
     session.close(keep=True)
     session = open_session(probe_object)

@@ -208,7 +208,7 @@ def test_pause_and_a_silent_daemon_stop_the_sampling(sampling: Sampling) -> None
         nothing_comes(sampling, target)
         sampling.session.pause(False)
         sampling.wait(target, len(sampling.samples(target)) + 5)
-        sampling.session.maps["control"].update(0, (1, 0, 0))
+        sampling.session.maps["control"].update(0, (1, 0, 0, 0))
         nothing_comes(sampling, target)
 
 

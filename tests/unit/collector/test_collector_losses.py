@@ -14,6 +14,7 @@ from probing.daemon.source import Loss
 class PausedSession:
     def __init__(self, paused: bool) -> None:
         self.paused = paused
+        self.paused_ns = 0
 
     def counters(self) -> dict[str, dict[str, int]]:
         return {}
@@ -31,6 +32,15 @@ class StoppedClock:
 
     def pair(self) -> ClockPair:
         return ClockPair(self.real_ns, self.real_ns, self.real_ns)
+
+
+def test_a_pause_of_an_earlier_daemon_is_a_gap_from_its_begin() -> None:
+    session: Any = PausedSession(True)
+    session.paused_ns = 7
+    losses = Losses()
+    meter = LossMeter(session, StoppedClock(), losses, {"ops": "comm.ops"}, {}, 0, {}, list, lambda *_: None)  # type: ignore[arg-type]
+    meter.pause(False)
+    assert [(loss.ts_from_ns, loss.ts_to_ns) for loss in losses] == [(7, 1_000)]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
