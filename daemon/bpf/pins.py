@@ -186,24 +186,24 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def remove_links(layout: Path) -> int:
-    """Removes the pinned links of a layout, and waits for the end of perf events in maps; the rings stay. Returns the
-    number of links.
-    """
+    """Removes the pinned links of a layout, and waits for their end; the rings stay. Returns the number of links."""
     pins = [path for path in layout.iterdir() if path.name.startswith("link_")]
-    events = [program for path in pins if (program := _event_in(path)) is not None]
-    for path in pins:
-        path.unlink(missing_ok=True)
-    attach.wait_for_end(events)
+    attach.wait_for_end([program for path in pins if (program := _end(path)) is not None])
     return len(pins)
 
 
-def _event_in(path: Path) -> int | None:
+def _end(path: Path) -> int | None:
+    """Removes the pin of a link. Returns the id of the program of a perf event in a map, which ends soon."""
     try:
         fd = syscalls.object_get(path)
     except OSError:
         # A link that cannot be opened must not keep the layout from being removed.
+        path.unlink(missing_ok=True)
         return None
     try:
+        # Closing a link's last descriptor ends it at once; removing its last pin ends it only some time later, and what
+        # its program writes after the rings are drained would be lost.
+        path.unlink(missing_ok=True)
         return attach.program_in_map(fd)
     finally:
         os.close(fd)

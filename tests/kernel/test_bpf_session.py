@@ -370,6 +370,18 @@ def test_pause_stops_the_probes_and_a_restart_keeps_it(
     assert take(session)["number"].tolist() == list(range(30, 35))
 
 
+def test_links_that_are_removed_see_no_later_call(
+    open_session: Open, probe_object: Path, target: Any, target_fd: int
+) -> None:
+    for _ in range(20):
+        session = open_session(probe_object)
+        attach(session, target_fd, target)
+        session.close(keep=True)
+        pins.remove_links(session.path)
+        target.call(1)
+    assert take(open_session(probe_object)).tolist() == []
+
+
 @pytest.mark.parametrize("asked", [True, False])
 def test_an_upgrade_keeps_a_pause_its_begin_and_who_asked(
     open_session: Open, probe_object: Path, target: Any, target_fd: int, asked: bool
