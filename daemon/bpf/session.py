@@ -40,8 +40,9 @@ class Session:
     late objects are safe for any.
 
     ``adopted``: all objects were pinned already, except the ``refused`` ones. ``blind``: the interval (CLOCK_MONOTONIC
-    ns) in which adopted programs did nothing, since no daemon ran. ``links`` at first holds the links of the previous
-    daemon. ``paused_ns``: when the last pause began, also under an earlier daemon, CLOCK_MONOTONIC ns; 0: unknown.
+    ns) in which adopted or replaced programs did nothing, since no daemon ran. ``links`` at first holds the links of
+    the previous daemon. ``paused_ns``: when the last pause began, also under an earlier daemon, CLOCK_MONOTONIC ns; 0:
+    unknown.
     """
 
     def __init__(self, folder: Path, loader: Loader) -> None:
@@ -135,20 +136,24 @@ class Session:
         control = self.maps["control"].lookup(0).tobytes()
         heartbeat, self._paused, self._generation, self.paused_ns = _CONTROL.unpack(control)
         if not heartbeat:
-            self._inherit_pause()
+            heartbeat = self._inherit()
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         if heartbeat and now > heartbeat + STALE_NS:
             self.blind = (heartbeat + STALE_NS, now)
             self._renew()
         self.heartbeat()
 
-    def _inherit_pause(self) -> None:
-        """Takes over the pause of the version that ran last, whose programs these replace."""
+    def _inherit(self) -> int:
+        """Takes over the pause of the version that ran last, whose programs these replace. Returns its last heartbeat,
+        or 0.
+        """
         controls = [found.maps["control"].lookup(0) for found in self.foreign if "control" in found.maps]
-        if controls:
-            last = max(controls, key=lambda control: int(control["heartbeat_ns"]))
-            self._paused = int(last["paused"])
-            self.paused_ns = int(last["paused_ns"]) if "paused_ns" in (last.dtype.names or ()) else 0
+        if not controls:
+            return 0
+        last = max(controls, key=lambda control: int(control["heartbeat_ns"]))
+        self._paused = int(last["paused"])
+        self.paused_ns = int(last["paused_ns"]) if "paused_ns" in (last.dtype.names or ()) else 0
+        return int(last["heartbeat_ns"])
 
     @property
     def path(self) -> Path:

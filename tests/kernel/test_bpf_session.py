@@ -418,6 +418,16 @@ def test_programs_do_nothing_when_nobody_listened_for_a_minute(
     assert take(session)["number"].tolist() == list(range(23, 30))
 
 
+def test_an_upgrade_after_a_minute_without_a_daemon_knows_the_gap(open_session: Open, probe_object: Path) -> None:
+    session = open_session(probe_object)
+    stale = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - 61_000_000_000
+    session.maps["control"].update(0, (stale, 0, 0, 0))
+    session.close(keep=True)
+    session = open_session(probe_object, sizes={"calls": 1 << 17})
+    assert session.blind is not None
+    assert session.blind[0] == stale + 60_000_000_000
+
+
 def test_full_ring_counts_what_it_lost(open_session: Open, probe_object: Path, target: Any, target_fd: int) -> None:
     session = open_session(probe_object)
     attach(session, target_fd, target)
