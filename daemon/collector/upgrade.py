@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from probing.daemon.bpf.ring import Ring
 from probing.daemon.bpf.session import Foreign, Session
-from probing.daemon.clock import Clock
+from probing.daemon.clock import Clock, ClockPair
+from probing.daemon.collector.drain import MAX_DRAIN_BYTES
 from probing.daemon.source import Loss, RingConsumer, Sink
-from probing.daemon.store.format import RingPosition
+from probing.daemon.store.format import Positions, RingPosition
 from probing.daemon.store.store import Store
 
 __all__ = ("take_over", "take_over_layouts")
@@ -24,61 +27,125 @@ Records = npt.NDArray[Any]
 def take_over_layouts(
     session: Session, consumers: Mapping[str, RingConsumer], log: Store, sink: Sink, clock: Clock
 ) -> None:
-    """Writes the records in all layouts of other versions to the log, for rings that have a map of open records.
+    """Writes the records in all layouts of other versions to the log.
 
     Reports the time in which no daemon ran, and adopted programs recorded nothing, as a loss.
     """
     pair = clock.pair()
-    for ring, consumer in consumers.items():
-        if not consumer.open_map:
-            continue
-        if session.blind:
-            since, until = (t + pair.mono_to_utc_ns for t in session.blind)
-            reason = "no daemon ran for longer than a minute, and the programs stopped recording"
-            sink.lost(Loss(ring, consumer.table, "kernel", reason, since, until))
-        for foreign in session.foreign:
-            take_over(foreign, ring, consumer, session.rings[ring].record, log, sink, clock)
+    if session.blind:
+        since, until = (t + pair.mono_to_utc_ns for t in session.blind)
+        reason = "no daemon ran for longer than a minute, and the programs stopped recording"
+        for ring, consumer in consumers.items():
+            if consumer.open_map:
+                sink.lost(Loss(ring, consumer.table, "kernel", reason, since, until))
+    records = {ring: session.rings[ring].record for ring in consumers}
+    for foreign in session.foreign:
+        take_over(foreign, consumers, records, log, sink, clock)
 
 
 def take_over(
     foreign: Foreign,
-    ring: str,
-    consumer: RingConsumer,
-    record: np.dtype[Any],
+    consumers: Mapping[str, RingConsumer],
+    records: Mapping[str, np.dtype[Any]],
     log: Store,
     sink: Sink,
     clock: Clock,
 ) -> None:
-    """Writes rows of the records in ``ring`` and in the map of open records of ``foreign``, a stopped layout of another
-    version; then removes the layout.
+    """Writes rows of the records in the rings and in the maps of open records of ``foreign``, a stopped layout of
+    another version; then removes the layout. ``records``: the records of our rings.
 
-    The position is logged under the name of the layout, so that nothing is written twice if this process is killed in
-    between. Fields that the other version lacks are zero, and are reported as a loss.
+    Nothing is written twice, wherever the other version or this process is killed: a ring is read on from its position
+    in the log, and the log has a position in the name of the layout once the open records are written. Fields that the
+    other version lacks are zero, and are reported as a loss.
     """
-    pair = clock.pair()
-    source = foreign.rings.get(ring)
-    name = f"{ring}@{foreign.name}"
-    if source is not None and not _is_written(log.positions.get(name), clock.boot_id, source.map_id):
-        finished, position = source.drain()
-        _, values = foreign.maps[consumer.open_map].items()
-        batches: dict[str, list[Any]] = {}
-        for records in (_as_ours(finished, record), consumer.abandoned(_as_ours(values, record))):
-            for table, batch in consumer.assemble(records, pair).items():
-                batches.setdefault(table, []).append(batch)
-        log.append(batches, {name: {"boot_id": clock.boot_id, "map_id": source.map_id, "position": position}}, pair)
-        if missing := sorted(set(record.names or ()) - set(source.record.names or ())):
-            reason = f"the version before did not record {', '.join(missing)}"
-            sink.lost(Loss(ring, consumer.table, "assembly", reason, pair.real_ns, pair.real_ns, 0))
+    for ring, consumer in consumers.items():
+        if (source := foreign.rings.get(ring)) is not None:
+            _Takeover(foreign, source, consumer, records[ring], log, sink, clock).write()
     foreign.remove()
     _log.info("took over the records of layout %s", foreign.name)
 
 
-def _is_written(known: RingPosition | None, boot_id: str, map_id: int) -> bool:
-    return known is not None and (known.get("boot_id"), known.get("map_id")) == (boot_id, map_id)
+class _Takeover:
+    """Writes the records of one ring, and its open records."""
 
+    def __init__(
+        self,
+        foreign: Foreign,
+        source: Ring,
+        consumer: RingConsumer,
+        record: np.dtype[Any],
+        log: Store,
+        sink: Sink,
+        clock: Clock,
+    ) -> None:
+        self._foreign, self._source, self._consumer, self._record = foreign, source, consumer, record
+        self._log, self._sink, self._clock = log, sink, clock
 
-def _as_ours(records: Records, record: np.dtype[Any]) -> Records:
-    ours = np.zeros(len(records), record)
-    for field in set(record.names or ()) & set(records.dtype.names or ()):
-        ours[field] = records[field]
-    return ours
+    def write(self) -> None:
+        ring = self._source.name
+        reported = 0
+        if (known := self._known(ring)) is not None:
+            # The other version may have been killed between log and commit.
+            self._source.reset(int(known["position"]))
+            reported = int(known.get("lost", 0))
+        lost = self._lost()
+        if lost > reported:
+            self._lose("ring", "the ring was full", lost - reported)
+        if self._consumer.ready is not None:
+            # Only the version that wrote these records can tell what they refer to.
+            if unread := self._source.records_in(self._source.backlog):
+                self._lose("ring", "the version before had not read them when it ended", unread)
+            return
+        while len((drained := self._source.drain(MAX_DRAIN_BYTES)).records):
+            self._append(drained.records, {ring: self._place(drained.position, lost)})
+            self._source.commit(drained.position)
+        if self._consumer.open_map:
+            self._write_open()
+
+    def _write_open(self) -> None:
+        name = f"{self._source.name}@{self._foreign.name}"
+        if self._known(name) is not None:
+            return
+        _, values = self._foreign.maps[self._consumer.open_map].items()
+        self._append(self._consumer.abandoned(self._as_ours(values)), {name: self._place(self._source.position, 0)})
+        if missing := sorted(set(self._record.names or ()) - set(self._source.record.names or ())):
+            self._lose("assembly", f"the version before did not record {', '.join(missing)}", 0)
+
+    def _append(self, records: Records, positions: Positions) -> None:
+        pair = self._clock.pair()
+        batches = {table: [batch] for table, batch in self._assembled(records, pair).items() if batch.num_rows}
+        self._log.append(batches, positions, pair)
+
+    def _assembled(self, records: Records, pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
+        try:
+            return self._consumer.assemble(self._as_ours(records), pair)
+        except Exception as e:  # the same records would fail at each start
+            _log.exception("%d records of the version before cannot be assembled", len(records))
+            self._lose("assembly", f"{type(e).__name__} in assembly", len(records))
+            return {}
+
+    def _as_ours(self, records: Records) -> Records:
+        if records.dtype == self._record:
+            return records
+        ours = np.zeros(len(records), self._record)
+        for field in set(self._record.names or ()) & set(records.dtype.names or ()):
+            ours[field] = records[field]
+        return ours
+
+    def _known(self, name: str) -> RingPosition | None:
+        """Returns the position in the log under ``name`` if it is one of this ring."""
+        known = self._log.positions.get(name)
+        ours = self._clock.boot_id, self._source.map_id
+        return known if known is not None and (known.get("boot_id"), known.get("map_id")) == ours else None
+
+    def _place(self, position: int, lost: int) -> RingPosition:
+        boot_id, map_id = self._clock.boot_id, self._source.map_id
+        return {"boot_id": boot_id, "map_id": map_id, "position": position, "lost": lost}
+
+    def _lost(self) -> int:
+        counters = self._foreign.maps.get(f"{self._source.name}_loss")
+        return 0 if counters is None else int(counters.lookup(0)["lost"].sum())
+
+    def _lose(self, stage: str, reason: str, count: int) -> None:
+        now = self._clock.pair().real_ns
+        self._sink.lost(Loss(self._source.name, self._consumer.table, stage, reason, now, now, count))

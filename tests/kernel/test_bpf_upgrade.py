@@ -118,7 +118,7 @@ def test_records_of_another_layout_come_into_the_log_once(
 
     def start() -> None:
         with open_store(tmp_path / "state") as store:
-            take_over(foreign, "calls", consumer, ring.record, store, outbox, clock)
+            take_over(foreign, {"calls": consumer}, {"calls": ring.record}, store, outbox, clock)
 
     if killed:
         with monkeypatch.context() as patched:
