@@ -292,7 +292,6 @@ class Collector:
             self._sources.paused()
         self._follow_pause()
         self._sources.start()
-        take_over_layouts(self._session, self._sources.rings, self._store, self._buffer, self._clock)
         self._libraries.start()
         pair = self._clock.pair()
         # The wall clock may have been set forward since the boot, so stored rows may have times before the boot: read
@@ -302,6 +301,8 @@ class Collector:
         for source in self._sources:
             for table, (columns, restore) in source.restored_tables.items():
                 restore(self._store.rows(table, columns, since_ns=boot_ns))
+        # After the processes are restored, so that the rows have their job and rank.
+        take_over_layouts(self._session, self._sources.rings, self._store, self._buffer, self._clock)
         self._discovery.start()
         self._drain_thread.start()
         undo.callback(self._drain_thread.join)
