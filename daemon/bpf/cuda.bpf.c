@@ -123,8 +123,13 @@ struct cuda_sync_record {
 
 RING(cuda_syncs, struct cuda_sync_record, 1 << 20);
 
-struct cuda_launches {
+/* The start belongs to the key: a process that gets the pid of an ended one begins at 0. */
+struct launches_key {
 	__u64 start_ns;
+	__u64 tgid;
+};
+
+struct cuda_launches {
 	__u64 kernels;
 	__u64 graphs;
 };
@@ -133,9 +138,17 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 4096);
-	__type(key, __u32);
+	__type(key, struct launches_key);
 	__type(value, struct cuda_launches);
 } cuda_launches SEC(".maps");
+
+/* Launches of processes without room in the map. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} cuda_launches_lost SEC(".maps");
 
 const volatile struct cuda_process no_process = {};
 const volatile struct device_wait no_wait = {};
@@ -730,18 +743,22 @@ UPROBE(cuda_switched)
 /* Launches of kernels and graphs, counted. */
 UPROBE(cuda_launch)
 {
-	__u32 tgid = current_tgid();
-	struct cuda_launches *count = bpf_map_lookup_elem(&cuda_launches, &tgid);
+	struct launches_key key = {.start_ns = current_start_ns(), .tgid = current_tgid()};
+	struct cuda_launches *count = bpf_map_lookup_elem(&cuda_launches, &key);
 	struct cuda_launches first = {};
+	__u32 zero = 0;
+	__u64 *lost;
 
 	if (!count) {
-		bpf_map_update_elem(&cuda_launches, &tgid, &first, BPF_NOEXIST);
-		count = bpf_map_lookup_elem(&cuda_launches, &tgid);
-		if (!count)
-			return;
+		bpf_map_update_elem(&cuda_launches, &key, &first, BPF_NOEXIST);
+		count = bpf_map_lookup_elem(&cuda_launches, &key);
 	}
-	if (!count->start_ns)
-		count->start_ns = current_start_ns();
+	if (!count) {
+		lost = bpf_map_lookup_elem(&cuda_launches_lost, &zero);
+		if (lost)
+			++*lost;
+		return;
+	}
 	if (COOKIE_KIND(probe) == CALL_GRAPH)
 		count->graphs++;
 	else

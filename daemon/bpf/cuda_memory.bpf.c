@@ -11,6 +11,13 @@
 #define FRAMES 32
 #define CLASS_BITS 6
 
+/* The most elements of one process, an eighth of each map: it cannot take the room of the others. */
+#define MAX_SUMS 32768
+#define MAX_LIVE 262144
+#define MAX_STACKS 16384
+#define OF_PROCESS(most) ((most) / 8)
+#define MAX_PROCESSES 16384
+
 /* The part of the attach cookie above the slot. */
 enum memory_kind {
 	MEMORY_DEVICE = 1,
@@ -56,7 +63,7 @@ struct memory_sum {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 32768);
+	__uint(max_entries, MAX_SUMS);
 	__type(key, struct memory_key);
 	__type(value, struct memory_sum);
 } cuda_memory_sums SEC(".maps");
@@ -75,7 +82,7 @@ struct live_memory {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 262144);
+	__uint(max_entries, MAX_LIVE);
 	__type(key, struct pointer_key);
 	__type(value, struct live_memory);
 } cuda_memory_live SEC(".maps");
@@ -93,10 +100,30 @@ struct stack_frames {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 16384);
+	__uint(max_entries, MAX_STACKS);
 	__type(key, struct stack_key);
 	__type(value, struct stack_frames);
 } cuda_memory_stacks SEC(".maps");
+
+struct memory_process_key {
+	__u64 start_ns;
+	__u64 tgid;
+};
+
+/* Elements of a process in the maps; about, since two threads may count at once, or the collector drops them. */
+struct memory_process {
+	__s64 sums;
+	__s64 live;
+	__s64 stacks;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, MAX_PROCESSES);
+	__type(key, struct memory_process_key);
+	__type(value, struct memory_process);
+} cuda_memory_processes SEC(".maps");
 
 /* Allocations without room in a map are counted here: this object pushes no records. */
 struct memory_lost {
@@ -124,6 +151,16 @@ static __always_inline void count_lost(int live)
 		lost->sums++;
 }
 
+static __always_inline struct memory_process *process_of(struct memory_process_key *key)
+{
+	struct memory_process *process = bpf_map_lookup_elem(&cuda_memory_processes, key), none = {};
+
+	if (process)
+		return process;
+	bpf_map_update_elem(&cuda_memory_processes, key, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&cuda_memory_processes, key);
+}
+
 /*
  * The hash of the calling thread's stack, under which its frames are kept. At the return of a function its own frame is
  * gone and the frame pointer is its caller's. Kernels differ in the innermost frame that they give, so the return
@@ -132,6 +169,8 @@ static __always_inline void count_lost(int live)
 static __noinline __u64 note_stack(void *ctx, __u64 returns_to)
 {
 	struct stack_key key = {.start_ns = current_start_ns(), .tgid = current_tgid()};
+	struct memory_process_key own = {.start_ns = key.start_ns, .tgid = key.tgid};
+	struct memory_process *process;
 	__u64 frames[FRAMES] = {}, hash = 0xcbf29ce484222325ULL;
 	int i;
 
@@ -142,8 +181,12 @@ static __noinline __u64 note_stack(void *ctx, __u64 returns_to)
 		hash ^= hash >> 29;
 	}
 	key.stack = hash;
-	if (!bpf_map_lookup_elem(&cuda_memory_stacks, &key))
-		bpf_map_update_elem(&cuda_memory_stacks, &key, frames, BPF_NOEXIST);
+	if (bpf_map_lookup_elem(&cuda_memory_stacks, &key))
+		return hash;
+	process = process_of(&own);
+	if (process && process->stacks < OF_PROCESS(MAX_STACKS) &&
+	    !bpf_map_update_elem(&cuda_memory_stacks, &key, frames, BPF_NOEXIST))
+		__sync_fetch_and_add(&process->stacks, 1);
 	return hash;
 }
 
@@ -165,17 +208,20 @@ static __always_inline __u16 size_class(__u64 size)
 	return bits + (above ? 1 : 0);
 }
 
-static __always_inline struct memory_sum *sum_of(struct memory_key *key)
+static __always_inline struct memory_sum *sum_of(struct memory_key *key, struct memory_process *process)
 {
 	struct memory_sum *sum = bpf_map_lookup_elem(&cuda_memory_sums, key), none = {};
 
 	if (sum)
 		return sum;
-	bpf_map_update_elem(&cuda_memory_sums, key, &none, BPF_NOEXIST);
+	if (process->sums >= OF_PROCESS(MAX_SUMS))
+		return 0;
+	if (!bpf_map_update_elem(&cuda_memory_sums, key, &none, BPF_NOEXIST))
+		__sync_fetch_and_add(&process->sums, 1);
 	return bpf_map_lookup_elem(&cuda_memory_sums, key);
 }
 
-static __always_inline void freed(struct pointer_key *key)
+static __always_inline void freed(struct pointer_key *key, struct memory_process *process)
 {
 	struct live_memory *found = bpf_map_lookup_elem(&cuda_memory_live, key), live;
 	struct memory_sum *sum;
@@ -186,6 +232,8 @@ static __always_inline void freed(struct pointer_key *key)
 	/* If two threads free it, one succeeds. */
 	if (bpf_map_delete_elem(&cuda_memory_live, key))
 		return;
+	if (process)
+		__sync_fetch_and_add(&process->live, -1);
 	sum = bpf_map_lookup_elem(&cuda_memory_sums, &live.of);
 	if (!sum)
 		return;
@@ -194,7 +242,8 @@ static __always_inline void freed(struct pointer_key *key)
 	__sync_fetch_and_add(&sum->live_bytes, -live.size);
 }
 
-static __always_inline void allocated(struct memory_key *of, struct memory_sum *sum, __u64 pointer, __u64 size)
+static __always_inline void allocated(struct memory_key *of, struct memory_sum *sum, struct memory_process *process,
+				      __u64 pointer, __u64 size)
 {
 	struct pointer_key key = {.pointer = pointer, .start_ns = of->start_ns, .tgid = of->tgid};
 	struct live_memory live = {.size = size, .of = *of};
@@ -202,11 +251,13 @@ static __always_inline void allocated(struct memory_key *of, struct memory_sum *
 	__sync_fetch_and_add(&sum->allocations, 1);
 	__sync_fetch_and_add(&sum->bytes, size);
 	/* An older allocation at the same address was freed by a call that is not probed. */
-	freed(&key);
-	if (bpf_map_update_elem(&cuda_memory_live, &key, &live, BPF_ANY)) {
+	freed(&key, process);
+	if (process->live >= OF_PROCESS(MAX_LIVE) ||
+	    bpf_map_update_elem(&cuda_memory_live, &key, &live, BPF_ANY)) {
 		count_lost(1);
 		return;
 	}
+	__sync_fetch_and_add(&process->live, 1);
 	__sync_fetch_and_add(&sum->live, 1);
 	__sync_fetch_and_add(&sum->live_bytes, size);
 }
@@ -230,6 +281,8 @@ UPROBE(cuda_allocated)
 	__u64 thread = bpf_get_current_pid_tgid(), pointer = 0, popped = target_arch == ARCH_X86_64 ? 8 : 0;
 	struct memory_call *found = bpf_map_lookup_elem(&cuda_memory_calls, &thread), call;
 	__u32 result = return_value(ctx);
+	struct memory_process_key own = {};
+	struct memory_process *process;
 	struct memory_key of = {};
 	struct memory_sum *sum;
 
@@ -246,13 +299,16 @@ UPROBE(cuda_allocated)
 	of.kind = COOKIE_KIND(probe);
 	of.size_class = size_class(call.size);
 	of.stack = note_stack(ctx, call.returns_to);
-	sum = sum_of(&of);
-	if (!sum)
+	own.start_ns = of.start_ns;
+	own.tgid = of.tgid;
+	process = process_of(&own);
+	sum = process ? sum_of(&of, process) : 0;
+	if (!sum || !process)
 		count_lost(0);
 	else if (result)
 		__sync_fetch_and_add(&sum->errors, 1);
 	else
-		allocated(&of, sum, pointer, call.size);
+		allocated(&of, sum, process, pointer, call.size);
 }
 
 /*
@@ -262,12 +318,13 @@ UPROBE(cuda_allocated)
 UPROBE(cuda_free)
 {
 	struct pointer_key key = {.pointer = argument(ctx, 0)};
+	struct memory_process_key own = {};
 
 	if (!key.pointer)
 		return;
-	key.start_ns = current_start_ns();
-	key.tgid = current_tgid();
-	freed(&key);
+	own.start_ns = key.start_ns = current_start_ns();
+	own.tgid = key.tgid = current_tgid();
+	freed(&key, bpf_map_lookup_elem(&cuda_memory_processes, &own));
 }
 
 char LICENSE[] SEC("license") = "GPL";

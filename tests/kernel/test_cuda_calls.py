@@ -13,6 +13,7 @@ from cuda_support import DOUBLES, Cuda
 
 from probing.daemon.bpf.session import Session
 from probing.daemon.config import CudaConfig
+from probing.daemon.processes.liveness import is_alive
 
 
 @pytest.fixture
@@ -168,6 +169,9 @@ def test_leaks_differ_by_their_stacks(started: Callable[[CudaConfig], Cuda], tmp
     assert len({row["frames"][1] for row in rows}) == 2
 
 
+MEMORY_MAPS = ("cuda_memory_sums", "cuda_memory_live", "cuda_memory_stacks", "cuda_memory_processes")
+
+
 def test_the_end_of_a_process_ends_its_sums(started: Callable[[CudaConfig], Cuda]) -> None:
     cuda = started(CudaConfig())
     script = cuda.script(MEMORY)
@@ -178,8 +182,52 @@ def test_the_end_of_a_process_ends_its_sums(started: Callable[[CudaConfig], Cuda
     cuda.source.started(lambda found, start_ns: (found, start_ns) != (pid, int(keys[0]["start_ns"])))
     cuda.source.round(cuda.clock.pair(), memory=False)
     assert sum(row["live"] for row in cuda.sink.rows("cuda.memory")) == 17
-    for name in ("cuda_memory_sums", "cuda_memory_live", "cuda_memory_stacks"):
+    for name in MEMORY_MAPS:
         assert not len(cuda.session.maps[name].items()[0])
+
+
+FILL = """
+pointer = P()
+for _ in range(%d): ok(cuda.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(8)))
+say(); wait()
+"""
+
+
+def test_one_process_cannot_take_the_room_of_the_others(started: Callable[[CudaConfig], Cuda]) -> None:
+    cuda = started(CudaConfig())
+    most = cuda.session.maps["cuda_memory_live"].max_entries // 8
+    greedy, other = cuda.script(FILL % (most + 100)), cuda.script(FILL % 7)
+    greedy.step()
+    other.step()
+    cuda.source.round(cuda.clock.pair())
+    live = {row["pid"]: 0 for row in cuda.sink.rows("cuda.memory")}
+    for row in cuda.sink.rows("cuda.memory"):
+        live[row["pid"]] += row["live"]
+    assert live == {greedy.process.pid: most, other.process.pid: 7}
+    assert sum(loss.count or 0 for loss in cuda.sink.losses) == 100
+
+
+PROGRAM = """
+s, e, p = stream(), event(), P()
+witness()
+op(s, 0); record(e, s)
+ok(cuda.cudaMalloc(ctypes.byref(p), ctypes.c_size_t(8)))
+say(); wait()
+"""
+
+
+def test_exec_ends_what_belonged_to_the_program(started: Callable[[CudaConfig], Cuda]) -> None:
+    cuda = started(CudaConfig())
+    script = cuda.script(PROGRAM)
+    script.step()
+    pid = script.process.pid
+    (key,) = cuda.session.maps["cuda_memory_processes"].items()[0]
+    names = (*MEMORY_MAPS, "cuda_streams", "cuda_events", "cuda_processes")
+    assert all(len(cuda.session.maps[name].items()[0]) for name in names)
+    cuda.source.process_replaced(pid, int(key["start_ns"]))
+    cuda.source.round(cuda.clock.pair())
+    assert [row["pid"] for row in cuda.sink.rows("cuda.memory")] == [pid]
+    assert {name: len(cuda.session.maps[name].items()[0]) for name in names} == dict.fromkeys(names, 0)
 
 
 LAUNCH = """
@@ -219,6 +267,21 @@ def test_launches_are_counted_while_they_are_asked_for(started: Callable[[CudaCo
     cuda.source.round(cuda.clock.pair())
     assert [(row["kernels"], row["graphs"]) for row in cuda.sink.rows("cuda.launches")] == [(1000, 20), (5, 0)]
     assert "cuda_launch" not in {link.program for link in cuda.session.links.values()}
+
+
+def test_launches_of_a_process_that_nobody_knows_end_with_it(started: Callable[[CudaConfig], Cuda]) -> None:
+    cuda = started(CudaConfig(launches=True))
+    script = cuda.script(LAUNCH)
+    script.step()
+    cuda.source.round(cuda.clock.pair())
+    cuda.source.started(is_alive)
+    cuda.source.round(cuda.clock.pair())
+    assert len(cuda.session.maps["cuda_launches"].items()[0]) == 1
+    script.close()
+    cuda.source.started(is_alive)
+    cuda.source.round(cuda.clock.pair())
+    assert len(cuda.session.maps["cuda_launches"].items()[0]) == 0
+    assert [(row["kernels"], row["graphs"]) for row in cuda.sink.rows("cuda.launches")] == [(4, 1)]
 
 
 def test_the_next_daemon_goes_on_with_what_lies_open(started: Callable[[CudaConfig], Cuda]) -> None:

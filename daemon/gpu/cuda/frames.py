@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections import OrderedDict
 
@@ -12,7 +13,9 @@ from probing.daemon.source import ProcessKey
 
 __all__ = ("Frames",)
 
-READ_TIMEOUT_S = 2.0
+# How long a read of maps may take, if the process does not answer, and all reads of a round together, s: the rows of
+# all processes wait for them.
+READ_TIMEOUT_S, PATIENCE_S, ROUND_S = 2.0, 0.5, 2.0
 MAX_PROCESSES = 64
 MAX_NAME = 80
 
@@ -24,20 +27,28 @@ class Frames:
         self._readers = readers
         self._maps: OrderedDict[ProcessKey, list[Mapping]] = OrderedDict()
         self._read: set[ProcessKey] = set()
+        self._spent_s = 0.0
 
     def begin_round(self) -> None:
-        """Begins a round. In each round the maps of a process are read at most once."""
+        """Begins a round. In each round the maps of a process are read at most once, and none after ROUND_S."""
         self._read.clear()
+        self._spent_s = 0.0
 
     def forget(self, pid: int, start_ns: int) -> None:
         self._maps.pop(ProcessKey(pid, start_ns), None)
+
+    def knows(self, pid: int, start_ns: int) -> bool:
+        """Returns whether the maps of a process were read, so that its frames have their final names."""
+        return ProcessKey(pid, start_ns) in self._maps
 
     def name(self, pid: int, start_ns: int, addresses: list[int]) -> list[str]:
         """Returns each address as ``library+0xoffset``, or as ``0xaddress`` if no visible file is mapped there."""
         key = ProcessKey(pid, start_ns)
         found = [self._find(key, address) for address in addresses]
-        if None in found and key not in self._read:
+        if None in found and key not in self._read and self._spent_s < ROUND_S:
+            began = time.monotonic()
             self._refresh(key)
+            self._spent_s += time.monotonic() - began
             found = [self._find(key, address) for address in addresses]
         return [
             f"0x{address:x}" if mapping is None else _text(mapping, address)
@@ -52,7 +63,9 @@ class Frames:
     def _refresh(self, key: ProcessKey) -> None:
         self._read.add(key)
         try:
-            answer = self._readers.call("maps", pid=key[0], start_ns=key[1], timeout=READ_TIMEOUT_S, files=True)
+            answer = self._readers.call(
+                "maps", pid=key[0], start_ns=key[1], timeout=READ_TIMEOUT_S, patience=PATIENCE_S, files=True
+            )
             mappings = [mapping for mapping in parse_maps(answer.payload) if mapping.path]
         except ProbingError:
             # The process has ended or cannot be read now: its frames stay plain addresses.

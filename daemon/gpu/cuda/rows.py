@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from probing.daemon import columns
 from probing.daemon.arrow import batch_of
 from probing.daemon.bpf.maps import Map
 from probing.daemon.clock import ClockPair
+from probing.daemon.fairness import in_turn
 from probing.daemon.gpu.cuda.frames import Frames
 from probing.daemon.gpu.cuda.symbols import MEMORY_KINDS, SYNC_OPS, is_cudart
 from probing.daemon.source import Identity, Processes
@@ -23,30 +24,35 @@ __all__ = (
     "LaunchRows",
     "Maps",
     "MemoryRows",
-    "drop_process",
+    "drop_processes",
     "processes_in",
     "sync_rows",
 )
 
 Maps = Mapping[str, Map]
+_Process = tuple[int, int]
 
 
-def drop_process(found: Map, pid: int, start_ns: int) -> list[bytes]:
-    """Deletes the entries of a process from a map with tgid and start_ns in its keys. Returns the deleted keys."""
+def drop_processes(found: Map, ended: Collection[_Process]) -> list[bytes]:
+    """Deletes the entries of processes from a map with tgid and start_ns in its keys. Returns the deleted keys.
+
+    The map is read once, however many processes ended.
+    """
     keys, _ = found.items()
-    chosen = [key.tobytes() for key in keys[(keys["tgid"] == pid) & (keys["start_ns"] == start_ns)]]
+    own = keys[np.isin(keys["tgid"], [pid for pid, _ in ended])]
+    chosen = [key.tobytes() for key in own if (int(key["tgid"]), int(key["start_ns"])) in ended]
     for key in chosen:
         found.delete(key)
     return chosen
 
 
-def processes_in(found: Map) -> set[tuple[int, int]]:
+def processes_in(found: Map) -> set[_Process]:
     """Returns (pid, start_ns) of the processes with entries in a map with tgid and start_ns in its keys."""
     keys, _ = found.items()
     return {(int(key["tgid"]), int(key["start_ns"])) for key in keys}
 
 
-COUNTS = "cuda_launches"
+COUNTS, COUNTS_LOST = "cuda_launches", "cuda_launches_lost"
 _FIELDS = ("kernels", "graphs")
 
 
@@ -57,10 +63,12 @@ class LaunchRows:
         self._maps = maps
         self._node = node
         self._processes = processes
-        self._reported: dict[tuple[int, int], tuple[int, int]] = {}
+        self._reported: dict[_Process, tuple[int, int]] = {}
+        self._lost = 0
 
     def begin(self) -> None:
         """Starts the first interval: launches that were counted before now are not reported."""
+        self._lost = self._lost_now()
         pids, starts, counts = self._read()
         self._reported = {(int(p), int(s)): (int(k), int(g)) for p, s, (k, g) in zip(pids, starts, counts, strict=True)}
 
@@ -74,17 +82,24 @@ class LaunchRows:
         chosen = more.any(axis=1)
         return self._rows(pids[chosen], starts[chosen], more[chosen], pair)
 
-    def forget(self, pid: int, start_ns: int) -> None:
-        self._reported.pop((pid, start_ns), None)
-        value = self._maps[COUNTS].lookup(pid)
-        # Another process may have got the pid already.
-        if value is not None and int(value["start_ns"].max()) == start_ns:
-            self._maps[COUNTS].delete(pid)
+    def lost(self) -> int:
+        """Returns the number of launches since the last call for which the map had no room."""
+        before, self._lost = self._lost, self._lost_now()
+        return max(0, self._lost - before)
+
+    def forget(self, ended: Collection[_Process]) -> None:
+        """Drops the state of processes that ended, after their last report."""
+        drop_processes(self._maps[COUNTS], ended)
+        for process in ended:
+            self._reported.pop(process, None)
+
+    def _lost_now(self) -> int:
+        return int(self._maps[COUNTS_LOST].lookup(0).sum())
 
     def _read(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]:
-        pids, values = self._maps[COUNTS].items()
+        keys, values = self._maps[COUNTS].items()
         counts = np.stack([values[field].sum(axis=1).astype(np.int64) for field in _FIELDS], axis=1)
-        return pids.reshape(-1), values["start_ns"].max(axis=1), counts
+        return keys["tgid"], keys["start_ns"], counts
 
     def _rows(
         self, pids: npt.NDArray[Any], starts: npt.NDArray[Any], more: npt.NDArray[np.int64], pair: ClockPair
@@ -97,6 +112,7 @@ class LaunchRows:
 
 
 SUMS, LIVE, STACKS, LOST = "cuda_memory_sums", "cuda_memory_live", "cuda_memory_stacks", "cuda_memory_lost"
+COUNTED = "cuda_memory_processes"
 MAX_STACKS = 4096
 # The most rows of a report, half a kilobyte each: a process that allocates with ever new stacks must not fill the log.
 MAX_ROWS = 4096
@@ -130,15 +146,20 @@ class MemoryRows:
         self._since = mono_ns
 
     def changed(self, pair: ClockPair) -> pa.RecordBatch:
-        """Returns a row for each sum that has changed since the last call."""
+        """Returns a row for each sum that has changed since the last call, MAX_ROWS at most: then the processes take
+        turns.
+        """
         self._frames.begin_round()
         keys, sums = self._maps[SUMS].items()
         rows: list[Row] = []
-        for key, now in zip(keys, sums, strict=True):
-            before = self._reported.get(key.tobytes())
-            if len(rows) < MAX_ROWS and (before is None or now.tobytes() != before.tobytes()):
-                rows.append(self._row(key, now, before, pair))
-                self._reported[key.tobytes()] = now
+        changed = [
+            (key, now)
+            for key, now in zip(keys, sums, strict=True)
+            if (before := self._reported.get(key.tobytes())) is None or now.tobytes() != before.tobytes()
+        ]
+        for key, now in in_turn(changed, lambda one: (int(one[0]["tgid"]), int(one[0]["start_ns"])))[:MAX_ROWS]:
+            rows.append(self._row(key, now, self._reported.get(key.tobytes()), pair))
+            self._reported[key.tobytes()] = now
         self._since = pair.mono_ns
         return batch_of("cuda.memory", rows)
 
@@ -147,13 +168,14 @@ class MemoryRows:
         before, self._lost = self._lost, self._lost_now()
         return max(0, self._lost - before)
 
-    def forget(self, pid: int, start_ns: int) -> None:
-        """Drops the state of a process that ended, after its last report."""
-        for key in drop_process(self._maps[SUMS], pid, start_ns):
+    def forget(self, ended: Collection[_Process]) -> None:
+        """Drops the state of processes that ended, after their last report."""
+        for key in drop_processes(self._maps[SUMS], ended):
             self._reported.pop(key, None)
-        drop_process(self._maps[LIVE], pid, start_ns)
-        drop_process(self._maps[STACKS], pid, start_ns)
-        self._frames.forget(pid, start_ns)
+        for name in (LIVE, STACKS, COUNTED):
+            drop_processes(self._maps[name], ended)
+        for process in ended:
+            self._frames.forget(*process)
 
     def _row(
         self, key: npt.NDArray[Any], now: npt.NDArray[Any], before: npt.NDArray[Any] | None, pair: ClockPair
@@ -189,7 +211,10 @@ class MemoryRows:
             value = self._maps[STACKS].lookup(key)
             raw = [] if value is None else value["frames"].tolist()
             addresses = raw[: raw.index(0)] if 0 in raw else raw
-            self._stacks[key] = self._frames.name(pid, start_ns, addresses)
+            frames = self._frames.name(pid, start_ns, addresses)
+            if not self._frames.knows(pid, start_ns):
+                return frames
+            self._stacks[key] = frames
             while len(self._stacks) > MAX_STACKS:
                 self._stacks.popitem(last=False)
         return self._stacks[key]

@@ -25,7 +25,16 @@ from probing.daemon.config import CudaConfig
 from probing.daemon.context import Context
 from probing.daemon.elf.symbols import SymbolFinder
 from probing.daemon.gpu.cuda.frames import Frames
-from probing.daemon.gpu.cuda.rows import STACKS, SUMS, LaunchRows, MemoryRows, drop_process, processes_in, sync_rows
+from probing.daemon.gpu.cuda.rows import (
+    COUNTED,
+    COUNTS,
+    SUMS,
+    LaunchRows,
+    MemoryRows,
+    drop_processes,
+    processes_in,
+    sync_rows,
+)
 from probing.daemon.gpu.cuda.symbols import (
     COMPLETION,
     EVENT_SLOTS,
@@ -37,6 +46,7 @@ from probing.daemon.gpu.cuda.symbols import (
     placed,
     slots,
 )
+from probing.daemon.processes.liveness import is_alive
 from probing.daemon.processes.parsers import symbols_by
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss, ProbedLibrary, ProbeSlot, Processes, RingConsumer, Sink, Source
@@ -50,6 +60,11 @@ RING = "cuda_syncs"
 # Operations are closed after this time if nobody queries their stream, as with a statically linked runtime.
 GIVE_UP_NS = 60_000_000_000
 _STREAMS, _RESTS, _PROCESSES = "cuda_streams", "cuda_rests", "cuda_processes"
+# Other maps with tgid and start_ns in their keys, in which an old entry would be taken for one of the process's next
+# program.
+_OF_PROGRAM = ("cuda_events", "cuda_captures_of")
+# The time between two looks for processes that ended and were never identified, s.
+_CHECK_S = 10.0
 _KEY = struct.Struct("<QQQ")
 # The most runs of the program that closes the open operations of a stream; a run closes 64 of at most 1,024.
 _REST_RUNS = 32
@@ -100,7 +115,7 @@ class CudaSource(Source):
         self._void_before = 0
         self._unasked: dict[bytes, int] = {}
         self._ended: deque[tuple[int, int]] = deque()
-        self._next_memory = 0.0
+        self._next_memory = self._next_check = 0.0
         self._wake = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="cuda", daemon=True)
@@ -242,12 +257,19 @@ class CudaSource(Source):
         """Queues ``process``: the next round writes its last rows, and then drops its state."""
         self._ended.append(process.key)
 
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        """Queues a process that called exec: its streams, events and memory ended with its program."""
+        self._ended.append((pid, start_ns))
+
     def started(self, alive: Callable[[int, int], bool]) -> None:
-        """Queues all processes in the maps that are not alive, as ``process_exited`` does."""
+        """Queues all processes in the maps that are not alive, as ``process_exited`` does. Most processes that use CUDA
+        are never identified, so nobody reports their exit.
+        """
         maps = self._session.maps
-        found = processes_in(maps[_STREAMS])
+        found = processes_in(maps[_STREAMS]) | processes_in(maps[COUNTS])
         if self._memory is not None:
-            found |= processes_in(maps[SUMS]) | processes_in(maps[STACKS])
+            # Each process with other elements has one here.
+            found |= processes_in(maps[COUNTED])
         pids, values = maps[_PROCESSES].items()
         found |= {(int(pid), int(value["start_ns"])) for pid, value in zip(pids, values, strict=True)}
         self._ended.extend(process for process in found if not alive(*process))
@@ -291,13 +313,16 @@ class CudaSource(Source):
         ended = {self._ended.popleft() for _ in range(len(self._ended))}
         if self._config.launches:
             self._put("cuda.launches", self._launches.changed(pair))
+            if lost := self._launches.lost():
+                reason = "the map had no room to count the launches of more processes"
+                self._sink.lost(Loss(self.name, "cuda.launches", "kernel", reason, pair.real_ns, pair.real_ns, lost))
         if self._memory is not None and (memory or ended):
             self._put("cuda.memory", self._memory.changed(pair))
             if lost := self._memory.lost():
                 reason = "the maps had no room to follow more allocations"
                 self._sink.lost(Loss(self.name, "cuda.memory", "kernel", reason, pair.real_ns, pair.real_ns, lost))
-        for process in ended:
-            self._forget(*process)
+        if ended:
+            self._forget(ended)
 
     def _run(self) -> None:
         while not self._stopped:
@@ -307,6 +332,9 @@ class CudaSource(Source):
                 due = time.monotonic() >= self._next_memory
                 if due:
                     self._next_memory = time.monotonic() + self._config.memory_interval_s
+                if time.monotonic() >= self._next_check:
+                    self._next_check = time.monotonic() + _CHECK_S
+                    self.started(is_alive)
                 self.round(self._clock.pair(), memory=due)
             except Exception:  # an error with one process must not stop the rows of the others
                 _log.exception("reading the CUDA maps failed")
@@ -315,16 +343,17 @@ class CudaSource(Source):
         if batch.num_rows:
             self._sink.put(table, batch)
 
-    def _forget(self, pid: int, start_ns: int) -> None:
+    def _forget(self, ended: set[tuple[int, int]]) -> None:
         maps = self._session.maps
-        for name in (_STREAMS, _RESTS):
-            drop_process(maps[name], pid, start_ns)
-        value = maps[_PROCESSES].lookup(pid)
-        if value is not None and int(value["start_ns"]) == start_ns:
-            maps[_PROCESSES].delete(pid)
-        self._launches.forget(pid, start_ns)
+        for pid, start_ns in ended:
+            value = maps[_PROCESSES].lookup(pid)
+            if value is not None and int(value["start_ns"]) == start_ns:
+                maps[_PROCESSES].delete(pid)
+        for name in (_STREAMS, _RESTS, *_OF_PROGRAM):
+            drop_processes(maps[name], ended)
+        self._launches.forget(ended)
         if self._memory is not None:
-            self._memory.forget(pid, start_ns)
+            self._memory.forget(ended)
 
     def _write_settings(self) -> None:
         self._session.maps["cuda_settings"].update(0, (self._void_before, int(self._config.syncs), EVENT_SLOTS))

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 from fakes import Processes, Readers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.api.errors import ProcessGone
+from probing.api.errors import ProcessGone, TargetTimeout
 from probing.daemon.clock import ClockPair
+from probing.daemon.gpu.cuda import frames as cuda_frames
+from probing.daemon.gpu.cuda import rows as cuda_rows
 from probing.daemon.gpu.cuda.frames import Frames
 from probing.daemon.gpu.cuda.rows import LaunchRows, MemoryRows, sync_rows
 from probing.daemon.ipc import Message
@@ -34,7 +37,9 @@ STACK_KEY = np.dtype([(name, "<u8") for name in ("stack", "start_ns", "tgid")])
 FRAMES = np.dtype([("frames", "<u8", 32)])
 SHORT = st.integers(0, 2**16 - 1)
 LOST = np.dtype([("sums", "<u8"), ("live", "<u8")])
-COUNTS = np.dtype([("start_ns", "<u8"), ("kernels", "<u8"), ("graphs", "<u8")])
+PROCESS = np.dtype([(name, "<u8") for name in ("start_ns", "tgid")])
+OF_PROCESS = np.dtype([(name, "<i8") for name in ("sums", "live", "stacks")])
+COUNTS = np.dtype([("kernels", "<u8"), ("graphs", "<u8")])
 MAPS = (
     b"7f0000000000-7f0000010000 r-xp 00002000 08:01 77 /usr/lib/libtorch_cuda.so\n"
     b"7f0000020000-7f0000030000 r-xp 00000000 08:01 78 /usr/lib/libcudart.so.12\n"
@@ -84,6 +89,7 @@ def memory_maps() -> dict[str, FakeMap]:
         "cuda_memory_sums": FakeMap(KEY, SUM),
         "cuda_memory_live": FakeMap(STACK_KEY, SUM),
         "cuda_memory_stacks": FakeMap(STACK_KEY, FRAMES),
+        "cuda_memory_processes": FakeMap(PROCESS, OF_PROCESS),
         "cuda_memory_lost": lost,
     }
 
@@ -152,7 +158,7 @@ def test_rows_hold_only_changes_and_their_difference() -> None:
     told = list(zip(*(batch.column(name).to_pylist() for name in ("size_class", *FIELDS)), strict=True))
     assert told == [(1024, 2, 0, 2000, 6, 6000, 0), (1, 1, 0, 1, 1, 1, 2)]
     assert rows.changed(PAIR).num_rows == 0
-    rows.forget(7, 1)
+    rows.forget({(7, 1)})
     assert not maps["cuda_memory_sums"].elements
     assert not maps["cuda_memory_stacks"].elements
 
@@ -183,21 +189,67 @@ def test_what_found_no_room_is_reported_once() -> None:
     assert (rows.lost(), rows.lost()) == (12, 0)
 
 
+def test_a_process_with_very_many_sums_does_not_take_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_rows, "MAX_ROWS", 4)
+    maps = memory_maps()
+    rows = rows_of(maps)
+    rows.begin(0)
+    for round_ in range(1, 3):
+        for stack in range(100):
+            maps["cuda_memory_sums"].put((1, stack, 8, 1, 10), (round_, 0, 1, 1, 1, 0))
+        maps["cuda_memory_sums"].put((1, 99, 7, 1, 10), (round_, 0, 1, 1, 1, 0))
+        pids = rows.changed(PAIR).column("pid").to_pylist()
+        assert (len(pids), pids.count(7)) == (4, 1)
+
+
+def test_maps_that_could_not_be_read_are_read_again_for_a_stack() -> None:
+    maps, readers = memory_maps(), readers_of_7()
+    rows = MemoryRows(maps, "node", known(), Frames(readers))
+    rows.begin(0)
+    maps["cuda_memory_stacks"].put((99, 1, 7), addresses(0x7F0000000010))
+    readers.failure = TargetTimeout("no answer")
+    maps["cuda_memory_sums"].put((1, 99, 7, 1, 10), (1, 0, 1, 1, 1, 0))
+    assert rows.changed(PAIR).column("caller").to_pylist() == ["0x7f0000000010"]
+    readers.failure = None
+    maps["cuda_memory_sums"].put((1, 99, 7, 1, 10), (2, 0, 1, 1, 1, 0))
+    assert rows.changed(PAIR).column("caller").to_pylist() == ["libtorch_cuda.so+0x2010"]
+
+
+def test_processes_that_do_not_answer_do_not_hold_up_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(1_000))
+    monkeypatch.setattr(cuda_frames.time, "monotonic", lambda: float(next(now)))
+    readers = Readers(maps=lambda _: TargetTimeout("no answer"))
+    frames = Frames(readers)
+    frames.begin_round()
+    for pid in range(1, 100):
+        assert frames.name(pid, 1, [0x10]) == ["0x10"]
+    assert len(readers.asked) == cuda_frames.ROUND_S
+    frames.begin_round()
+    frames.name(100, 1, [0x10])
+    assert readers.asked[-1][1]["pid"] == 100
+
+
 def test_launches_are_differences_over_all_cpus() -> None:
-    counts = FakeMap(np.dtype("<u4"), COUNTS, 2)
-    rows = LaunchRows({"cuda_launches": counts}, "node", known())
-    counts.put(7, [(1, 10, 0), (0, 0, 0)])
+    counts, lost = FakeMap(PROCESS, COUNTS, 2), FakeMap(np.dtype("<u4"), np.dtype("<u8"), 2)
+    lost.put(0, [1, 0])
+    rows = LaunchRows({"cuda_launches": counts, "cuda_launches_lost": lost}, "node", known())
+    counts.put((1, 7), [(10, 0), (0, 0)])
     rows.begin()
     assert rows.changed(PAIR).num_rows == 0
-    counts.put(7, [(1, 15, 0), (1, 2, 3)])
-    counts.put(8, [(0, 0, 0), (4, 1, 0)])
+    counts.put((1, 7), [(15, 0), (2, 3)])
+    counts.put((4, 8), [(0, 0), (1, 0)])
+    # Another process had the pid before.
+    counts.put((2, 8), [(0, 5), (0, 0)])
     batch = rows.changed(PAIR)
     fields = ("pid", "start_ns", "rank", "kernels", "graphs")
     assert list(zip(*(batch.column(f).to_pylist() for f in fields), strict=True)) == [
         (7, 1, 3, 7, 3),
         (8, 4, None, 1, 0),
+        (8, 2, None, 0, 5),
     ]
-    rows.forget(8, 5)
-    assert counts.lookup(8) is not None
-    rows.forget(8, 4)
-    assert counts.lookup(8) is None
+    rows.forget({(8, 2)})
+    assert counts.lookup((4, 8)) is not None
+    rows.forget({(8, 4)})
+    assert counts.lookup((4, 8)) is None
+    lost.put(0, [3, 4])
+    assert (rows.lost(), rows.lost()) == (6, 0)
