@@ -309,8 +309,10 @@ say()
     assert {row["id"]: (row["state"], row["timing"]) for row in second.closed()} == dict.fromkeys(
         range(3), ("done", "sync")
     )
-    second.source.round(second.clock.pair())
+    second.source.finish()
     (row,) = second.sink.rows("cuda.memory")
+    # What the first daemon had not reported is a gap.
+    assert [(loss.table, loss.count) for loss in second.sink.losses] == [("cuda.memory", None)]
     assert [row[f] for f in ("allocations", "frees", "live", "live_bytes")] == [0, 1, 0, 0]
 
 

@@ -66,11 +66,14 @@ class LaunchRows:
         self._reported: dict[_Process, tuple[int, int]] = {}
         self._lost = 0
 
-    def begin(self) -> None:
-        """Starts the first interval: launches that were counted before now are not reported."""
+    def begin(self) -> bool:
+        """Starts the first interval: launches that were counted before now are not reported. Returns whether there are
+        any.
+        """
         self._lost = self._lost_now()
         pids, starts, counts = self._read()
         self._reported = {(int(p), int(s)): (int(k), int(g)) for p, s, (k, g) in zip(pids, starts, counts, strict=True)}
+        return bool(self._reported)
 
     def changed(self, pair: ClockPair) -> pa.RecordBatch:
         """Returns a row for each process that launched anything since the last call."""
@@ -136,14 +139,15 @@ class MemoryRows:
         self._stacks: OrderedDict[_Stack, list[str]] = OrderedDict()
         self._lost = 0
 
-    def begin(self, mono_ns: int) -> None:
+    def begin(self, mono_ns: int) -> bool:
         """Starts the first interval: allocations that were counted before now are not reported, since the previous
-        daemon may have reported them.
+        daemon may have reported them. Returns whether there are any.
         """
         keys, sums = self._maps[SUMS].items()
         self._reported = {key.tobytes(): row for key, row in zip(keys, sums, strict=True)}
         self._lost = self._lost_now()
         self._since = mono_ns
+        return bool(self._reported)
 
     def changed(self, pair: ClockPair) -> pa.RecordBatch:
         """Returns a row for each sum that has changed since the last call, MAX_ROWS at most: then the processes take

@@ -171,20 +171,31 @@ class CudaSource(Source):
             if link.program in unwanted:
                 self._session.detach(link)
         pair = self._clock.pair()
-        self._launches.begin()
+        counted = {"cuda.launches": self._launches.begin()}
         if self._memory is not None:
-            self._memory.begin(pair.mono_ns)
+            counted["cuda.memory"] = self._memory.begin(pair.mono_ns)
+        for table in (table for table, some in counted.items() if some):
+            reason = "what was counted since the last rows of the daemon before is not known"
+            self._sink.lost(Loss(self.name, table, "kernel", reason, pair.real_ns, pair.real_ns))
         self._next_memory = time.monotonic() + self._config.memory_interval_s
         self._thread.start()
 
+    def finish(self) -> None:
+        """Stops the thread, and puts the rows of what was counted since its last round."""
+        self._end_thread()
+        self.round(self._clock.pair())
+
     def stop(self) -> None:
         """Stops the thread. The session decides whether the links stay."""
+        self._end_thread()
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _end_thread(self) -> None:
         self._stopped = True
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
-        while self._files:
-            os.close(self._files.popitem()[1])
 
     @property
     def slots(self) -> dict[int, str]:
