@@ -22,7 +22,8 @@ Requests are ``{"op", "pid", "start_ns", ...}``; ``start_ns`` 0 accepts any proc
 * ``space``: ``host.node.space.answer_space``.
 * ``network``: header ``dev``, ``inode`` of the network namespace; its descriptor.
 * ``memory`` (``ranges`` [[address, length], ...]): header ``lengths`` (-1: not readable), payload, the bytes.
-* ``memory_files`` (``link``, ``known`` inodes): header ``inodes`` of other memory files with that link; descriptors.
+* ``memory_files`` (``link``, ``known`` inodes): header ``inodes`` of other memory files with that link, and ``closed``
+  of known files that are no longer open; descriptors.
 * ``process_context`` (``address``, ``published_ns``): header, ``labels.process_context.answer_context``.
 * ``stacks``: ``python_stack.stacks.dump``. ``native``: ``python_stack.native.registers``.
 * ``blocked``, ``codes``, ``threads``: ``off_cpu.stacks``, ``codes`` and ``thread_states`` of ``python_stack.sampling``.
@@ -152,8 +153,8 @@ def _open(target: Target, request: Header) -> Message:
 
 def _memory_files(target: Target, request: Header) -> Message:
     known = {int(inode) for inode in request.get("known", ())}
-    inodes, fds = open_memory_files(target, str(request["link"]).encode(), known)
-    return Message({"inodes": inodes}, fds=fds)
+    inodes, fds, closed = open_memory_files(target, str(request["link"]).encode(), known)
+    return Message({"inodes": inodes, "closed": sorted(closed)}, fds=fds)
 
 
 def _files(request: Header) -> Message:

@@ -41,12 +41,13 @@ SETTLE_NS = 5_000_000
 
 @dataclass(slots=True)
 class _Process:
-    """A trainer. ``memories``: its tables by inode, None for a refused table. ``look_at_ns``: when new memory is
-    searched next, CLOCK_MONOTONIC.
+    """A trainer. ``memories``: its tables by inode, None for a refused table; ``closed``: those that it has closed.
+    ``look_at_ns``: when new memory is searched next, CLOCK_MONOTONIC.
     """
 
     identity: Identity
     memories: dict[int, RowMemory | None] = field(default_factory=dict)
+    closed: set[int] = field(default_factory=set)
     look_at_ns: int = 0
     pause_s: float = FIRST_LOOK_S
     ended: bool = False
@@ -137,9 +138,16 @@ class JobRows(Source):
         for key, process in processes.items():
             ended, owner = process.ended, process.identity.owner
             before = left[owner]
-            for inode, memory in process.memories.items():
+            for inode, memory in list(process.memories.items()):
+                taken = 0
                 if memory is not None:
-                    left[owner] -= self._take(key, inode, process, memory, left[owner])
+                    taken = self._take(key, inode, process, memory, left[owner])
+                    left[owner] -= taken
+                if inode in process.closed and not taken and left[owner] > 0:
+                    # Its last rows were read: it takes no place of another table.
+                    process.closed.discard(inode)
+                    del process.memories[inode]
+                    self._sink.forget([_name(key, inode)])
             if ended and left[owner] == before > 0:
                 with self._lock:
                     self._processes.pop(key, None)
@@ -161,6 +169,7 @@ class JobRows(Source):
             process.look_at_ns = now + round(process.pause_s * 1e9)
             if isinstance(answer, ProbingError):
                 continue
+            process.closed.update(answer.header["closed"])
             for inode in answer.header["inodes"]:
                 fd = answer.take_fd()
                 try:
@@ -196,7 +205,8 @@ class JobRows(Source):
         pair, who = self._clock.pair(), process.identity
         weight = -(-memory.row_bytes // ROW_BYTES)
         most = min(max(left // weight, 1), MAX_ROWS)
-        taken = memory.take(pair.mono_ns - (0 if process.ended else SETTLE_NS), most)
+        over = process.ended or inode in process.closed
+        taken = memory.take(pair.mono_ns - (0 if over else SETTLE_NS), most)
         table = f"python.{memory.table}"
         if len(taken.rows):
             try:

@@ -178,24 +178,36 @@ _MAX_DESCRIPTORS = 4_096
 _MAX_MEMORY_FILES = 16
 
 
-def open_memory_files(target: Target, link: bytes, known: Collection[int]) -> tuple[list[int], list[int]]:
+def open_memory_files(
+    target: Target, link: bytes, known: Collection[int]
+) -> tuple[list[int], list[int], Collection[int]]:
     """Opens the memory files (memfd) of a process whose link in /proc/PID/fd begins with ``link``, except files with an
-    inode in ``known``. Returns the inodes and read-only descriptors of at most 16 files."""
+    inode in ``known``. Returns the inodes and read-only descriptors of at most 16 files, and the inodes in ``known``
+    that the process has closed."""
     inodes: list[int] = []
     opened: list[int] = []
+    closed = set(known)
     folder = target.open("fd")
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in islice(entries, _MAX_DESCRIPTORS)]
+        if len(names) == _MAX_DESCRIPTORS:
+            # Any of them may be among the others.
+            closed = set()
         for name in names:
             try:
                 if not os.readlink(os.fsencode(name), dir_fd=folder).startswith(link):
                     continue
                 handle = os.open(name, O_PATH | os.O_CLOEXEC, dir_fd=folder)
+            except FileNotFoundError:
+                continue
             except OSError:
+                # It may be any of them.
+                closed = set()
                 continue
             try:
                 inode = os.fstat(handle).st_ino
+                closed.discard(inode)
                 # Any file can have such a name; only a file on tmpfs opens without waiting for a program.
                 if inode in known or inode in inodes or _file_system(handle) != _TMPFS_MAGIC:
                     continue
@@ -210,7 +222,7 @@ def open_memory_files(target: Target, link: bytes, known: Collection[int]) -> tu
         raise
     finally:
         os.close(folder)
-    return inodes, opened
+    return inodes, opened, closed
 
 
 MAX_PATHS = 16

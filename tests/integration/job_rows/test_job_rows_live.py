@@ -48,7 +48,10 @@ def test_rows_of_a_process(python: str, readers: ReaderPool) -> None:
         assert sorted(rows[":step"].tolist()) == sorted(list(range(101)) * 7)
         assert memories["trace_event"].take(1 << 62, 10).rows[":name"].tolist() == [b"forward", b"forward"]
         assert memories["training_metrics"].take(1 << 62, 10).rows[":step"].tolist() == [5]
-        assert readers.call("memory_files", **asked, known=answer.header["inodes"]).header == {"inodes": []}
+        assert readers.call("memory_files", **asked, known=answer.header["inodes"]).header == {
+            "inodes": [],
+            "closed": [],
+        }
         process.communicate()
         assert process.returncode == 0
     # The memory outlives the process.
@@ -64,5 +67,5 @@ def test_a_file_of_that_name_is_not_opened(readers: ReaderPool, tmp_path: Path) 
     os.mkfifo(named)
     fd = os.open(named, os.O_RDWR)
     answer = readers.call("memory_files", pid=os.getpid(), link=str(named), known=[])
-    assert answer.header == {"inodes": []}
+    assert answer.header == {"inodes": [], "closed": []}
     os.close(fd)

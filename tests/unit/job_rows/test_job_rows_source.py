@@ -48,7 +48,8 @@ class Readers:
             rings = [table._ring for table in (*probing.ExternalTable._tables.values(), _trace, _metrics)]
             fds = {os.fstat(ring.fd).st_ino: ring.fd for ring in rings if ring is not None}
             new = {inode: os.dup(fd) for inode, fd in fds.items() if inode not in known}
-            yield key, Message({"inodes": list(new)}, fds=list(new.values()))
+            closed = [inode for inode in known if inode not in fds]
+            yield key, Message({"inodes": list(new), "closed": closed}, fds=list(new.values()))
 
 
 class Scene:
@@ -108,6 +109,23 @@ def test_a_turn_reads_fewer_large_rows(scene: Scene, monkeypatch: pytest.MonkeyP
         scene.turn()
         rows = scene.sink.of("python.texts")
         assert [row["text_0"].split()[0] for row in rows] == [str(i) for i in range(min(turn * a_turn, 23))]
+
+
+def test_a_table_that_is_dropped_takes_no_place_of_another(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_rows, "MAX_OF_PROCESS", 1)
+    for number in range(4):
+        table = probing.ExternalTable("losses", ["step"])
+        table.append([number])
+        scene.turn()
+        # The last row comes after the last look.
+        table.append([number + 100])
+        probing.ExternalTable.drop("losses")
+        scene.turn()
+        scene.turn()
+    assert [row["step"] for row in scene.sink.of("python.losses")] == [0, 100, 1, 101, 2, 102, 3, 103]
+    assert scene.sink.losses == []
+    (process,) = scene.source._processes.values()
+    assert (process.memories, process.closed, scene.sink.read) == ({}, set(), {})
 
 
 def test_a_column_that_changes_its_type_keeps_its_rows(scene: Scene) -> None:
