@@ -12,6 +12,7 @@ import pyarrow as pa
 from probing.api.errors import ProbingError
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock, ClockPair
+from probing.daemon.fairness import in_turn
 from probing.daemon.processes.announce import Announcer
 from probing.daemon.processes.identification import Identification
 from probing.daemon.processes.lineage import Lineage
@@ -193,9 +194,12 @@ class Discovery:
         return self._registry.get(key) is None and not self._lineage.has_ended(key)
 
     def live(self) -> list[Identity]:
-        """Returns the identities of all watched processes that live, the oldest first."""
+        """Returns the identities of all watched processes that live. The owners take turns, so that a source with room
+        for N processes is fair to them; of each owner, the oldest process comes first.
+        """
         with self._known:
-            return sorted((p.identity for p in self._registry.live()), key=lambda found: (found.start_ns, found.pid))
+            found = [process.identity for process in self._registry.live()]
+        return in_turn(sorted(found, key=lambda who: (who.start_ns, who.pid)), lambda who: who.owner)
 
     def environ(self, pid: int, start_ns: int) -> Mapping[str, str]:
         """Returns the allowed variables (``processes.environment``) of a watched process, empty for another process.

@@ -429,6 +429,13 @@ def test_exec_replaces_the_program(make: Make, readers: FakeReaders, until: Any)
     until(lambda: ("replaced", 20) in following.seen)
 
 
+def test_sources_with_little_room_are_fair_to_the_users(make: Make, readers: FakeReaders) -> None:
+    older = [readers.add(100 + n, 50 + n, owner=7, libraries=["torch"]) for n in range(5)]
+    newer = [readers.add(20 + n, 70 + n, owner=8, libraries=["torch"]) for n in range(2)]
+    found = [who.key for who in make().live()]
+    assert found == [older[0], newer[0], older[1], newer[1], *older[2:]]
+
+
 def test_forked_loaders(make: Make, readers: FakeReaders) -> None:
     _, rank, _ = torchrun(readers)
     readers.processes[11]["libraries"] = ["torch"]
