@@ -137,6 +137,8 @@ def process_from_detail(pid: int, start_ns: int, text: str, boot_id: str) -> tup
     return detail, Process(facts, identity, source, ranks, container, pod, str(detail.get("command", "")), python)
 
 
+# Makes one number of pid and start: two processes have the same one by a chance of 1 in 2^64.
+_MIX = np.uint64(0x9E37_79B9_7F4A_7C15)
 # Columns of process.events that ``stored_processes`` needs.
 RESTORED = ("pid", "start_ns", "event", "detail", "ts")
 
@@ -159,7 +161,8 @@ def stored_processes(rows: pa.Table, boot_id: str) -> Iterator[tuple[Mapping[str
 
 
 def _newest(rows: pa.Table) -> tuple[list[tuple[ProcessKey, str | None]], set[ProcessKey]]:
-    """Returns (key, detail) of the newest events ``identified``, by time, and the keys of the processes that exited.
+    """Returns (key, detail) of the newest events ``identified``, and the keys of the processes that exited. Processes
+    that live come last, and the events of each process in the order of their time.
 
     There can be very many rows, so no Python object is made for most of them. pyarrow.compute is slow to import, see
     ``integers``.
@@ -168,8 +171,13 @@ def _newest(rows: pa.Table) -> tuple[list[tuple[ProcessKey, str | None]], set[Pr
     number = {text: code for code, text in enumerate(texts)}
     times, pids, starts = (integers(rows.column(name).combine_chunks()) for name in ("ts", "pid", "start_ns"))
     order = np.argsort(times, kind="stable")
-    known = order[codes[order] == number.get("identified", -1)][-4 * MAX_DEAD :]
-    gone = np.flatnonzero((codes == number.get("exit", -1)) & np.isin(pids, pids[known]))
+    identified = order[codes[order] == number.get("identified", -1)]
+    exits = codes == number.get("exit", -1)
+    # Processes that live go before any number of newer ones that ended.
+    mixed = starts.astype(np.uint64) * _MIX + pids.astype(np.uint64)
+    over = np.isin(mixed[identified], mixed[exits])
+    known = np.concatenate([identified[over], identified[~over]])[-4 * MAX_DEAD :]
+    gone = np.flatnonzero(exits & np.isin(pids, pids[known]))
     ended = set(map(ProcessKey, pids[gone].tolist(), starts[gone].tolist()))
     details = rows.column("detail").combine_chunks()
     keys = map(ProcessKey, pids[known].tolist(), starts[known].tolist())

@@ -373,6 +373,32 @@ def test_of_very_many_rows_the_newest_processes_are_restored(
     assert second.identity(*keys[2]) is not None
 
 
+def test_a_process_that_lives_is_restored_whatever_ended_since(
+    readers: FakeReaders, sink: Sink, make: Make, clock: FakeClock
+) -> None:
+    keys = torchrun(readers)
+    first = make()
+    assert identified(first, *keys[2])
+    first.stop()
+    rows = table(sink)
+    newer = pa.Table.from_pylist(
+        [
+            {
+                "ts": 1 << 62,
+                "pid": 10_000 + i // 2,
+                "start_ns": 7,
+                "event": ("identified", "exit")[i % 2],
+                "detail": "{}",
+            }
+            for i in range(8 * MAX_DEAD + 2)
+        ]
+    ).cast(pa.schema([rows.schema.field(n) for n in ("ts", "pid", "start_ns", "event", "detail")]))
+    both = pa.concat_tables([rows.select(newer.column_names), newer]).unify_dictionaries()
+    second = Discovery(readers, sink, clock, "n1")
+    assert second.restore(both) == len(keys)
+    assert second.identity(*keys[2]) is not None
+
+
 def test_another_boot_restores_nothing(readers: FakeReaders, sink: Sink, make: Make, clock: FakeClock) -> None:
     keys = torchrun(readers)
     first = make()
