@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, zip_longest
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-__all__ = ("Turns", "crowding", "in_turn")
+__all__ = ("FairExecutor", "Turns", "crowding", "in_turn")
 
 _T = TypeVar("_T")
 _H = TypeVar("_H", bound=Hashable)
@@ -51,3 +53,41 @@ class Turns(Generic[_H]):
         self._now = self.of(owner)
         self._next = {other: turn for other, turn in self._next.items() if turn > self._now}
         self._next[owner] = self._now + 1
+
+
+class FairExecutor:
+    """Runs calls in ``size`` threads; the owners of the waiting calls take turns. ``submit`` is for any thread."""
+
+    def __init__(self, size: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix=name)
+        self._lock = threading.Lock()
+        self._waiting: dict[Hashable, deque[Callable[[], None]]] = {}
+        self._turns: Turns[Hashable] = Turns()
+
+    def submit(self, owner: Hashable, call: Callable[..., _T], *values: Any) -> Future[_T]:
+        """Queues a call of ``owner``. Returns the future of its result."""
+        future: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call(*values))
+            except BaseException as e:
+                future.set_exception(e)
+
+        with self._lock:
+            self._waiting.setdefault(owner, deque()).append(run)
+        self._threads.submit(self._next)
+        return future
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Drops the waiting calls, and waits for the running ones."""
+        self._threads.shutdown(wait=wait, cancel_futures=True)
+
+    def _next(self) -> None:
+        with self._lock:
+            owner = min(self._waiting, key=self._turns.of)
+            self._turns.took(owner)
+            run = self._waiting[owner].popleft()
+            if not self._waiting[owner]:
+                del self._waiting[owner]
+        run()

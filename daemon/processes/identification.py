@@ -12,16 +12,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
 from probing.api.errors import ProbingError, ProcessGone
 from probing.daemon.clock import Clock
+from probing.daemon.fairness import FairExecutor
 from probing.daemon.processes.announce import Announcer
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.lineage import Lineage
-from probing.daemon.processes.ranking import ModuleState
+from probing.daemon.processes.liveness import real_user
+from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.processes.registry import Process, Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
@@ -98,9 +100,9 @@ class Identification:
         self._stopped = False
         self.scanned = threading.Event()
         self._thread: threading.Thread | None = None
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: FairExecutor | None = None
         # Finds the version and modules of a Python: this takes several reads, which must not delay other processes.
-        self._pythons: ThreadPoolExecutor | None = None
+        self._pythons: FairExecutor | None = None
         self._waiting: set[Future[None]] = set()
         # The schedule of reads; the pids to read whatever their program is; the processes that are being read.
         self._agenda = Agenda()
@@ -119,8 +121,8 @@ class Identification:
 
     def start(self) -> None:
         self._stopped = False
-        self._executor = ThreadPoolExecutor(self._readers.size, thread_name_prefix="identity")
-        self._pythons = ThreadPoolExecutor(1, thread_name_prefix="pythons")
+        self._executor = FairExecutor(self._readers.size, "identity")
+        self._pythons = FairExecutor(1, "pythons")
         self._thread = threading.Thread(target=self._run, name="processes", daemon=True)
         self._thread.start()
 
@@ -131,7 +133,7 @@ class Identification:
             self._thread.join(10)
         for executor in (self._executor, self._pythons):
             if executor is not None:
-                executor.shutdown(wait=True, cancel_futures=True)
+                executor.stop()
 
     def post(self, *event: Any) -> None:
         """Queues an event: its kind and values. Beyond MAX_QUEUE the event is dropped, and all processes are
@@ -223,7 +225,7 @@ class Identification:
         elif kind == "facts":
             self._take(values)
         elif kind == "issuer":
-            self._ask_python(self._check_thread, *values)
+            self._ask_python(values[0].pid, self._check_thread, *values)
         else:
             self._note(kind, *values)
 
@@ -291,7 +293,7 @@ class Identification:
 
     def _look_at_late(self) -> None:
         if self._late and not self._reading and not self._queue:
-            self._ask_python(self._find_threads, self._late)
+            self._ask_python(0, self._find_threads, self._late)
             self._late = set()
 
     def _find_threads(self, keys: Iterable[ProcessKey]) -> None:
@@ -313,7 +315,7 @@ class Identification:
         assert self._executor is not None
         fresh = [key for key in keys if key not in self._reading]
         for key in fresh:
-            self._reading[key] = self._executor.submit(self._identify, key)
+            self._reading[key] = self._executor.submit(real_user(key.pid), self._identify, key)
         wait([self._reading[key] for key in fresh], timeout=settle)
         done = [key for key in fresh if self._reading[key].done()]
         for key in fresh:
@@ -398,19 +400,19 @@ class Identification:
         looks = self._looks[key] = self._looks.get(key, 0) + 1
         if process is not None and facts.python and key not in self._versioned:
             self._versioned.add(key)
-            self._ask_python(self._find_version, key)
+            self._ask_python(key.pid, self._find_version, key)
         if process is not None and looks == 1 and key.start_ns < self._started_ns and _trains(facts, process):
             self._late.add(key)
         asked = looks <= MAX_MODULE_LOOKS and len(self._waiting) < MAX_WAITING
         if process is not None and asked and _only_modules_know(facts, process):
-            self._ask_python(self._find_module_state, key)
+            self._ask_python(key.pid, self._find_module_state, key)
         if not settled(facts, process):
             self._wanted.add(facts.pid)
             self._agenda.add(facts.pid, next_look_s(looks, near=process is not None or facts.framework))
 
-    def _ask_python(self, ask: Callable[..., None], *values: Any) -> None:
+    def _ask_python(self, pid: int, ask: Callable[..., None], *values: Any) -> None:
         assert self._pythons is not None
-        waiting = self._pythons.submit(ask, *values)
+        waiting = self._pythons.submit(real_user(pid) if pid else None, ask, *values)
         self._waiting.add(waiting)
         waiting.add_done_callback(self._waiting.discard)
 

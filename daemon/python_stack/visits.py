@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from probing.api.errors import ProbingError
+from probing.daemon.fairness import FairExecutor
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.source import Identity, ProcessKey, Source
 from probing.daemon.source_state import SourceState, Totals
@@ -37,14 +38,14 @@ class _Visited(Generic[_State]):
 class TrainerVisits(Source, ABC, Generic[_State]):
     """Visits trainers. ``interval_s`` returns the pause between two rounds, s; ``aligned``: see ``Worker``.
 
-    Each process is read separately, ``PARALLEL`` at once: a process that does not answer delays the others only if no
-    thread is left, and then at most by a timeout.
+    Each process is read separately, ``PARALLEL`` at once, and the owners take turns: processes that do not answer delay
+    those of other owners only if no thread is left, and then at most by a timeout.
     """
 
     def __init__(self, processes: Discovery, interval_s: Callable[[], float], *, aligned: bool = True) -> None:
         self._processes = processes
         self._visited: dict[ProcessKey, _Visited[_State]] = {}
-        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix=self.name)
+        self._pool = FairExecutor(PARALLEL, self.name)
         patience_s = TIMEOUT_S + 1.0
         self._worker = Worker(self.name, self.look, interval_s, patience_s=patience_s, aligned=aligned)
 
@@ -76,7 +77,7 @@ class TrainerVisits(Source, ABC, Generic[_State]):
             visited = self._visited[key]
             visited.who = who
             if visited.reading is None or visited.reading.done():
-                visited.reading = self._pool.submit(self._visit, who, visited)
+                visited.reading = self._pool.submit(who.owner, self._visit, who, visited)
                 begun.append(visited.reading)
         return begun
 
@@ -86,7 +87,7 @@ class TrainerVisits(Source, ABC, Generic[_State]):
     def stop(self) -> None:
         """Stops the visits; reads in progress end at their own deadlines."""
         self._worker.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.stop(wait=False)
 
     def settings_changed(self) -> bool:
         """Starts a round at once, since other trainers may be wanted now. Returns False."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.daemon.fairness import Turns, crowding, in_turn
+from probing.daemon.fairness import FairExecutor, Turns, crowding, in_turn
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers())))
@@ -44,3 +45,29 @@ def test_owners_take_turns() -> None:
         taken.append(owner)
     assert taken == ["few", "many", "few", "many", "few", "many"]
     assert turns.of("other") <= turns.of("many")
+
+
+def test_who_has_many_calls_waiting_holds_nobody_up() -> None:
+    executor = FairExecutor(1, "fair")
+    begun, go, ran = threading.Event(), threading.Event(), list[str]()
+
+    def first() -> None:
+        begun.set()
+        assert go.wait(20)
+
+    try:
+        executor.submit("many", first)
+        assert begun.wait(20)
+        calls = [executor.submit("many", ran.append, "many") for _ in range(5)]
+        calls += [executor.submit("few", ran.append, "few") for _ in range(2)]
+        failed = executor.submit("few", int, "no number")
+        go.set()
+        for call in calls:
+            call.result(20)
+        with pytest.raises(ValueError, match="no number"):
+            failed.result(20)
+    finally:
+        go.set()
+        executor.stop()
+    assert ran[:4] == ["few", "many", "few", "many"]
+    assert Counter(ran) == {"many": 5, "few": 2}

@@ -18,6 +18,7 @@ from probing.api.errors import NotPython, ProcessGone, TargetTimeout
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
+from probing.daemon.processes import identification
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.identity import Ranks
 from probing.daemon.processes.liveness import OwnProcesses
@@ -460,6 +461,21 @@ def test_sources_with_little_room_are_fair_to_the_users(make: Make, readers: Fak
     newer = [readers.add(20 + n, 70 + n, owner=8, libraries=["torch"]) for n in range(2)]
     found = [who.key for who in make().live()]
     assert found == [older[0], newer[0], older[1], newer[1], *older[2:]]
+
+
+def test_slow_reads_of_one_user_hold_up_no_other(
+    make: Make, readers: FakeReaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identification, "real_user", lambda pid: 7 if pid >= 100 else 8)
+    for n in range(readers.size + 5):
+        pid, _ = readers.add(100 + n, 60, libraries=["torch"])
+        readers.late[pid] = threading.Event()
+    readers.add(20, 61, libraries=["torch"])
+    make()
+    # All readers are busy; then one of them answers, and the next read is not the same user's.
+    readers.late[next(pid for pid in readers.asked if pid >= 100)].set()
+    waiting.until(lambda: 20 in readers.asked)
+    assert len(readers.asked) <= readers.size + 2
 
 
 def test_forked_loaders(make: Make, readers: FakeReaders) -> None:
