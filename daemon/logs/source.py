@@ -138,6 +138,9 @@ class LogSource(Source):
         if who.role == "trainer":
             self._trainers[who.pid, who.start_ns] = who
             self._follow(who)
+        elif self._trainers.pop((who.pid, who.start_ns), None) is not None:
+            # It called exec, or turned out to be a launcher.
+            self._attachments.drop(who.pid, who.start_ns)
 
     def process_replaced(self, pid: int, start_ns: int) -> None:
         """Attaches the probes again, since the new program may have another libc."""

@@ -117,6 +117,12 @@ class JobProgress(Source):
             if process.role == _TRAINER or process.key in self._processes:
                 self._process(process.key).who = process
 
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        """Drops the communicators of a process that called exec: its next program calls nothing on them."""
+        with self._lock:
+            if (process := self._processes.get(ProcessKey(pid, start_ns))) is not None:
+                self._processes[ProcessKey(pid, start_ns)] = _Process(process.who)
+
     def process_exited(self, process: Identity) -> None:
         now = self._clock.pair().real_ns
         with self._lock:

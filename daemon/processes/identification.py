@@ -367,7 +367,10 @@ class Identification:
             self._wanted.add(key[0])
             self._agenda.add(key[0], min(RETRY_S * 2**looks, MAX_RETRY_S))
             return None
-        if (facts.python or facts.framework or launches(facts)) and self._within(facts):
+        with self._known:
+            # A watched process may have called exec: its earlier role ends.
+            known = self._registry.facts_of(key) is not None
+        if known or ((facts.python or facts.framework or launches(facts)) and self._within(facts)):
             return facts
         self._ignored.add(key)
         self._early_exits.pop(key, None)

@@ -118,7 +118,7 @@ class Registry:
             self._replaced.discard(facts.key)
             self._ranking.forget(facts.key)
             if process is not None:
-                process.ranks = None
+                process.ranks, process.backends = None, set()
             return replace(facts, ancestors=before.ancestors or facts.ancestors) if before is not None else facts
         if before is None:
             before = self._from_earlier_daemon(facts)
@@ -258,6 +258,9 @@ class Registry:
             # A launcher stays a launcher after its ranks have ended.
             if process.identity.role == "launcher" and assigned.get(key) == "trainer":
                 assigned[key] = "launcher"
+            # A trainer that called exec, and runs a program of another kind now, trains no more.
+            if process.identity.role == "trainer" and not process.ended:
+                assigned.setdefault(key, "other")
         order = sorted(assigned, key=lambda key: (key[1], len(self._facts[key].ancestors), key[0]))
         changed = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
         # Ranks depend on all trainers of a run, so they are computed in a second pass, when the runs are known.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -225,9 +225,9 @@ class Uses:
                 changed.append((key, use, role))
         return changed
 
-    def forget(self, pid: int, start_ns: int) -> None:
-        """Drops the uses of a process that has ended."""
-        for key in [key for key in self._uses if key[:2] == (pid, start_ns)]:
+    def forget(self, ended: Collection[tuple[int, int]]) -> None:
+        """Drops the uses of processes that have ended."""
+        for key in [key for key in self._uses if key[:2] in ended]:
             del self._uses[key]
 
     def _ranks(self, who: dict[tuple[int, int], Identity | None]) -> _Members:

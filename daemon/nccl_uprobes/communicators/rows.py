@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TypedDict, cast
 
 import numpy as np
@@ -114,14 +114,20 @@ class Communicators:
         """Returns the backends whose operations the process has called: "gloo", "nccl". For any thread."""
         return self._backends.get((pid, start_ns), frozenset())
 
-    def forget(self, pid: int, start_ns: int) -> None:
-        """Drops the communicators of a process that has ended."""
-        self._uses.forget(pid, start_ns)
+    def forget_backends(self, pid: int, start_ns: int) -> None:
+        """Drops the backends of a process that called exec. For any thread."""
         self._backends.pop((pid, start_ns), None)
-        for place in [place for place in self._known if place[:2] == (pid, start_ns)]:
+
+    def forget(self, ended: Collection[tuple[int, int]]) -> None:
+        """Drops the communicators of processes that have ended, however many, in one pass."""
+        self._uses.forget(ended)
+        for process in ended:
+            self._backends.pop(process, None)
+        for place in [place for place in self._known if place[:2] in ended]:
             del self._known[place]
-        for key in [key for key in self._named if key[:2] == (pid, start_ns)]:
+        for key in [key for key in self._named if key[:2] in ended]:
             del self._named[key]
+        self._seen = {key for key in self._seen if key[:2] not in ended}
 
     def _note_backends(self, operations: Operations) -> None:
         if len(self._backends) > _MAX_SEEN:

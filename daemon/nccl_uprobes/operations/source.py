@@ -230,8 +230,9 @@ class CollectivesSource(Source):
 
     def _forget_ended(self) -> None:
         # The ring may still hold records of a process that has ended: its state is dropped two drains later.
+        if self._leaving:
+            self._communicators.forget(set(self._leaving))
         for key in self._leaving:
-            self._communicators.forget(*key)
             self._issuers.forget(ProcessKey(*key))
         self._leaving = [self._ended.popleft() for _ in range(len(self._ended))]
 
@@ -260,6 +261,11 @@ class CollectivesSource(Source):
     def process_exited(self, process: Identity) -> None:
         self._unranked.discard(process.key)
         self.close_process(*process.key)
+
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        """Ends the operations and communicators of a process that called exec, as of one that ended."""
+        self._communicators.forget_backends(pid, start_ns)
+        self.close_process(pid, start_ns)
 
     def _report_open(self) -> None:
         """Reports the communicators of operations that never end; they may be the first operations of their

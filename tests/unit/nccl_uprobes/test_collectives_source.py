@@ -114,6 +114,11 @@ def test_an_exit_closes_the_operations_of_that_process_only(session: Session, so
     assert session.ran == [(3, 9, 20, 100)]
 
 
+def test_exec_closes_the_operations_of_the_program(session: Session, source: CollectivesSource) -> None:
+    source.process_replaced(100, 20)
+    assert session.ran == [(3, 9, 20, 100)]
+
+
 def test_operations_of_ended_processes_are_closed(session: Session, source: CollectivesSource) -> None:
     assert source.close_ended(lambda pid, start_ns: (pid, start_ns) == (100, 20)) == 2
     assert session.ran == [(1, 7, 10, 100), (2, 8, 10, 100)]

@@ -169,7 +169,7 @@ def test_names_have_no_control_characters_and_ended_processes_are_dropped(dtype:
     communicators = Communicators("n1", PROCESSES)
     (row,) = rows(communicators, made(dtype, name=b"a\x1b[2J\xff"))
     assert row["name"] == "a\\x1b[2J\\xff"
-    communicators.forget(2, 90)
+    communicators.forget({(2, 90)})
     (again,) = rows(communicators, record(dtype, start_ns=90))
     assert again["comm"] is None
 

@@ -456,6 +456,23 @@ def test_exec_replaces_the_program(make: Make, readers: FakeReaders, until: Any)
     until(lambda: ("replaced", 20) in following.seen)
 
 
+def test_a_trainer_that_calls_exec_trains_no_more(make: Make, readers: FakeReaders, until: Any) -> None:
+    environ = {**RANK, "RANK": "0"}
+    key = readers.add(20, 60, environ=environ, libraries=["torch"])
+    discovery = make()
+    before = discovery.identity(*key)
+    assert before is not None
+    assert (before.role, before.rank) == ("trainer", 0)
+    python = dict(readers.processes[20])
+    readers.processes[20] |= {"exe": "/bin/bash", "cmdline": ["bash"], "libraries": [], "comm": "bash"}
+    discovery.on_exec(*key, key[1])
+    until(lambda: (found := discovery.identity(*key)) and (found.role, found.rank) == ("other", None))
+    # The shell starts a training again.
+    readers.processes[20] = python
+    discovery.on_exec(*key, key[1])
+    until(lambda: (found := discovery.identity(*key)) and (found.role, found.rank) == ("trainer", 0))
+
+
 def test_sources_with_little_room_are_fair_to_the_users(make: Make, readers: FakeReaders) -> None:
     older = [readers.add(100 + n, 50 + n, owner=7, libraries=["torch"]) for n in range(5)]
     newer = [readers.add(20 + n, 70 + n, owner=8, libraries=["torch"]) for n in range(2)]
