@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -25,7 +25,7 @@ from probing.daemon.processes.lineage import Lineage
 from probing.daemon.processes.liveness import real_user
 from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
-from probing.daemon.processes.registry import Process, Registry, settled
+from probing.daemon.processes.registry import MAX_OF_OWNER, Process, Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
 from probing.daemon.processes.schedule import AGAIN_S, Agenda, next_look_s
 from probing.daemon.processes.target import Summary
@@ -337,11 +337,20 @@ class Identification:
         self._read_launchers(found)
         with self._known:
             changed = self._registry.update(found) if found else []
+            refused = [facts for facts in found if self._registry.facts_of(facts.key) is None]
         self._announcer.identified(changed)
+        self._refuse(facts for facts in refused if facts.key not in self._looks)
         for facts in found:
             self._follow(facts)
             if facts.key in self._early_exits:
                 self._ended(facts.key, *self._early_exits.pop(facts.key))
+
+    def _refuse(self, processes: Iterable[Facts]) -> None:
+        """Reports processes that are not watched, because their owner has too many."""
+        now = self._clock.pair().real_ns
+        for owner, count in Counter(facts.owner for facts in processes).items():
+            reason = f"more than {MAX_OF_OWNER} processes of user {owner} would be watched"
+            self._sink.lost(Loss("processes", "process.events", "identity", reason, now, now, count))
 
     def _result(self, key: ProcessKey) -> Facts | None:
         future = self._reading.pop(key)

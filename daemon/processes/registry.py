@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from probing.daemon.fairness import in_turn
+from probing.daemon.fairness import crowding, in_turn
 from probing.daemon.processes.environment import ALLOWED_NAMES
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Job, Ranks, job_of, on_one_node, restarts_of
@@ -19,9 +19,12 @@ from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches, roles
 from probing.daemon.processes.runs import Runs, anchor_of
 from probing.daemon.source import Identity, ProcessKey
 
-__all__ = ("MAX_DEAD", "Process", "Registry", "settled")
+__all__ = ("MAX_DEAD", "MAX_OF_OWNER", "Process", "Registry", "settled")
 
 MAX_DEAD = 4_096
+# The most live processes of one owner that are watched, and the most whose facts are kept: all of them are weighed at
+# each change of one. A node of 16 GPUs has 16 ranks with 32 data loaders each.
+MAX_OF_OWNER = 2_048
 # Sources of ranks that are evaluated anew each time, since their evidence is kept with the facts.
 _FROM_ENVIRON = ("environment", "exec", "scheduler", "")
 _VERSION = re.compile(r"python([23]\.[0-9]{1,2})")
@@ -107,8 +110,18 @@ class Registry:
         return [key for key in self._facts if not self._gone(key)] + list(self._restored.keys() - self._facts.keys())
 
     def update(self, found: Iterable[Facts]) -> list[Process]:
-        """Adds facts of processes. Returns the processes with a new identity, the oldest first."""
+        """Adds facts of processes, and leaves out new processes of an owner who has MAX_OF_OWNER already; any number of
+        other Pythons keeps no process with a framework out. Returns the processes with a new identity, the oldest
+        first.
+        """
+        known = Counter(facts.owner for key, facts in self._facts.items() if not self._gone(key))
+        watched = Counter(process.identity.owner for process in self._watched.values() if not process.ended)
         for facts in found:
+            if facts.key not in self._facts:
+                if (watched if facts.framework else known)[facts.owner] >= MAX_OF_OWNER:
+                    continue
+                known[facts.owner] += 1
+                watched[facts.owner] += facts.framework
             self._facts[facts.key] = self._with_earlier(facts)
         return self._assign()
 
@@ -237,7 +250,10 @@ class Registry:
         self._dead[process.key] = process
         self._dead.move_to_end(process.key)
         while len(self._dead) > MAX_DEAD:
-            key, gone = self._dead.popitem(last=False)
+            # The owner with the most dead processes loses the oldest of them; other owners lose none.
+            owner = crowding(dead.identity.owner for dead in self._dead.values())
+            key = next(key for key, dead in self._dead.items() if dead.identity.owner == owner)
+            gone = self._dead.pop(key)
             if self._newest.get(key[0]) is gone:
                 del self._newest[key[0]]
 

@@ -18,14 +18,15 @@ from probing.api.errors import NotPython, ProcessGone, TargetTimeout
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
-from probing.daemon.processes import identification
+from probing.daemon.processes import identification, registry
 from probing.daemon.processes.discovery import Discovery
+from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Ranks
 from probing.daemon.processes.liveness import OwnProcesses
 from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.registry import MAX_DEAD
 from probing.daemon.processes.schedule import next_look_s
-from probing.daemon.source import Identity
+from probing.daemon.source import Identity, ProcessKey
 
 TORCHRUN = ["python3", "/venv/bin/torchrun", "train.py"]
 RANK = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "0"}
@@ -473,11 +474,49 @@ def test_a_trainer_that_calls_exec_trains_no_more(make: Make, readers: FakeReade
     until(lambda: (found := discovery.identity(*key)) and (found.role, found.rank) == ("trainer", 0))
 
 
+def test_a_user_with_very_many_processes_crowds_out_nobody(
+    make: Make, readers: FakeReaders, sink: Sink, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "MAX_OF_OWNER", 3)
+    many = [readers.add(100 + n, 60, owner=7, libraries=["torch"]) for n in range(10)]
+    other = readers.add(20, 61, owner=8, libraries=["torch"])
+    discovery = make()
+    assert discovery.identity(*other) is not None
+    watched = [key for key in many if discovery.identity(*key) is not None]
+    assert len(watched) == 3
+    assert [(loss.stage, loss.count) for loss in sink.losses] == [("identity", 7)]
+    # There is room again.
+    del readers.processes[watched[0][0]]
+    discovery.on_exit(*watched[0], 101 * SECOND, 0)
+    until(lambda: len([who for who in discovery.live() if who.owner == 7]) == 3)
+    assert len(sink.losses) == 1
+
+
+def test_plain_pythons_keep_no_training_out(make: Make, readers: FakeReaders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MAX_OF_OWNER", 3)
+    for n in range(5):
+        readers.add(100 + n, 60)
+    training = readers.add(20, 61, libraries=["torch"])
+    assert make().identity(*training) is not None
+
+
 def test_sources_with_little_room_are_fair_to_the_users(make: Make, readers: FakeReaders) -> None:
     older = [readers.add(100 + n, 50 + n, owner=7, libraries=["torch"]) for n in range(5)]
     newer = [readers.add(20 + n, 70 + n, owner=8, libraries=["torch"]) for n in range(2)]
     found = [who.key for who in make().live()]
     assert found == [older[0], newer[0], older[1], newer[1], *older[2:]]
+
+
+def test_dead_processes_of_a_user_crowd_out_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MAX_DEAD", 4)
+    found = registry.Registry("n1", "boot")
+    keys = [(20, 8), *((100 + n, 7) for n in range(10))]
+    for pid, owner in keys:
+        facts = Facts(pid, pid, owner=owner, exe="/usr/bin/python3", libraries=frozenset({"torch"}))
+        found.update([facts])
+        found.end(facts.key)
+    kept = [pid for pid, _ in keys if found.get(ProcessKey(pid, pid)) is not None]
+    assert kept == [20, 107, 108, 109]
 
 
 def test_slow_reads_of_one_user_hold_up_no_other(
