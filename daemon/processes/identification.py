@@ -154,7 +154,10 @@ class Identification:
                     soon = not self._scan() or self._missing
                     next_scan = now + (min(self._rescan_s, self._grace_s) if soon else self._rescan_s)
                 while self._queue:
-                    self._event(*self._queue.popleft())
+                    if self._queue[0][0] == "membership":
+                        self._take_memberships()
+                    else:
+                        self._event(*self._queue.popleft())
                 self._look_at_due()
                 self._look_at_late()
             except ProbingError as e:
@@ -244,21 +247,37 @@ class Identification:
                 changed = self._registry.note_thread(key, *values)
             elif kind == "module":
                 changed = self._registry.note_module(key, *values)
-            elif kind == "backends":
-                changed = self._registry.note_backends(key, *values)
             else:
-                changed = self._registry.note_membership(key, *values)
-        if kind in ("backends", "membership") and key in self._looks and key not in self._grouped:
-            # Once a process has a process group, all variables from which the group was made are set: read them.
-            self._grouped.add(key)
-            self._wanted.add(key[0])
-            self._agenda.add(key[0], 0.0)
+                changed = self._registry.note_backends(key, *values)
+        if kind == "backends":
+            self._read_group(key)
         if kind == "python" and values == (None,) and self._looks.get(key, MAX_LOOKS) < MAX_LOOKS:
             # The process may just have started, or was slow to read: the next read tries again.
             self._versioned.discard(key)
             self._wanted.add(key[0])
             self._agenda.add(key[0], AGAIN_S[min(self._looks[key], len(AGAIN_S)) - 1])
         self._announcer.identified(changed)
+
+    def _take_memberships(self) -> None:
+        """Passes the communicators at the head of the queue to the registry, which weighs all evidence once for them:
+        each rank of a job reports each of its communicators.
+        """
+        found: list[tuple[ProcessKey, Membership]] = []
+        while self._queue and self._queue[0][0] == "membership":
+            _, key, membership = self._queue.popleft()
+            found.append((ProcessKey(*key), membership))
+        with self._known:
+            changed = self._registry.note_memberships(found)
+        for key, _ in found:
+            self._read_group(key)
+        self._announcer.identified(changed)
+
+    def _read_group(self, key: ProcessKey) -> None:
+        # Once a process has a process group, all variables from which the group was made are set: read them.
+        if key in self._looks and key not in self._grouped:
+            self._grouped.add(key)
+            self._wanted.add(key.pid)
+            self._agenda.add(key.pid, 0.0)
 
     def _replaced(self, pid: int, start_ns: int) -> None:
         key = ProcessKey(pid, start_ns)

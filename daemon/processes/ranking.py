@@ -14,14 +14,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import MAX_WORLD, Ranks, ranks_of
-from probing.daemon.processes.titles import Place, place_in_arguments, place_in_title, rank_in_grid
+from probing.daemon.processes.titles import Grid, Place, grid_of, place_in_arguments, place_in_title
 from probing.daemon.source import ProcessKey
 
-__all__ = ("SOURCES", "Membership", "ModuleState", "Ranking", "SpanningCommunicators")
+__all__ = (
+    "SOURCES",
+    "Membership",
+    "ModuleState",
+    "Ranking",
+    "RunCommunicators",
+    "RunEvidence",
+    "SpanningCommunicators",
+)
 
 _DEFAULT_GROUP = "default_pg"
 _MAX_OF_A_PROCESS = 64
@@ -43,7 +52,6 @@ class SpanningCommunicators:
 
     def __init__(self) -> None:
         self._of: dict[ProcessKey, dict[str, Membership]] = {}
-        self._members: dict[str, dict[ProcessKey, Membership]] = defaultdict(dict)
         # Communicators in which one process has several ranks.
         self._several: dict[ProcessKey, set[str]] = {}
 
@@ -53,26 +61,24 @@ class SpanningCommunicators:
         sensible = 0 <= membership.rank < membership.size <= MAX_WORLD
         if not sensible or known.get(membership.comm) == membership:
             return False
-        if membership.comm not in known and len(known) >= _MAX_OF_A_PROCESS:
+        several = self._several.get(key, set())
+        if membership.comm in several:
             return False
-        if membership.comm in self._several.get(key, ()):
+        if membership.comm not in known and len(known) + len(several) >= _MAX_OF_A_PROCESS:
             return False
         if membership.comm in known and known[membership.comm].rank != membership.rank:
             # A JAX process has a rank for each of its devices: none of them is the rank of the process.
             self._several.setdefault(key, set()).add(membership.comm)
-            del known[membership.comm], self._members[membership.comm][key]
+            del known[membership.comm]
             return True
         self._of[key] = known
-        known[membership.comm] = self._members[membership.comm][key] = membership
+        known[membership.comm] = membership
         return True
 
     def forget(self, key: ProcessKey) -> None:
         """Drops a process."""
         self._several.pop(key, None)
-        for comm in self._of.pop(key, {}):
-            self._members[comm].pop(key, None)
-            if not self._members[comm]:
-                del self._members[comm]
+        self._of.pop(key, None)
 
     def __bool__(self) -> bool:
         """Returns whether a membership is registered."""
@@ -84,34 +90,57 @@ class SpanningCommunicators:
         ``trainers``: all trainers of its run on this node, also dead ones. ``one_node``: the job has no trainers on
         other nodes.
         """
-        spanning = [own for own in self._of.get(key, {}).values() if self._spans(own, trainers, one_node)]
+        return self.of_run(trainers).ranks_of(key, one_node=one_node)
+
+    def of_run(self, trainers: Collection[ProcessKey]) -> RunCommunicators:
+        """Returns the communicators of a run. ``trainers``: as in ``ranks_of``."""
+        return RunCommunicators(self._of, trainers)
+
+
+class RunCommunicators:
+    """The communicators of the trainers of a run, until another one is noted. Each is looked through once, however many
+    trainers ask for their rank. ``of``: the memberships of each process.
+    """
+
+    def __init__(self, of: Mapping[ProcessKey, Mapping[str, Membership]], trainers: Collection[ProcessKey]) -> None:
+        self._of = of
+        self._count = len(trainers)
+        self._members: dict[str, dict[ProcessKey, Membership]] = defaultdict(dict)
+        for key in trainers:
+            for comm, membership in of.get(key, {}).items():
+                self._members[comm][key] = membership
+        # Communicators in which two trainers of the run have the same rank: these belong to another job.
+        self._doubled = {
+            comm for comm, found in self._members.items() if len({own.rank for own in found.values()}) < len(found)
+        }
+        self._free = [free for comm in self._members if (free := self._left_over(comm)) is not None]
+
+    def ranks_of(self, key: ProcessKey, *, one_node: bool) -> Ranks | None:
+        """Returns the ranks of a process, see ``SpanningCommunicators.ranks_of``."""
+        spanning = [own for own in self._of.get(key, {}).values() if self._spans(own, one_node)]
         # Among communicators of equal size, the first counts.
         best = max(spanning, key=lambda own: own.size, default=None)
         if best is not None:
             return Ranks(best.rank, best.size)
-        return self._left_over(key, trainers) if one_node else None
+        return next((ranks for comm, ranks in self._free if key not in self._members[comm]), None) if one_node else None
 
-    def _left_over(self, key: ProcessKey, trainers: Collection[ProcessKey]) -> Ranks | None:
-        """Returns the only free rank of a communicator that has all trainers except ``key``; None if there is no such
+    def _left_over(self, comm: str) -> tuple[str, Ranks] | None:
+        """Returns the only free rank of a communicator that has all trainers except one; None for any other
         communicator.
         """
-        for comm in {comm for other in trainers for comm in self._of.get(other, {})}:
-            members = {other: own for other, own in self._members[comm].items() if other in trainers}
-            taken, sizes = {own.rank for own in members.values()}, {own.size for own in members.values()}
-            alone = key not in members and len(members) == len(taken) == len(trainers) - 1
-            if alone and sizes == {len(trainers)}:
-                return Ranks((set(range(len(trainers))) - taken).pop(), len(trainers))
-        return None
+        found = self._members[comm]
+        alone = comm not in self._doubled and len(found) == self._count - 1
+        if not alone or {own.size for own in found.values()} != {self._count}:
+            return None
+        free = set(range(self._count)) - {own.rank for own in found.values()}
+        return comm, Ranks(free.pop(), self._count)
 
-    def _spans(self, own: Membership, trainers: Collection[ProcessKey], one_node: bool) -> bool:
-        if own.size < len(trainers):
+    def _spans(self, own: Membership, one_node: bool) -> bool:
+        if own.size < self._count or own.comm in self._doubled:
             return False
-        members = {key: other.rank for key, other in self._members[own.comm].items() if key in trainers}
-        if len(set(members.values())) < len(members):
-            return False
-        if own.name == _DEFAULT_GROUP and (own.backend == "gloo" or len(trainers) > 1):
+        if own.name == _DEFAULT_GROUP and (own.backend == "gloo" or self._count > 1):
             return True
-        return one_node and own.size == len(members) == len(trainers)
+        return one_node and own.size == len(self._members.get(own.comm, ())) == self._count
 
 
 SOURCES = ("environment", "exec", "communicator", "scheduler", "title", "arguments", "module")
@@ -148,44 +177,71 @@ class Ranking:
         self._communicators.forget(key)
         self._modules.pop(key, None)
 
-    def ranks(self, facts: Facts, peers: Mapping[ProcessKey, Facts], *, one_node: bool) -> Ranks | None:
+    def run(self, peers: Mapping[ProcessKey, Facts]) -> RunEvidence:
+        """Returns the evidence about a run. ``peers``: all its trainers on this node, also dead ones."""
+        return RunEvidence(peers, self._communicators)
+
+    def ranks(self, facts: Facts, run: RunEvidence | None, *, one_node: bool) -> Ranks | None:
         """Returns the ranks of a trainer with their source; None if no evidence names them.
 
-        ``peers``: all trainers of the run on this node, also dead ones; empty while the run is unknown. ``one_node``:
-        the job has no trainers on other nodes.
+        ``run``: None while its run is unknown. ``one_node``: the job has no trainers on other nodes.
         """
         named = ranks_of(facts.environ, facts.current)
         if named is not None and named.certain:
             return named
-        seen = self._communicators.ranks_of(facts.key, peers, one_node=one_node)
-        if named is not None and not _distinct(peers):
+        run = run if run is not None else self.run({})
+        seen = run.communicators.ranks_of(facts.key, one_node=one_node)
+        if named is not None and not run.distinct:
             named = None
         # If a Slurm step has several trainings, each training has communicators of its own.
         if seen is not None and (named is None or seen.world_size >= named.world_size):
             return seen._replace(source="communicator")
-        if named is None and (place := _by_place(facts, peers, one_node)) is not None:
+        if named is None and (place := run.by_place(facts, one_node)) is not None:
             return place
         state = self._modules.get(facts.key)
         return named or (state.ranks._replace(source="module") if state is not None else None)
 
 
-def _distinct(peers: Mapping[ProcessKey, Facts]) -> bool:
-    """Returns whether all trainers have different ranks in the scheduler's variables. Equal ranks are inherited from
-    the process that the scheduler started.
+class RunEvidence:
+    """What the trainers of a run say together, as long as nothing new is noted. Each is looked at once, however many
+    of them are ranked.
     """
-    ranks = [named.rank for facts in peers.values() if (named := ranks_of(facts.environ)) is not None]
-    return len(ranks) == len(set(ranks)) == len(peers)
 
+    def __init__(self, peers: Mapping[ProcessKey, Facts], spanning: SpanningCommunicators) -> None:
+        self._peers, self._spanning = peers, spanning
+        self._places: dict[str, tuple[bool, Grid | None]] = {}
 
-def _by_place(facts: Facts, peers: Mapping[ProcessKey, Facts], one_node: bool) -> Ranks | None:
-    for source, place_of in _PLACES:
-        own = place_of(facts.cmdline)
-        if own is None or (own.kind == "local_rank" and not one_node):
-            continue
-        places = [place for peer in peers.values() if (place := place_of(peer.cmdline)) is not None]
-        if (own.size is not None or len(places) == len(peers)) and (ranks := rank_in_grid(own, places)):
-            return ranks._replace(source=source)
-    return None
+    @cached_property
+    def communicators(self) -> RunCommunicators:
+        return self._spanning.of_run(self._peers)
+
+    @cached_property
+    def distinct(self) -> bool:
+        """Whether all trainers have different ranks in the scheduler's variables. Equal ranks are inherited from the
+        process that the scheduler started.
+        """
+        ranks = [named.rank for facts in self._peers.values() if (named := ranks_of(facts.environ)) is not None]
+        return len(ranks) == len(set(ranks)) == len(self._peers)
+
+    def by_place(self, facts: Facts, one_node: bool) -> Ranks | None:
+        """Returns the ranks that titles or arguments give a trainer."""
+        for source, place_of in _PLACES:
+            own = place_of(facts.cmdline)
+            if own is None or (own.kind == "local_rank" and not one_node):
+                continue
+            if own.size is not None:
+                return Ranks(own.coordinates[0], own.size, source=source)
+            complete, grid = self._grid(source, place_of)
+            if complete and grid is not None and (ranks := grid.rank_of(own)):
+                return ranks._replace(source=source)
+        return None
+
+    def _grid(self, source: str, place_of: Callable[[tuple[str, ...]], Place | None]) -> tuple[bool, Grid | None]:
+        """Returns whether all trainers have a place, and the grid of the places."""
+        if source not in self._places:
+            places = [place for peer in self._peers.values() if (place := place_of(peer.cmdline)) is not None]
+            self._places[source] = len(places) == len(self._peers), grid_of(places)
+        return self._places[source]
 
 
 _PLACES: tuple[tuple[str, Callable[[tuple[str, ...]], Place | None]], ...] = (

@@ -13,7 +13,7 @@ from probing.daemon.processes.environment import ALLOWED_NAMES
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Job, Ranks, job_of, on_one_node, restarts_of
 from probing.daemon.processes.owners import JobNames, container_of
-from probing.daemon.processes.ranking import SOURCES, Membership, ModuleState, Ranking
+from probing.daemon.processes.ranking import SOURCES, Membership, ModuleState, Ranking, RunEvidence
 from probing.daemon.processes.redaction import command_text
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches, roles
 from probing.daemon.processes.runs import Runs, anchor_of
@@ -73,6 +73,9 @@ class Registry:
         self._replaced: set[ProcessKey] = set()
         self._pythons: dict[ProcessKey, str] = {}
         self._train_tids: dict[ProcessKey, int] = {}
+        # Of one assignment of identities: the evidence about each run, and the newest trainer below each process.
+        self._evidence: dict[tuple[str, str], RunEvidence] = {}
+        self._below: dict[ProcessKey, Process] = {}
 
     def __contains__(self, key: ProcessKey) -> bool:
         return key in self._facts and not self._gone(key)
@@ -170,7 +173,12 @@ class Registry:
 
     def note_membership(self, key: ProcessKey, membership: Membership) -> list[Process]:
         """Adds a communicator of a process. If it spans the job, it gives a rank that the environment lacks."""
-        return self._assign() if self._ranking.note_membership(key, membership) else []
+        return self.note_memberships([(key, membership)])
+
+    def note_memberships(self, found: Iterable[tuple[ProcessKey, Membership]]) -> list[Process]:
+        """Adds communicators of processes, as ``note_membership`` does."""
+        new = [self._ranking.note_membership(key, membership) for key, membership in found]
+        return self._assign() if any(new) else []
 
     def note_module(self, key: ProcessKey, state: ModuleState) -> list[Process]:
         """Adds the rank, and the coordinator of the job, from the Python modules of a process."""
@@ -278,16 +286,33 @@ class Registry:
             if process.identity.role == "trainer" and not process.ended:
                 assigned.setdefault(key, "other")
         order = sorted(assigned, key=lambda key: (key[1], len(self._facts[key].ancestors), key[0]))
+        self._look_through_runs()
         changed = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
         # Ranks depend on all trainers of a run, so they are computed in a second pass, when the runs are known.
+        self._look_through_runs()
         ranked = [p for key in order if assigned[key] == "trainer" and (p := self._place(key, assigned))]
         changed = [p for p in changed if p.key not in {p.key for p in ranked}] + ranked
+        self._look_through_runs()
         # A launcher gets the job of its newest trainer; helpers get the job of the process above them.
         changed += [p for key in order if assigned[key] == "launcher" and (p := self._place(key, assigned))]
         changed += [
             p for key in order if assigned[key] not in ("trainer", "launcher") and (p := self._place(key, assigned))
         ]
         return sorted(changed, key=lambda process: process.key[::-1])
+
+    def _look_through_runs(self) -> None:
+        """Collects once what concerns all trainers of a run, and all processes above a trainer."""
+        peers: dict[tuple[str, str], dict[ProcessKey, Facts]] = {}
+        self._below = {}
+        for key, process in self._watched.items():
+            if process.identity.role != "trainer":
+                continue
+            peers.setdefault(_run_of(process), {})[key] = self._facts.get(key, process.facts)
+            for pid, start, _ in process.facts.ancestors:
+                above = ProcessKey(pid, start)
+                if above not in self._below or self._below[above].key[::-1] < key[::-1]:
+                    self._below[above] = process
+        self._evidence = {run: self._ranking.run(trainers) for run, trainers in peers.items()}
 
     def _place(self, key: ProcessKey, assigned: Mapping[ProcessKey, str]) -> Process | None:
         """Assigns a process its identity. Returns the process if the identity changed."""
@@ -325,14 +350,11 @@ class Registry:
 
     def _ranks(self, facts: Facts) -> Ranks | None:
         """Returns rank, local rank and world size of a trainer by the best evidence of any reading so far."""
-        process, one_node = self._watched.get(facts.key), False
-        peers: dict[ProcessKey, Facts] = {}
+        process, one_node, run = self._watched.get(facts.key), False, None
         if process is not None:
-            run, job = _run_of(process), Job(process.identity.job, process.job_source)
-            of_run = [p for p in self._watched.values() if p.identity.role == "trainer" and _run_of(p) == run]
-            peers = {p.key: self._facts.get(p.key, p.facts) for p in of_run}
-            one_node = on_one_node(facts.environ, job, facts.coordinator)
-        now = self._ranking.ranks(facts, peers, one_node=one_node)
+            run = self._evidence.get(_run_of(process))
+            one_node = on_one_node(facts.environ, Job(process.identity.job, process.job_source), facts.coordinator)
+        now = self._ranking.ranks(facts, run, one_node=one_node)
         before = process or (self._dead.get(facts.key) if facts.key in self._restored else None)
         earlier = before.ranks if before is not None else None
         if earlier is None or earlier.source in _FROM_ENVIRON:
@@ -400,12 +422,7 @@ class Registry:
         above it.
         """
         if role == "launcher":
-            below = [
-                process
-                for process in self._watched.values()
-                if process.identity.role == "trainer" and any(a[:2] == facts.key for a in process.facts.ancestors)
-            ]
-            return max(below, key=lambda process: process.key[::-1], default=None)
+            return self._below.get(facts.key)
         above = [ProcessKey(pid, start) for pid, start, _ in facts.ancestors]
         for wanted in ("trainer", "launcher"):
             for key in above:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from probing.daemon.processes.identity import MAX_WORLD, Ranks
 
-__all__ = ("Place", "place_in_arguments", "place_in_title", "rank_in_grid", "role_in_title")
+__all__ = ("Grid", "Place", "grid_of", "place_in_arguments", "place_in_title", "rank_in_grid", "role_in_title")
 
 
 class Place(NamedTuple):
@@ -87,19 +87,37 @@ def rank_in_grid(place: Place, places: Collection[Place]) -> Ranks | None:
     """Returns the rank of ``place``; None if ``places``, the places of the job's processes, are no complete grid."""
     if place.size is not None:
         return Ranks(place.coordinates[0], place.size)
-    taken = {other.coordinates for other in places}
-    lengths = [max(numbers) + 1 for numbers in zip(*taken, strict=True)] if _alike(place, places) else []
+    grid = grid_of(places)
+    return grid.rank_of(place) if grid is not None else None
+
+
+class Grid(NamedTuple):
+    """A complete grid of places of one ``kind``. ``lengths``: its size in each dimension."""
+
+    kind: str
+    lengths: tuple[int, ...]
+    taken: frozenset[tuple[int, ...]]
+
+    def rank_of(self, place: Place) -> Ranks | None:
+        """Returns the rank of a place; None if it is not in the grid."""
+        if place.kind != self.kind or place.coordinates not in self.taken:
+            return None
+        rank = 0
+        for number, length in zip(place.coordinates, self.lengths, strict=True):
+            rank = rank * length + number
+        return Ranks(rank, len(self.taken), rank if place.kind == "local_rank" else None)
+
+
+def grid_of(places: Collection[Place]) -> Grid | None:
+    """Returns the grid that ``places`` form; None if they form no complete grid."""
+    kinds = {(place.kind, place.size) for place in places}
+    taken = frozenset(place.coordinates for place in places)
     # A single place may belong to a larger job whose other processes have not been seen yet.
-    if len(taken) < max(2, len(places)) or prod(lengths) != len(taken) or place.coordinates not in taken:
+    if len(kinds) != 1 or len(taken) < max(2, len(places)):
         return None
-    rank = 0
-    for number, length in zip(place.coordinates, lengths, strict=True):
-        rank = rank * length + number
-    return Ranks(rank, len(taken), rank if place.kind == "local_rank" else None)
-
-
-def _alike(place: Place, places: Collection[Place]) -> bool:
-    return all(other.kind == place.kind and other.size is None for other in places)
+    ((kind, size),) = kinds
+    lengths = tuple(max(numbers) + 1 for numbers in zip(*taken, strict=True))
+    return Grid(kind, lengths, taken) if size is None and prod(lengths) == len(taken) else None
 
 
 def _pattern(cmdline: tuple[str, ...]) -> tuple[_Pattern, re.Match[str]] | tuple[None, None]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from probing.daemon.processes import ranking
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.ranking import Membership, SpanningCommunicators
 from probing.daemon.processes.registry import Registry
@@ -95,6 +99,9 @@ def test_a_process_with_several_ranks_has_none_of_them() -> None:
     assert ranks(spanning) == [None, 2, None, None]
     spanning.forget(KEYS[0])
     assert spanning.note(KEYS[0], world(1))
+    # Nor do those that it has several ranks in fill our memory.
+    doubled = [spanning.note(KEYS[0], world(rank, comm=f"x{n}")) for n in range(1000) for rank in (0, 1)]
+    assert sum(doubled) == 2 * 63
 
 
 def spawned(registry: Registry) -> list[Facts]:
@@ -158,3 +165,31 @@ def test_the_next_daemon_knows_the_rank() -> None:
     found = after.get(children[0].key)
     assert found
     assert found.identity.rank == 1
+
+
+@pytest.mark.parametrize("count", [20, 40])
+def test_what_concerns_all_ranks_is_looked_at_once(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    looked: Counter[str] = Counter()
+
+    def counted(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*values: Any, **named: Any) -> Any:
+            looked[name] += 1
+            return of(*values, **named)
+
+        return call
+
+    monkeypatch.setattr(SpanningCommunicators, "of_run", counted("runs", SpanningCommunicators.of_run))
+    monkeypatch.setattr(ranking, "ranks_of", counted("environments", ranking.ranks_of))
+    registry = Registry("n1", "boot")
+    slurm = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(count)}
+    keys = []
+    for rank in range(count):
+        found = process(10 + rank, environ={**slurm, "SLURM_PROCID": str(rank)})
+        keys.append(found.key)
+        registry.update([found])
+    looked.clear()
+    registry.note_memberships([(key, world(rank, count)) for rank, key in enumerate(keys)])
+    assert [p.identity.rank for p in registry.live()] == list(range(count))
+    assert looked["runs"] <= 2
+    # In each of two passes: that of the rank itself, and that of each rank for all together.
+    assert looked["environments"] <= 4 * count
