@@ -80,6 +80,8 @@ class Running:
         self._listed = Map("probing_listed", loaded.maps["probing_listed"], np.dtype("<u4"), np.dtype("<u1"))
         self._followed: dict[ProcessKey, _Follow] = {}
         self._events: dict[ProcessKey, list[int]] = {}
+        # The attachments for all processes that are missing; None until the first look.
+        self._everywhere_follow: _Follow | None = None
         self.reasons: dict[str, str] = {}
 
     def close(self) -> None:
@@ -119,6 +121,7 @@ class Running:
         for key in list(self._events):
             self._end(key)
         self._followed.clear()
+        self._everywhere_follow = None
 
     def forget(self, keys: Iterable[ProcessKey]) -> None:
         """Detaches the probe from processes, and treats them as new."""
@@ -145,24 +148,34 @@ class Running:
             self._look(who, files, targets)
 
     def _everywhere(self, targets: Targets) -> None:
-        """Attaches tracepoints, and functions that are probed in all processes."""
-        if _EVERYWHERE in self._events:
+        """Attaches tracepoints, and functions that are probed in all processes. What fails is tried again later."""
+        now, follow = time.monotonic(), self._everywhere_follow
+        if follow is None:
+            everywhere = self.spec.who == "all"
+            follow = _Follow({i for i, place in enumerate(self.spec.attach) if everywhere or place.tracepoint})
+            self._everywhere_follow = follow
+        if not follow.missing or now < follow.due:
             return
-        events: list[int] = []
-        for place, program in zip(self.spec.attach, self._programs, strict=True):
+        follow.due, follow.wait = now + follow.wait, min(2 * follow.wait, LAST_LOOK_S)
+        for index in sorted(follow.missing, key=lambda i: not self.spec.attach[i].on_return):
+            place, program = self.spec.attach[index], self._programs[index]
             try:
-                if place.tracepoint:
-                    events.append(_attach_tracepoint(program, place.tracepoint))
-                elif self.spec.who == "all":
-                    fd, offset = targets.host_offset(place)
-                    try:
-                        events.append(_attach_function(program, fd, offset, ALL, place, multi=self._multi))
-                    finally:
-                        os.close(fd)
-                self.reasons.pop(place.where, None)
+                event = self._attached_everywhere(place, program, targets)
             except ProbingError as e:
                 self.reasons[place.where] = e.message
-        self._events[_EVERYWHERE] = events
+                continue
+            self._events.setdefault(_EVERYWHERE, []).append(event)
+            self.reasons.pop(place.where, None)
+            follow.missing.discard(index)
+
+    def _attached_everywhere(self, place: Attach, program: int, targets: Targets) -> int:
+        if place.tracepoint:
+            return _attach_tracepoint(program, place.tracepoint)
+        fd, offset = targets.host_offset(place)
+        try:
+            return _attach_function(program, fd, offset, ALL, place, multi=self._multi)
+        finally:
+            os.close(fd)
 
     def _look(self, who: Identity, files: Callable[[Identity], Sequence[Mapping]], targets: Targets) -> None:
         key, now = who.key, time.monotonic()

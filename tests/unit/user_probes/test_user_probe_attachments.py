@@ -1,0 +1,72 @@
+"""Where a probe of a user is attached, and when it is tried again, without a kernel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fakes import Now
+
+from probing.api.errors import ConfigError, TargetTimeout
+from probing.daemon.user_probes import running
+from probing.daemon.user_probes.running import Running
+from probing.daemon.user_probes.spec import Attach, Spec
+
+
+class Place:
+    """A file of the host, which is found once it is ``there``."""
+
+    def __init__(self) -> None:
+        self.problem: Exception | None = ConfigError("/lib/libx.so cannot be opened: No such file or directory")
+        self.asked = 0
+
+    def host_offset(self, _: Attach) -> tuple[int, int]:
+        self.asked += 1
+        if self.problem is not None:
+            raise self.problem
+        return os.open(os.devnull, os.O_RDONLY), 64
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> Running:
+    opened: Callable[..., int] = lambda *_, **__: os.open(os.devnull, os.O_RDONLY)  # noqa: E731
+    nothing = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(running, "Ring", SimpleNamespace(open=lambda *_: nothing))
+    monkeypatch.setattr(running, "Map", lambda *_: nothing)
+    monkeypatch.setattr(running, "_attach_function", opened)
+    attach = (Attach("uprobe", "on_call", "/lib/libx.so", "call"),)
+    spec = Spec("calls", "", "all", 100, attach, (), "")
+    loaded: Any = SimpleNamespace(
+        programs=[opened()], maps={"probing_events": 0, "probing_counts": 0, "probing_listed": 0}
+    )
+    return Running(spec, spec.table, loaded)
+
+
+def test_a_probe_of_all_processes_is_tried_again(probe: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, place = Now(100.0), Place()
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=now))
+    targets: Any = place
+
+    def look() -> str:
+        probe.follow([], list, targets)
+        return probe.attached
+
+    assert look() == "nowhere"
+    assert list(probe.reasons.values()) == ["/lib/libx.so cannot be opened: No such file or directory"]
+    # Not at once: the pauses grow.
+    look()
+    assert place.asked == 1
+    place.problem, now.now = TargetTimeout("a file could not be parsed in time"), 102.0
+    assert look() == "nowhere"
+    place.problem, now.now = None, 105.0
+    assert (look(), probe.reasons) == ("in all processes", {})
+    look()
+    assert place.asked == 3
+    # After a pause of all probes it is attached anew.
+    probe.detach()
+    assert probe.attached == "nowhere"
+    assert look() == "in all processes"
+    probe.close()
