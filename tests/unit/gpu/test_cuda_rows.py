@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -217,7 +218,7 @@ def test_maps_that_could_not_be_read_are_read_again_for_a_stack() -> None:
 
 def test_processes_that_do_not_answer_do_not_hold_up_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(1_000))
-    monkeypatch.setattr(cuda_frames.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(cuda_frames, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
     readers = Readers(maps=lambda _: TargetTimeout("no answer"))
     frames = Frames(readers)
     frames.begin_round()
