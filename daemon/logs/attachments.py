@@ -85,18 +85,20 @@ class Attachments:
                 asked = self._work.get(timeout=RETRY_S if self._tries else None)
             except queue.Empty:
                 for key in list(self._tries):
-                    self._attach(key)
+                    self._change(key, True)
                 continue
             if asked is None:
                 return
-            key, wanted = asked
-            try:
-                if wanted and key not in self._links:
-                    self._attach(key)
-                elif not wanted:
-                    self._detach(key)
-            except Exception:  # an error with one process must not end the thread
-                _log.exception("the output of process %d cannot be watched", key[0])
+            self._change(*asked)
+
+    def _change(self, key: ProcessKey, wanted: bool) -> None:
+        try:
+            if wanted and key not in self._links:
+                self._attach(key)
+            elif not wanted:
+                self._detach(key)
+        except Exception:  # an error with one process must not end the thread
+            _log.exception("the output of process %d cannot be watched", key[0])
 
     def _attach(self, key: ProcessKey) -> None:
         tries = self._tries.pop(key, 0)
