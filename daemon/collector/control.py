@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ __all__ = (
 _Answer = tuple[Header, bytes]
 Handler = Callable[[Header], _Answer]
 MAX_CONNECTIONS = 32
+ACCEPT_AGAIN_S = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -69,8 +71,8 @@ class ControlServer:
 
     def stop(self) -> None:
         if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+            server, self._socket = self._socket, None
+            server.close()
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
 
@@ -78,8 +80,13 @@ class ControlServer:
         while True:
             try:
                 client, _ = server.accept()
-            except OSError:
-                return
+            except OSError as e:
+                if self._socket is not server:
+                    return
+                # No descriptor may be free now, or the client hung up: others must be answered later.
+                _log.warning("a control connection cannot be accepted: %s", e.strerror)
+                time.sleep(ACCEPT_AGAIN_S)
+                continue
             if not self._slots.acquire(blocking=False):
                 client.close()
                 continue
