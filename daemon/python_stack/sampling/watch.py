@@ -11,10 +11,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from probing.api.errors import InternalError, ProbingError, ProcessGone
+from probing.daemon.fairness import FairExecutor
 from probing.daemon.python_stack.sampling.enrolment import Enrolled, Enrolment, Rates
 from probing.daemon.python_stack.sampling.processes import KnownProcesses
 from probing.daemon.source import Identity, ProcessKey
@@ -51,7 +51,7 @@ class _Watched:
 
 
 class SampledWatch:
-    """Decides when processes are visited. Safe for any thread; events of processes never wait.
+    """Decides when processes are visited; their owners take turns. Safe for any thread; events of processes never wait.
 
     ``pause_s``: seconds from ``begin`` to the first visit.
     """
@@ -65,13 +65,13 @@ class SampledWatch:
         self._changed = threading.Condition()
         self._watched: dict[ProcessKey, _Watched] = {}
         self._running = False
-        self._workers: ThreadPoolExecutor | None = None
+        self._workers: FairExecutor | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Starts sampling. Raises ProbingError when the maps cannot be changed."""
         self._enrolment.start()
-        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="python-threads")
+        self._workers = FairExecutor(_WORKERS, "python-threads")
         self._running = True
         self._thread = threading.Thread(target=self._run, args=(self._workers,), name="python-samples", daemon=True)
         self._thread.start()
@@ -89,7 +89,7 @@ class SampledWatch:
         if self._thread is not None:
             self._thread.join()
         if self._workers is not None:
-            self._workers.shutdown(wait=True, cancel_futures=True)
+            self._workers.stop()
         self._enrolment.stop()
         with self._changed:
             for watched in self._watched.values():
@@ -162,7 +162,7 @@ class SampledWatch:
                     watched.due, watched.soon = soon, min(2 * watched.soon, MAX_SOON_S)
             self._changed.notify_all()
 
-    def _run(self, workers: ThreadPoolExecutor) -> None:
+    def _run(self, workers: FairExecutor) -> None:
         gone: set[ProcessKey] = set()
         present: set[ProcessKey] = set()
         with self._changed:
@@ -186,7 +186,7 @@ class SampledWatch:
                     self._enrolment.remove(key)
                 self._set_clock()
             for key, watched in due:
-                workers.submit(self._visit, key, watched)
+                workers.submit(watched.identity.owner, self._visit, key, watched)
 
     def _visit(self, key: ProcessKey, watched: _Watched) -> None:
         began = time.monotonic()
