@@ -122,7 +122,8 @@ class Enrolment:
             if process.added:
                 self._kernel.set_rate(*key, rates.hz, off_rate)
             else:
-                self._kernel.add(*key, layout, runtime, int(scan["gil"]), rates.hz, off_rate)
+                owner = state.identity.owner if state.identity is not None else 0
+                self._kernel.add(*key, layout, runtime, int(scan["gil"]), rates.hz, off_rate, owner)
             no_room = 0
             if changed := not process.added or process.short or threads != process.threads:
                 no_room = self._kernel.set_threads(*key, threads)
@@ -177,7 +178,9 @@ class Enrolment:
         now, until = time.monotonic(), time.time_ns()
         # The loss began after the last scan at the earliest.
         since = until - int((now - process.scanned) * 1e9) if process.scanned else until
-        reason = f"{count} threads beyond the {room} threads of one process that the sampler has room for"
+        reason = (
+            f"{count} threads beyond the {room} threads of one process, or the share of its user, that it has room for"
+        )
         self._lost(Loss(NAME, "python.samples", "resolve", reason, since, until, pid=key[0]))
 
     def _change(self, change: Callable[[], object]) -> None:

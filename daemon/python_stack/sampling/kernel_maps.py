@@ -27,7 +27,8 @@ _INSTR = {"lasti_bytes": 1, "lasti_units": 2, "previous": 3, "current": 3}
 _GIL_UNKNOWN, _GIL_CURRENT, _GIL_STRUCT = 0, 1, 2
 _HINT = "its stacks can be read on demand, with `probingctl stacks`"
 
-# One process may use one part in _SHARES of the map of threads, so that others have room.
+# One process may use one part in _SHARES of the map of threads, and one owner all parts but one of each map, so that
+# others have room.
 _SHARES = 4
 
 
@@ -40,7 +41,8 @@ class SampledProcesses:
     def __init__(self, session: Session) -> None:
         self._processes, self._threads = session.maps["python_processes"], session.maps["python_threads"]
         self._seen = session.maps["python_seen"]
-        self._written: dict[int, tuple[int, Any]] = {}
+        # Start, value in the map, and owner of each process.
+        self._written: dict[int, tuple[int, Any, int]] = {}
         self._tids: dict[ProcessKey, dict[int, tuple[int, int]]] = {}
 
     @property
@@ -48,9 +50,19 @@ class SampledProcesses:
         """Returns the number of threads that one process may have in the map, a quarter of the map."""
         return max(self._threads.max_entries // _SHARES, 1)
 
-    def add(self, pid: int, start_ns: int, layout: Layout, runtime: int, gil: int, rate: int, off_rate: int) -> None:
-        """Samples ``pid`` ``rate`` times a second on each CPU, and up to ``off_rate`` times a second when a thread
-        leaves the CPU.
+    def add(
+        self,
+        pid: int,
+        start_ns: int,
+        layout: Layout,
+        runtime: int,
+        gil: int,
+        rate: int,
+        off_rate: int,
+        owner: int = 0,
+    ) -> None:
+        """Samples ``pid``, of user ``owner``, ``rate`` times a second on each CPU, and up to ``off_rate`` times a
+        second when a thread leaves the CPU.
 
         ``runtime`` is the address of ``_PyRuntime``. ``gil``: up to 3.11 the address of the pointer to the thread state
         that holds the GIL (0: where ``layout`` says); later the address of the GIL's struct, 0 if unknown. Raises
@@ -63,7 +75,7 @@ class SampledProcesses:
         value["rate"], value["off_rate"] = rate, off_rate
         for name, field in _fields(layout, gil).items():
             value["layout"][name] = field
-        self._write(pid, start_ns, value)
+        self._write(pid, start_ns, value, owner)
 
     def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None:
         """Changes the rates of a process that was added; any other process is ignored."""
@@ -72,7 +84,7 @@ class SampledProcesses:
             return
         value = written[1].copy()
         value["rate"], value["off_rate"] = rate, off_rate
-        self._write(pid, start_ns, value)
+        self._write(pid, start_ns, value, written[2])
 
     def set_threads(self, pid: int, start_ns: int, threads: Mapping[int, tuple[int, int]]) -> int:
         """Sets the threads of the process: tid -> (address of its PyThreadState, its thread_id).
@@ -80,9 +92,11 @@ class SampledProcesses:
         A thread with address 0 runs no Python and gives no samples; a thread that is not listed gives unresolved
         samples. Returns the number of threads for which there was no room.
         """
-        if self._written.get(pid, (0,))[0] != start_ns:
+        written = self._written.get(pid)
+        if written is None or written[0] != start_ns:
             return 0
         key = ProcessKey(pid, start_ns)
+        room = min(self.room, _of_owner(self._threads) - self._threads_of(written[2], key))
         before = self._tids.get(key, {})
         self._forget(key, before.keys() - threads.keys())
         now: dict[int, tuple[int, int]] = {}
@@ -91,7 +105,7 @@ class SampledProcesses:
         for tid, thread in threads.items():
             if before.get(tid) != thread:
                 value["state"], value["thread_id"] = thread
-                if len(now) >= self.room or not _put(self._threads, tid, value):
+                if len(now) >= room or not _put(self._threads, tid, value):
                     continue
             now[tid] = thread
         self._tids[key] = now
@@ -114,16 +128,27 @@ class SampledProcesses:
         self._written.clear()
         self._tids.clear()
 
-    def _write(self, pid: int, start_ns: int, value: Any) -> None:
+    def _threads_of(self, owner: int, without: ProcessKey) -> int:
+        """Returns the number of threads in the map of an owner's processes, except of the process ``without``."""
+        owners = {(pid, start): of for pid, (start, _, of) in self._written.items()}
+        return sum(len(tids) for key, tids in self._tids.items() if key != without and owners.get(key) == owner)
+
+    def _write(self, pid: int, start_ns: int, value: Any, owner: int) -> None:
         written = self._written.get(pid)
         if written is not None and written[0] != start_ns:
             self.remove(pid, written[0])
+        own = sum(of == owner for _, _, of in self._written.values())
+        if pid not in self._written and own >= _of_owner(self._processes):
+            raise AttachError(
+                f"process {pid} is not sampled: {own} processes of its user already are",
+                hint="set sampling.hz to 0 for jobs that need no samples",
+            )
         if not _put(self._processes, pid, value):
             raise AttachError(
                 f"process {pid} is not sampled: {self._processes.max_entries} processes already are",
                 hint="set sampling.hz to 0 for jobs that need no samples",
             )
-        self._written[pid] = (start_ns, value)
+        self._written[pid] = (start_ns, value, owner)
 
     def _forget(self, key: ProcessKey, tids: Any) -> None:
         for tid in tids:
@@ -131,6 +156,11 @@ class SampledProcesses:
             value = self._threads.lookup(tid)
             if value is not None and int(value["start_ns"]) == key[1]:
                 self._threads.delete(tid)
+
+
+def _of_owner(bpf_map: Map) -> int:
+    """Returns the number of entries that the processes of one owner may have in a map."""
+    return max(bpf_map.max_entries - bpf_map.max_entries // _SHARES, 1)
 
 
 def _put(into: Map, key: int, value: Any) -> bool:

@@ -91,9 +91,17 @@ class SamplingPrograms:
         return "" if error is None else f"time off the CPU is not sampled: {error.message}"
 
     def add(
-        self, pid: int, start_ns: int, layout: Layout, runtime: RuntimeInfo, gil: int, rate: int, off_rate: int
+        self,
+        pid: int,
+        start_ns: int,
+        layout: Layout,
+        runtime: RuntimeInfo,
+        gil: int,
+        rate: int,
+        off_rate: int,
+        owner: int,
     ) -> None:
-        self._processes.add(pid, start_ns, layout, runtime.runtime, gil, rate, off_rate)
+        self._processes.add(pid, start_ns, layout, runtime.runtime, gil, rate, off_rate, owner)
 
     def set_rate(self, pid: int, start_ns: int, rate: int, off_rate: int) -> None:
         self._processes.set_rate(pid, start_ns, rate, off_rate)

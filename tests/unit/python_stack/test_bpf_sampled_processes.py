@@ -153,3 +153,21 @@ def test_full_maps_are_said(types: dict[str, np.dtype[Any]]) -> None:
     maps["python_threads"].max_entries = 8
     assert processes.set_threads(7, 70, {7: (1, 1), 71: (2, 2)}) == 0
     assert sorted(maps["python_threads"].held) == [7, 71]
+
+
+def test_one_owner_leaves_room_for_others(types: dict[str, np.dtype[Any]]) -> None:
+    processes, maps = made(types, room=8)
+    for pid in range(1, 7):
+        processes.add(pid, 1, LAYOUT, 0, 0, 19, 0, owner=7)
+    with pytest.raises(AttachError, match="of its user"):
+        processes.add(7, 1, LAYOUT, 0, 0, 19, 0, owner=7)
+    processes.add(20, 1, LAYOUT, 0, 0, 19, 0, owner=8)
+    # Rates of processes that are in the map still change.
+    processes.set_rate(6, 1, 99, 0)
+    left_out = [processes.set_threads(pid, 1, {10 * pid: (1, 1), 10 * pid + 1: (1, 2)}) for pid in range(1, 7)]
+    assert left_out == [0, 0, 0, 2, 2, 2]
+    assert processes.set_threads(20, 1, {200: (1, 1), 201: (1, 2)}) == 0
+    processes.remove(1, 1)
+    assert processes.set_threads(4, 1, {40: (1, 1), 41: (1, 2)}) == 0
+    processes.add(7, 1, LAYOUT, 0, 0, 19, 0, owner=7)
+    assert len(maps["python_threads"].held) == 8

@@ -50,8 +50,17 @@ class FakeKernel:
         self.closed = True
 
     def add(
-        self, pid: int, start_ns: int, layout: Layout, runtime: RuntimeInfo, gil: int, rate: int, off_rate: int
+        self,
+        pid: int,
+        start_ns: int,
+        layout: Layout,
+        runtime: RuntimeInfo,
+        gil: int,
+        rate: int,
+        off_rate: int,
+        owner: int,
     ) -> None:
+        del owner
         assert (start_ns, layout, runtime) == (START, TABLE[3, 11], RUNTIME)
         if self.refuses is not None:
             raise self.refuses
@@ -245,7 +254,7 @@ def test_threads_for_which_there_is_no_room_are_a_loss(world: World, until: Unti
     world.sampler.process_identified(who(2))
     until(lambda: world.sink.losses)
     (loss,) = world.sink.losses
-    reason = "3 threads beyond the 100 threads of one process that the sampler has room for"
+    reason = "3 threads beyond the 100 threads of one process, or the share of its user, that it has room for"
     assert (loss.stage, loss.reason, loss.pid) == ("resolve", reason, 2)
     assert loss.ts_from_ns <= loss.ts_to_ns
 
