@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from probing.daemon.bpf.ring import Ring
+from probing.daemon.fairness import Turns
 from probing.daemon.python_stack.sampling.codes import CodeKey
 from probing.daemon.python_stack.sampling.processes import Sampled
 from probing.daemon.python_stack.sampling.rows import UNRESOLVED, code_keys
@@ -29,6 +30,8 @@ __all__ = ("Decoder",)
 HOLD_S = 1.0
 START_HOLD_S = 10.0
 RETRY_S = 0.1
+# How long fetches go on before the ring is looked at again, s: processes that do not answer delay the others so long.
+FETCHES_S = 0.5
 # The pause before code that could not be read in time is requested again, s.
 GIVEN_UP_S = 30.0
 _PEEK_BYTES = 1 << 20
@@ -64,6 +67,7 @@ class Decoder:
         self._unresolved = unresolved
         self._position = ring.position
         self._pending: _Pending | None = None
+        self._turns: Turns[int | None] = Turns()
         self._seen: set[tuple[int, int, int]] = set()
         self._looking = threading.Lock()
         self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -125,21 +129,34 @@ class Decoder:
         os.eventfd_write(self._nudge, 1)
 
     def _decode(self) -> bool:
-        """Fetches all missing code. Returns whether some code is to be fetched again."""
+        """Fetches missing code for FETCHES_S; the owners of processes take turns. Returns whether some code is to be
+        fetched later or again.
+        """
         with self._looking:
             missing = self._look()
-        for key, codes in missing.items():
-            self._fetch(self._find(key), codes)
         if not missing:
             return False
+        until = time.monotonic() + FETCHES_S
+        asked: set[ProcessKey] = set()
+        while missing and (not asked or time.monotonic() <= until):
+            key = min(missing, key=lambda key: self._turns.of(self._owner(key)))
+            self._turns.took(self._owner(key))
+            self._fetch(self._find(key), missing.pop(key))
+            asked.add(key)
         with self._looking:
             left = self._look()
             pending = self._pending
             if left and pending is not None and self._is_late(pending):
-                for key, codes in left.items():
-                    self._find(key).codes.give_up(codes, time.monotonic() + GIVEN_UP_S)
+                for key in asked & left.keys():
+                    self._find(key).codes.give_up(left[key], time.monotonic() + GIVEN_UP_S)
+                # Code that was not asked for yet has its own wait.
+                self._pending = None
                 left = self._look()
         return bool(left)
+
+    def _owner(self, key: ProcessKey) -> int | None:
+        identity = self._find(key).identity
+        return None if identity is None else identity.owner
 
     def _look(self) -> Missing:
         """Moves on past records whose code has been read. Returns the code that the next records lack."""

@@ -14,7 +14,7 @@ from probing.daemon.python_stack.sampling import decoder as sampled_decoder
 from probing.daemon.python_stack.sampling.codes import CodeKey, SampledCode
 from probing.daemon.python_stack.sampling.decoder import Decoder
 from probing.daemon.python_stack.sampling.processes import Sampled
-from probing.daemon.source import ProcessKey
+from probing.daemon.source import Identity, ProcessKey
 
 Until = Callable[..., Any]
 CODE, OTHER = 4096, 8192
@@ -175,3 +175,37 @@ def test_a_decoder_that_failed_once_goes_on(world: World, ring: FakeRing, until:
     ring.push(record(world.can_read(CODE, "f")))
     until(lambda: world.decoder.ready() == SLOT)
     assert not failures
+
+
+def test_code_that_came_while_another_process_hung_is_still_read(
+    world: World, ring: FakeRing, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each wait is over at once.
+    monkeypatch.setattr(sampled_decoder, "START_HOLD_S", 0.0)
+    monkeypatch.setattr(sampled_decoder, "HOLD_S", 0.0)
+    world.blocked.clear()
+    world.decoder.start()
+    ring.push(record((CODE, 0, 1)))
+    until(lambda: world.decoder._pending is not None)
+    ring.push(record(world.can_read(OTHER, "f"), tgid=3))
+    world.blocked.set()
+    until(lambda: world.find(ProcessKey(3, START)).codes.get((OTHER, code("f")[0])) is not None)
+
+
+def test_users_take_turns_where_processes_do_not_answer(
+    world: World, ring: FakeRing, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampled_decoder, "FETCHES_S", 0.0)
+    monkeypatch.setattr(sampled_decoder, "RETRY_S", 0.01)
+    order: list[int] = []
+    monkeypatch.setattr(world.decoder, "_fetch", lambda process, _: order.append(process.key.pid))
+    for pid in (*range(100, 105), 20):
+        owner = 7 if pid >= 100 else 8
+        world.find(ProcessKey(pid, START)).identity = Identity(pid, START, "job", "run", "trainer", owner=owner)
+        ring.push(record((CODE, 0, 1), tgid=pid), wake=False)
+    world.decoder.start()
+    until(lambda: 100 in order)
+    # The ring is looked at again after each fetch.
+    world.find(ProcessKey(100, START)).codes.give_up([(CODE, 1)])
+    until(lambda: 20 in order)
+    assert set(order) <= {100, 101, 20}
