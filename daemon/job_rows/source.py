@@ -16,6 +16,7 @@ import pyarrow as pa
 from probing.api.errors import ConfigError, FormatError, ProbingError, StoreError
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
+from probing.daemon.fairness import in_turn
 from probing.daemon.job_rows.batches import BUILT_IN, job_batch, metric_batch, span_batch
 from probing.daemon.job_rows.memory import MEMORY_LINK, RowMemory, Rows
 from probing.daemon.processes.reader_pool import ReaderPool
@@ -160,7 +161,9 @@ class JobRows(Source):
     def _find(self, processes: dict[ProcessKey, _Process]) -> None:
         now = self._clock.pair().mono_ns
         due = {key: one for key, one in processes.items() if not one.ended and one.look_at_ns <= now}
-        asks = {(key.pid, key.start_ns): partial(_asked, one) for key, one in due.items()}
+        # All questions together have a deadline: processes that do not answer must not use it up for other owners.
+        turns = in_turn(due.items(), lambda item: item[1].identity.owner)
+        asks = {(key.pid, key.start_ns): partial(_asked, one) for key, one in turns}
         answers = self._readers.call_each("memory_files", asks, timeout=READ_TIMEOUT_S, patience=READ_TIMEOUT_S)
         for key, answer in answers:
             process = due[ProcessKey(*key)]

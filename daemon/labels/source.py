@@ -24,6 +24,7 @@ from probing.daemon.arrow import batch_of
 from probing.daemon.arrow_to_numpy import integers
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
+from probing.daemon.fairness import in_turn
 from probing.daemon.ipc import Header
 from probing.daemon.processes.liveness import is_alive, real_user
 from probing.daemon.processes.reader_pool import PATIENCE_S, ReaderPool
@@ -191,7 +192,9 @@ class Labels(Source):
         now = self._clock.pair().mono_ns
         with self._lock:
             due = {key: one for key, one in self._processes.items() if one.look_at_ns <= now and self._enabled(one.who)}
-        asks = {(key.pid, key.start_ns): partial(_asked, one) for key, one in due.items()}
+        # All questions together have a deadline: processes that do not answer must not use it up for other owners.
+        turns = in_turn(due.items(), lambda item: item[1].who.owner)
+        asks = {(key.pid, key.start_ns): partial(_asked, one) for key, one in turns}
         answers = self._readers.call_each("process_context", asks, timeout=READ_TIMEOUT_S, patience=PATIENCE_S)
         for key, answer in answers:
             process = due[ProcessKey(*key)]

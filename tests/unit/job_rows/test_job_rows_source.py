@@ -304,3 +304,18 @@ def test_a_step_that_fits_no_row_does_not_end_the_training(scene: Scene, step: A
     scene.turn()
     rows = [(row["step"], row["value"]) for row in scene.sink.of("python.training_metrics")]
     assert rows[-1] == (8, 0.5)
+
+
+def test_processes_of_the_users_are_read_in_turn(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [RANK._replace(pid=pid, owner=owner) for pid, owner in ((4712, 1000), (4713, 1000), (5000, 1001))]
+    for who in others:
+        scene.source.process_identified(who)
+    order: list[int] = []
+
+    def call_each(_: str, asks: Mapping[Any, Any], **__: Any) -> Iterator[Any]:
+        order.extend(pid for pid, _ in asks)
+        return iter(())
+
+    monkeypatch.setattr(scene.readers, "call_each", call_each)
+    scene.turn()
+    assert order == [4711, 5000, 4712, 4713]

@@ -219,3 +219,8 @@ def test_labels_are_restored_for_processes_that_live(scene: Scene, monkeypatch: 
     later.labels.started(lambda *_: True)
     later.labels.process_identified(RANKS[1])
     assert later.phases() == ["eval", None, None]
+
+
+def test_processes_of_the_users_are_read_in_turn(scene: Scene) -> None:
+    scene.labels.turn()
+    assert [pid for pid, _, _ in scene.readers.asked] == [RANKS[0].pid, OTHER.pid, RANKS[1].pid, RANKS[2].pid]
