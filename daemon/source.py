@@ -289,6 +289,11 @@ class Source:
     def process_replaced(self, pid: int, start_ns: int) -> None:
         """Called when a process called exec and runs another program now."""
 
+    def program_ended(self, pid: int, start_ns: int, mono_ns: int) -> None:
+        """Called with ``process_replaced``: what the process had begun before ``mono_ns`` (CLOCK_MONOTONIC), when it
+        called exec, has ended. The call may come late: the new program may have begun something already.
+        """
+
     def process_exited(self, process: Identity) -> None: ...
 
     def rows_lost(self, loss: Loss) -> None:

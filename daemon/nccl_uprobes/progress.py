@@ -117,11 +117,15 @@ class JobProgress(Source):
             if process.role == _TRAINER or process.key in self._processes:
                 self._process(process.key).who = process
 
-    def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Drops the communicators of a process that called exec: its next program calls nothing on them."""
+    def program_ended(self, pid: int, start_ns: int, mono_ns: int) -> None:
+        """Drops the communicators of a program that ended by exec: nothing will be called on them."""
         with self._lock:
-            if (process := self._processes.get(ProcessKey(pid, start_ns))) is not None:
+            process = self._processes.get(ProcessKey(pid, start_ns))
+            if process is not None and process.last_call < mono_ns:
                 self._processes[ProcessKey(pid, start_ns)] = _Process(process.who)
+            elif process is not None:
+                for name in [name for name, found in process.communicators.items() if found.last_call < mono_ns]:
+                    del process.communicators[name]
 
     def process_exited(self, process: Identity) -> None:
         now = self._clock.pair().real_ns

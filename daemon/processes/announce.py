@@ -60,6 +60,7 @@ class Announcer:
         for listener in self.listeners:
             listener.process_exited(process.identity)
 
-    def replaced(self, pid: int, start_ns: int) -> None:
+    def replaced(self, pid: int, start_ns: int, mono_ns: int) -> None:
         for listener in self.listeners:
             listener.process_replaced(pid, start_ns)
+            listener.program_ended(pid, start_ns, mono_ns)

@@ -213,7 +213,7 @@ class Identification:
         elif kind == "oom":
             self._out_of_memory(*values)
         elif kind == "exec":
-            self._replaced(values[0], values[1])
+            self._replaced(*values)
         elif kind == "fork":
             # Only children of watched processes are read now; any other process is read when it calls exec.
             with self._known:
@@ -279,7 +279,7 @@ class Identification:
             self._wanted.add(key.pid)
             self._agenda.add(key.pid, 0.0)
 
-    def _replaced(self, pid: int, start_ns: int) -> None:
+    def _replaced(self, pid: int, start_ns: int, mono_ns: int) -> None:
         key = ProcessKey(pid, start_ns)
         self._ignored.discard(key)
         self._grouped.discard(key)
@@ -289,7 +289,7 @@ class Identification:
             watched = self._registry.get(key) is not None
             self._registry.replaced(key)
         if watched:
-            self._announcer.replaced(pid, start_ns)
+            self._announcer.replaced(pid, start_ns, mono_ns)
             self._wanted.add(pid)
         if key in self._reading:
             self._outdated.add(key)

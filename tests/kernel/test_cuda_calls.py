@@ -224,7 +224,13 @@ def test_exec_ends_what_belonged_to_the_program(started: Callable[[CudaConfig], 
     (key,) = cuda.session.maps["cuda_memory_processes"].items()[0]
     names = (*MEMORY_MAPS, "cuda_streams", "cuda_events", "cuda_processes")
     assert all(len(cuda.session.maps[name].items()[0]) for name in names)
-    cuda.source.process_replaced(pid, int(key["start_ns"]))
+    begun = cuda.clock.pair().mono_ns
+    cuda.source.round(cuda.clock.pair())
+    # The entries came after this exec: they are of the new program.
+    cuda.source.program_ended(pid, int(key["start_ns"]), begun)
+    cuda.source.round(cuda.clock.pair())
+    assert all(len(cuda.session.maps[name].items()[0]) for name in names)
+    cuda.source.program_ended(pid, int(key["start_ns"]), cuda.clock.pair().mono_ns)
     cuda.source.round(cuda.clock.pair())
     assert [row["pid"] for row in cuda.sink.rows("cuda.memory")] == [pid]
     assert {name: len(cuda.session.maps[name].items()[0]) for name in names} == dict.fromkeys(names, 0)

@@ -115,6 +115,8 @@ class CudaSource(Source):
         self._void_before = 0
         self._unasked: dict[bytes, int] = {}
         self._ended: deque[tuple[int, int]] = deque()
+        # When entries of each process were seen first, CLOCK_MONOTONIC ns.
+        self._seen: dict[tuple[int, int], int] = {}
         self._next_memory = self._next_check = 0.0
         self._wake = threading.Event()
         self._stopped = False
@@ -268,22 +270,29 @@ class CudaSource(Source):
         """Queues ``process``: the next round writes its last rows, and then drops its state."""
         self._ended.append(process.key)
 
-    def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Queues a process that called exec: its streams, events and memory ended with its program."""
-        self._ended.append((pid, start_ns))
+    def program_ended(self, pid: int, start_ns: int, mono_ns: int) -> None:
+        """Queues a process whose program ended by exec, and with it its streams, events and memory, unless its entries
+        are of the new program: entries have no time of their own.
+        """
+        seen = self._seen.get((pid, start_ns))
+        if seen is not None and seen < mono_ns:
+            self._ended.append((pid, start_ns))
 
     def started(self, alive: Callable[[int, int], bool]) -> None:
         """Queues all processes in the maps that are not alive, as ``process_exited`` does. Most processes that use CUDA
         are never identified, so nobody reports their exit.
         """
+        self._ended.extend(process for process in self._processes_now() if not alive(*process))
+
+    def _processes_now(self) -> set[tuple[int, int]]:
+        """Returns (pid, start_ns) of the processes with entries in the maps."""
         maps = self._session.maps
         found = processes_in(maps[_STREAMS]) | processes_in(maps[COUNTS])
         if self._memory is not None:
             # Each process with other elements has one here.
             found |= processes_in(maps[COUNTED])
         pids, values = maps[_PROCESSES].items()
-        found |= {(int(pid), int(value["start_ns"])) for pid, value in zip(pids, values, strict=True)}
-        self._ended.extend(process for process in found if not alive(*process))
+        return found | {(int(pid), int(value["start_ns"])) for pid, value in zip(pids, values, strict=True)}
 
     def close_rest(self) -> int:
         """Closes the done operations that one hit of a probe left open, because there were too many. Returns the number
@@ -322,6 +331,7 @@ class CudaSource(Source):
         self.close_rest()
         self.give_up(pair.mono_ns)
         ended = {self._ended.popleft() for _ in range(len(self._ended))}
+        self._seen = {key: self._seen.get(key, pair.mono_ns) for key in self._processes_now() - ended}
         if self._config.launches:
             self._put("cuda.launches", self._launches.changed(pair))
             if lost := self._launches.lost():

@@ -262,10 +262,10 @@ class CollectivesSource(Source):
         self._unranked.discard(process.key)
         self.close_process(*process.key)
 
-    def process_replaced(self, pid: int, start_ns: int) -> None:
-        """Ends the operations and communicators of a process that called exec, as of one that ended."""
+    def program_ended(self, pid: int, start_ns: int, mono_ns: int) -> None:
+        """Closes the open operations of a program that ended by exec."""
         self._communicators.forget_backends(pid, start_ns)
-        self.close_process(pid, start_ns)
+        self._open.close_before(mono_ns, pid)
 
     def _report_open(self) -> None:
         """Reports the communicators of operations that never end; they may be the first operations of their

@@ -161,9 +161,6 @@ class Steps(Source):
     def observed_tables(self) -> Mapping[str, Callable[[pa.RecordBatch, ClockPair], None]]:
         return {"python.training_metrics": self.observe_metric}
 
-    def process_replaced(self, pid: int, start_ns: int) -> None:
-        self.forget(pid, start_ns)
-
     def process_exited(self, process: Identity) -> None:
         self.forget(*process.key)
 

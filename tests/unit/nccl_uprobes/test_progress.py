@@ -206,7 +206,9 @@ def test_a_rank_with_the_label_phase_shows_it_in_each_row() -> None:
 def test_exec_ends_the_communicators_of_the_program() -> None:
     scene = Scene()
     scene.drain(op(0, 10), op(1, 10))
-    scene.progress.process_replaced(100, 7)
+    scene.progress.program_ended(100, 7, 15)
     assert [(row["rank"], row["comm"]) for row in scene.rows()] == [(0, None), (1, "first")]
-    scene.drain(op(0, 20, comm="second"))
-    assert [(row["rank"], row["comm"]) for row in scene.rows()] == [(0, "second"), (1, "first")]
+    scene.drain(op(0, 20, comm="second"), op(0, 40, comm="third"))
+    # The event may come late: what the new program called stays.
+    scene.progress.program_ended(100, 7, 30)
+    assert [(row["rank"], row["comm"]) for row in scene.rows()] == [(0, "third"), (1, "first")]

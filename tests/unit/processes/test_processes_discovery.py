@@ -106,6 +106,9 @@ class Following:
     def process_replaced(self, pid: int, start_ns: int) -> None:
         self.seen.append(("replaced", pid))
 
+    def program_ended(self, pid: int, start_ns: int, mono_ns: int) -> None:
+        self.seen.append((f"ended {mono_ns}", pid))
+
     def process_exited(self, who: Identity) -> None:
         self.seen.append(("exited", who.pid))
 
@@ -453,8 +456,8 @@ def test_exec_replaces_the_program(make: Make, readers: FakeReaders, until: Any)
     readers.processes[20] |= {"exe": "/usr/bin/python3.11", "cmdline": ["python3", "train.py"]}
     discovery.on_exec(*key, key[1])
     assert identified(discovery, *key)
-    discovery.on_exec(*key, key[1])
-    until(lambda: ("replaced", 20) in following.seen)
+    discovery.on_exec(*key, 71 * SECOND)
+    until(lambda: ("replaced", 20) in following.seen and (f"ended {71 * SECOND}", 20) in following.seen)
 
 
 def test_a_trainer_that_calls_exec_trains_no_more(make: Make, readers: FakeReaders, until: Any) -> None:
