@@ -10,6 +10,7 @@
 #include "loss.bpf.h"
 #include "process.bpf.h"
 #include "regs.bpf.h"
+#include "shares.bpf.h"
 
 #define NAME_BYTES 48
 #define DESC_BYTES 40
@@ -96,13 +97,88 @@ struct operation_key {
 	__u64 tgid;
 };
 
+#define OPERATIONS 32768
+/* The number of open operations that one process may have. */
+#define OPEN_SHARE (OPERATIONS / 8)
+/* The slot under which left_out counts operations of processes that used up their share. */
+#define OPEN_SLOT 253
+
 struct {
 	/* 15 MB, preallocated: allocating an element for each operation costs its call 0.35 us more. */
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 32768);
+	__uint(max_entries, OPERATIONS);
 	__type(key, struct operation_key);
 	__type(value, struct collective_record);
 } operations SEC(".maps");
+
+/* The last two fields of an operation_key and of a stream_key. */
+struct process_key {
+	__u64 start_ns;
+	__u64 tgid;
+};
+
+struct operation_share {
+	__s64 open; /* number of open operations; signed, as a process is not limited while the map has no room for it */
+};
+
+/* The share of each process that opened an operation; the collector removes it when the process has ended. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct process_key);
+	__type(value, struct operation_share);
+} operation_shares SEC(".maps");
+
+static __noinline struct operation_share *share_make(const void *process)
+{
+	struct operation_share none = {};
+
+	bpf_map_update_elem(&operation_shares, process, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&operation_shares, process);
+}
+
+/* `process`: a process_key. Returns NULL if the map has no room. */
+static __always_inline struct operation_share *share_of(const void *process)
+{
+	struct operation_share *share = bpf_map_lookup_elem(&operation_shares, process);
+
+	return share ? share : share_make(process);
+}
+
+static __always_inline int share_used_up(struct operation_share *share)
+{
+	return share && share->open >= OPEN_SHARE;
+}
+
+/* Called before an operation is put into the map, since another thread may remove it at once. */
+static __always_inline void share_add(struct operation_share *share, __s64 more)
+{
+	if (share)
+		__sync_fetch_and_add(&share->open, more);
+}
+
+/* Puts a new operation into the map. Returns 0, or an error if there is no room or the key is in use. */
+static __always_inline long operation_put(struct operation_share *share, struct operation_key *key,
+					  struct collective_record *record)
+{
+	long error;
+
+	share_add(share, 1);
+	error = bpf_map_update_elem(&operations, key, record, BPF_NOEXIST);
+	if (error)
+		share_add(share, -1);
+	return error;
+}
+
+/* Returns 0, or an error if another program has removed the operation. */
+static __always_inline long operation_remove(struct operation_key *key)
+{
+	long error = bpf_map_delete_elem(&operations, key);
+
+	if (!error)
+		share_add(bpf_map_lookup_elem(&operation_shares, &key->start_ns), -1);
+	return error;
+}
 
 /* Bytes read at once of a group, and of a tensor. WINDOW is a power of two (layouts/gloo.py checks that it suffices). */
 #define WINDOW 128
@@ -193,19 +269,28 @@ static __always_inline struct operation_key operation_key(__u64 object)
 	return key;
 }
 
-/* If an operation with this key is open, its object was freed and its end was not seen: that operation is abandoned. */
+/*
+ * Opens an operation of the calling process. If an operation with this key is open, its object was freed and its end was
+ * not seen: that operation is abandoned, and the new one takes its place.
+ */
 static __always_inline void operation_open(struct operation_key *key, struct collective_record *record)
 {
+	struct operation_share *share = share_of(&key->start_ns);
+	int used_up = share_used_up(share);
 	struct collective_record *older;
 
-	if (!bpf_map_update_elem(&operations, key, record, BPF_NOEXIST))
+	if (!used_up && !operation_put(share, key, record))
 		return;
 	older = bpf_map_lookup_elem(&operations, key);
 	if (older) {
 		older->state = STATE_ABANDONED;
 		RING_PUSH(collectives, older);
+		if (!bpf_map_update_elem(&operations, key, record, BPF_EXIST))
+			return;
 	}
-	if (bpf_map_update_elem(&operations, key, record, BPF_ANY))
+	if (used_up)
+		left_out(OPEN_SLOT, key->tgid, record->t_call);
+	else
 		RING_LOST(collectives);
 }
 
@@ -213,7 +298,7 @@ static __always_inline void operation_close(struct operation_key *key, struct co
 {
 	record->state = state;
 	RING_PUSH(collectives, record);
-	bpf_map_delete_elem(&operations, key);
+	operation_remove(key);
 }
 
 /* Closes an operation that ended exactly at `now`. */

@@ -287,7 +287,7 @@ __noinline int operation_finish(__u64 position)
 	if (work->thread != thread || open->t_call > e.since)
 		return FINISH_REFUSED;
 	bpf_probe_read_kernel(copy, sizeof(*copy), open);
-	if (bpf_map_delete_elem(&operations, &key))
+	if (operation_remove(&key))
 		return FINISH_ABSENT;
 	if (work->thread != thread || copy->position != position) {
 		RING_LOST(collectives);
@@ -387,6 +387,7 @@ static __always_inline void stream_run(struct stream_state *s, struct collective
 static __always_inline __u64 stream_place(struct collective_record *r, struct cuda_process *process)
 {
 	struct stream_key key = {.start_ns = r->start_ns, .tgid = r->tgid};
+	struct operation_share *share;
 	struct operation_key operation;
 	struct stream_state *s;
 	int i;
@@ -405,6 +406,9 @@ static __always_inline __u64 stream_place(struct collective_record *r, struct cu
 	/* Tried again after GIVEN_UP_NS, since `asked` is only set while operations are open. */
 	if (!s || (s->given_up && !s->asked && r->t_call < s->given_up + GIVEN_UP_NS))
 		return 0;
+	share = share_of(&key.start_ns);
+	if (share_used_up(share))
+		return 0;
 	stream_run(s, r);
 	operation = placed_at(&key, s->next);
 	r->object = key.object;
@@ -412,7 +416,7 @@ static __always_inline __u64 stream_place(struct collective_record *r, struct cu
 	__sync_fetch_and_add(&process->open, 1);
 	for (i = 0; i < PLACE_TRIES; i++) {
 		r->position = operation.position;
-		if (!bpf_map_update_elem(&operations, &operation, r, BPF_NOEXIST)) {
+		if (!operation_put(share, &operation, r)) {
 			__sync_fetch_and_add(&s->next, 1);
 			if (operation.position - s->oldest >= OPEN_A_STREAM)
 				stream_overflow(key.object, key.start_ns, r->t_call);
@@ -428,7 +432,8 @@ static __always_inline __u64 stream_place(struct collective_record *r, struct cu
 /*
  * The calling thread has put `r` on the stream `r->stream`; `process` is its process, NULL if that is not followed. The
  * operation gets a position on the stream and stays in `operations` until its end is seen. In a process whose ends
- * cannot be seen it goes to the ring at once. Returns the key of the open operation, or a key with position 0.
+ * cannot be seen, or that used up its share of `operations`, it goes to the ring at once. Returns the key of the open
+ * operation, or a key with position 0.
  */
 static __always_inline struct operation_key stream_enqueue(struct collective_record *r, struct cuda_process *process)
 {

@@ -620,12 +620,12 @@ int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	bpf_probe_read_kernel(draft, sizeof(*draft), open);
 	/* Another program has closed and reported the operation meanwhile. */
-	if (bpf_map_delete_elem(&operations, &key))
+	if (operation_remove(&key))
 		return 0;
 	draft->state = STATE_ABANDONED;
 	/* The ring is full: the operation is put back, and the collector tries again. */
 	if (RING_PUSH(collectives, draft))
-		bpf_map_update_elem(&operations, &key, draft, BPF_NOEXIST);
+		operation_put(bpf_map_lookup_elem(&operation_shares, &key.start_ns), &key, draft);
 	return 1;
 }
 

@@ -153,7 +153,7 @@ static __always_inline void operation_take(struct operation_key *key, struct col
 {
 	struct cuda_process *process = bpf_map_lookup_elem(&cuda_processes, &draft->tgid);
 
-	if (bpf_map_delete_elem(&operations, key))
+	if (operation_remove(key))
 		return;
 	RING_PUSH(collectives, draft);
 	if (process && process->start_ns == draft->start_ns)

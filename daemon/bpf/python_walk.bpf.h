@@ -11,6 +11,7 @@
 #include "process.bpf.h"
 #include "python.bpf.h"
 #include "regs.bpf.h"
+#include "shares.bpf.h"
 
 /* The fields that are read of a frame lie within this number of bytes, and so do the fields of a code object. */
 #define WINDOW 128
@@ -289,27 +290,6 @@ static __always_inline void sample_unresolved(struct python_sample *sample)
 	sample->depth = 0;
 	sample->flags = FLAG_GIL_UNKNOWN;
 	sample->hash = mixed(SAMPLE_UNRESOLVED, sample->tid);
-}
-
-/* Counts a record that was left out because its process used up its share, as a refused hit of `slot` (losses.py). */
-static __noinline int left_out(__u32 slot, __u32 tgid, __u64 now)
-{
-	struct process_budget first = {.refused = 1, .refused_ns = now}, *own;
-	struct process_budget_key key = {.tgid = tgid, .slot = slot};
-	struct hit *hit = bpf_map_lookup_elem(&hits, &slot);
-
-	if (hit) {
-		hit->hits++;
-		hit->refused++;
-	}
-	own = bpf_map_lookup_elem(&process_budgets, &key);
-	if (own) {
-		__sync_fetch_and_add(&own->refused, 1);
-		own->refused_ns = now;
-	} else {
-		bpf_map_update_elem(&process_budgets, &key, &first, BPF_NOEXIST);
-	}
-	return 0;
 }
 
 static __noinline struct python_share *share_of(__u32 tgid)

@@ -100,7 +100,8 @@ class _Refusals:
 
     def _lose(self, probe: ProbeSlot, reason: str, since: int, pair: ClockPair, count: int, pid: int | None) -> None:
         self._sink.lost(Loss(probe.source, probe.table, "kernel", reason, since, pair.real_ns, count, pid))
-        if probe.table in ENDS_SEEN_BY:
+        # A share that is used up refuses beginnings of operations, and no ends.
+        if probe.table in ENDS_SEEN_BY and not probe.why:
             self._blinded(pair.mono_ns, pid)
 
 

@@ -147,6 +147,28 @@ ok(cuda.cudaStreamSynchronize(s))
     assert cuda.session.counters()["collectives"] == {"pushed": 6001, "lost": 0}
 
 
+def test_operations_beyond_the_share_of_a_process_are_rows_at_once(cuda: Cuda) -> None:
+    script = cuda.script("""
+streams = [stream() for _ in range(5)]
+witness()
+for place, s in enumerate(streams):
+    for number in range(1000): op(s, 1000 * place + number)
+say(); wait()
+ops.open_gate(5000)
+for s in streams: ok(cuda.cudaStreamSynchronize(s))
+say()
+""")
+    script.step()
+    assert sorted(cuda.open()) == list(range(4096))
+    assert {(row["state"], row["timing"], row["position"]) for row in cuda.closed()} == {("unseen", "enqueue_only", 0)}
+    script.step()
+    cuda.source.close_rest()
+    rows = by_id(cuda.closed())
+    assert not cuda.open()
+    assert Counter(row["state"] for row in rows.values()) == {"done": 4096, "unseen": 904}
+    assert cuda.session.counters()["collectives"] == {"pushed": 5000, "lost": 0}
+
+
 def test_without_a_witness_nothing_lies_open(cuda: Cuda) -> None:
     script = cuda.script("""
 s = stream()

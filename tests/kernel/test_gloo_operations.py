@@ -237,6 +237,23 @@ def test_a_message_from_a_rank_that_dies_has_failed(watch: Callable[[], Watcher]
     assert row["error"]
 
 
+def test_a_rank_that_receives_very_many_messages_leaves_room_to_others(
+    watch: Callable[[], Watcher], waits: Job
+) -> None:
+    watcher = watch()
+    watcher.attach(torch_library())
+    waits.do("many patient")
+    assert len(watcher.inflight()) == 4096
+    assert list(watcher.session.refusals().values()) == [5000 - 4096]
+    waits.do("send patient")
+    rows = watcher.rows()
+    assert Counter((row["rank"], row["op"], row["state"]) for row in rows) == {
+        (0, "recv", "done"): 4096,
+        (1, "send", "done"): 5000,
+    }
+    assert watcher.inflight() == []
+
+
 GROUPS_IN_TURN = """
 import json, sys
 import torch

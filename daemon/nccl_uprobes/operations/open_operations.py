@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from probing.daemon.bpf.probe_slots import SLOTS
 from probing.daemon.bpf.session import Session
 from probing.daemon.nccl_uprobes.records.names import STATE_ABANDONED
 
-__all__ = ("MAP", "OpenOperations", "abandoned")
+__all__ = ("MAP", "SHARE", "OpenOperations", "abandoned")
 
 MAP = "operations"
+_SHARES = "operation_shares"
+# The slot has this name in bpf/collectives.bpf.h.
+(_OPEN,) = SLOTS.reserve("OPEN_SLOT", 253)
+SHARE = {_OPEN: "this process has used up its share of the room for operations in flight"}
 _ABANDON = struct.Struct("<QQQQ")
 _CLOSE = struct.Struct("<QQQQQ")
 # Values of enum communicator_event of communicators.bpf.h.
@@ -58,7 +63,9 @@ class OpenOperations:
 
     def close_process(self, pid: int, start_ns: int) -> int:
         """Closes the operations of a process that has ended."""
-        return self._abandon(lambda keys, _: (keys["tgid"] == pid) & (keys["start_ns"] == start_ns))
+        closed = self._abandon(lambda keys, _: (keys["tgid"] == pid) & (keys["start_ns"] == start_ns))
+        self._session.maps[_SHARES].delete((start_ns, pid))
+        return closed
 
     def close_ended(self, alive: Callable[[int, int], bool]) -> int:
         """Closes the operations of processes whose exit was not seen."""
@@ -68,7 +75,12 @@ class OpenOperations:
             gone = np.array([not alive(int(p["tgid"]), int(p["start_ns"])) for p in processes], bool)
             return gone[inverse]
 
-        return self._abandon(ended)
+        closed = self._abandon(ended)
+        shares = self._session.maps[_SHARES]
+        for key in shares.items()[0]:
+            if not alive(int(key["tgid"]), int(key["start_ns"])):
+                shares.delete(key)
+        return closed
 
     def close_before(self, mono_ns: int, pid: int | None = None) -> int:
         """Closes operations called before ``mono_ns``, by ``pid`` or by all, since the probes may have missed their

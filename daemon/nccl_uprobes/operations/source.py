@@ -25,7 +25,7 @@ from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
 from probing.daemon.nccl_uprobes.layouts.gloo import GLOO_LAYOUTS
 from probing.daemon.nccl_uprobes.layouts.nccl import NCCL_LAYOUTS
 from probing.daemon.nccl_uprobes.operations.issuers import Issuers
-from probing.daemon.nccl_uprobes.operations.open_operations import MAP, OpenOperations, abandoned
+from probing.daemon.nccl_uprobes.operations.open_operations import MAP, SHARE, OpenOperations, abandoned
 from probing.daemon.nccl_uprobes.operations.rows import finished_rows, inflight_rows
 from probing.daemon.nccl_uprobes.operations.symbols import LIBRARIES, NCCL, Library, library_of, place_probes
 from probing.daemon.nccl_uprobes.records.operations import OperationDecoder, Operations
@@ -121,7 +121,8 @@ class CollectivesSource(Source):
 
     @property
     def probe_slots(self) -> Mapping[int, ProbeSlot]:
-        return {slot: ProbeSlot(name, RING, self.table) for slot, name in self.slots.items()}
+        probes = {slot: ProbeSlot(name, RING, self.table) for slot, name in self.slots.items()}
+        return probes | {slot: ProbeSlot("", RING, self.table, why) for slot, why in SHARE.items()}
 
     @property
     def live_tables(self) -> Mapping[str, Callable[[ClockPair], pa.RecordBatch]]:

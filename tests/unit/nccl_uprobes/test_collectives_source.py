@@ -23,6 +23,7 @@ from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.nccl_uprobes.operations.symbols import NCCL
 
 KEY = np.dtype([("object", "<u8"), ("position", "<u8"), ("start_ns", "<u8"), ("tgid", "<u8")])
+SHARE_KEY = np.dtype([("start_ns", "<u8"), ("tgid", "<u8")])
 VALUE = np.dtype([("t_call", "<u8"), ("state", "u1"), ("comm", "<u8")])
 
 
@@ -39,6 +40,21 @@ class Map:
         return self.keys, self.values
 
 
+class Shares:
+    """The map ``operation_shares``, without values."""
+
+    def __init__(self, keys: list[tuple[int, int]]) -> None:
+        self.keys = list(keys)
+
+    def items(self) -> tuple[Any, Any]:
+        return np.array(self.keys, SHARE_KEY), None
+
+    def delete(self, key: Any) -> bool:
+        known = tuple(map(int, key)) in self.keys
+        self.keys = [other for other in self.keys if other != tuple(map(int, key))]
+        return known
+
+
 class Link:
     adopted = False
 
@@ -49,7 +65,8 @@ class Session:
         operations = Map(
             [(1, 7, 10, 100), (2, 8, 10, 100), (3, 9, 20, 100)], [(50, 1, 0x70), (60, 2, 0x70), (70, 1, 0x70)]
         )
-        self.maps = {"gloo_layouts": Map(), "nccl_layouts": Map(), "operations": operations}
+        self.maps: dict[str, Any] = {"gloo_layouts": Map(), "nccl_layouts": Map(), "operations": operations}
+        self.shares = self.maps["operation_shares"] = Shares([(10, 100), (20, 100), (30, 7)])
         self.blind: tuple[int, int] | None = None
         self.ran: list[tuple[int, ...]] = []
         self.closed: list[tuple[int, ...]] = []
@@ -112,6 +129,7 @@ def test_start_writes_the_layouts_and_closes_missed_operations(session: Session,
 def test_an_exit_closes_the_operations_of_that_process_only(session: Session, source: CollectivesSource) -> None:
     assert source.close_process(100, 20) == 1
     assert session.ran == [(3, 9, 20, 100)]
+    assert session.shares.keys == [(10, 100), (30, 7)]
 
 
 def test_exec_closes_the_operations_of_the_program(session: Session, source: CollectivesSource) -> None:
@@ -123,8 +141,10 @@ def test_exec_closes_the_operations_of_the_program(session: Session, source: Col
 def test_operations_of_ended_processes_are_closed(session: Session, source: CollectivesSource) -> None:
     assert source.close_ended(lambda pid, start_ns: (pid, start_ns) == (100, 20)) == 2
     assert session.ran == [(1, 7, 10, 100), (2, 8, 10, 100)]
+    assert session.shares.keys == [(20, 100)]
     session.maps["operations"] = Map()
     assert source.close_ended(lambda *_: False) == 0
+    assert session.shares.keys == []
 
 
 def test_a_file_is_attached_once(session: Session, source: CollectivesSource, tmp_path: Any) -> None:
