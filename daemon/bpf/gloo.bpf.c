@@ -601,7 +601,7 @@ struct {
 /*
  * Run by the collector for an operation whose process has ended. Arguments: object, position, start_ns, tgid. One run
  * moves the operation, so it is in the map or in the ring whenever the collector dies; the program that deletes it from
- * the map reports it. Returns 1 if the operation was open.
+ * the map reports it. Returns 1 if it has closed the operation.
  */
 SEC("raw_tp")
 int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
@@ -614,6 +614,7 @@ int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
 	};
 	struct collective_record *open = bpf_map_lookup_elem(&operations, &key), *draft;
 	__u32 zero = 0;
+	__u8 state;
 
 	draft = bpf_map_lookup_elem(&collectives_leaving, &zero);
 	if (!open || !draft)
@@ -622,11 +623,15 @@ int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
 	/* Another program has closed and reported the operation meanwhile. */
 	if (operation_remove(&key))
 		return 0;
+	state = draft->state;
 	draft->state = STATE_ABANDONED;
-	/* The ring is full: the operation is put back, and the collector tries again. */
-	if (RING_PUSH(collectives, draft))
-		operation_put(bpf_map_lookup_elem(&operation_shares, &key.start_ns), &key, draft);
-	return 1;
+	if (!RING_OFFER(collectives, draft))
+		return 1;
+	/* The ring is full: the operation is put back as it was, and the collector tries again. */
+	draft->state = state;
+	if (operation_put(bpf_map_lookup_elem(&operation_shares, &key.start_ns), &key, draft))
+		RING_LOST(collectives);
+	return 0;
 }
 
 char LICENSE[] SEC("license") = "GPL";

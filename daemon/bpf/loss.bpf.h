@@ -52,6 +52,20 @@ static __always_inline long ring_push(void *ring, void *counters, void *record, 
 	return error;
 }
 
+/* Like ring_push, for a record that the caller keeps if the ring is full: no loss is counted. */
+static __always_inline long ring_offer(void *ring, void *counters, void *record, __u64 size)
+{
+	__u32 zero = 0;
+	struct loss *loss;
+
+	if (bpf_ringbuf_output(ring, record, size, BPF_RB_NO_WAKEUP))
+		return -1;
+	loss = bpf_map_lookup_elem(counters, &zero);
+	if (loss)
+		loss->pushed++;
+	return 0;
+}
+
 /* Counts an event that became no record, because a map was full or an argument could not be read. */
 static __always_inline void loss_count(void *counters)
 {
@@ -66,6 +80,7 @@ static __always_inline void loss_count(void *counters)
 #define RING_PUSH(name, record) RING_PUSH_FLAGS(name, record, BPF_RB_NO_WAKEUP)
 /* `flags`: BPF_RB_NO_WAKEUP or BPF_RB_FORCE_WAKEUP, for programs that decide when the reader is woken. */
 #define RING_PUSH_FLAGS(name, record, flags) ring_push(&name, &name##_loss, record, sizeof(*(record)), flags)
+#define RING_OFFER(name, record) ring_offer(&name, &name##_loss, record, sizeof(*(record)))
 #define RING_LOST(name) loss_count(&name##_loss)
 
 #endif

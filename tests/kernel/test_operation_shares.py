@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import signal
 import subprocess
 from collections import Counter
@@ -364,3 +365,30 @@ def test_the_next_daemon_keeps_the_counts(watch: Callable[..., Watched], targets
     assert watched.new_losses() == [(target.pid, 1)]
     target.do("c", 0, 2 * SHARE)
     assert watched.counted() == {target.pid: 0}
+
+
+def test_the_losses_of_a_full_ring_are_the_records_that_are_missing(
+    watch: Callable[..., Watched], targets: Callable[[], Target]
+) -> None:
+    watched, target, other = watch(sizes={RING: mmap.PAGESIZE}), targets(), targets()
+    ring = watched.session.rings[RING]
+    room = ring.records_in(ring.size)
+    target.do("o", 0, 2 * room + 3)
+    start_ns = target.start_ns
+    target.close()
+    # What the ring cannot take stays open, and is no loss.
+    assert watched.source.close_process(target.pid, start_ns) == room
+    assert watched.open_by_pid() == {target.pid: room + 3}
+    assert {int(record["state"]) for record in watched.session.maps["operations"].items()[1]} == {1}
+    assert watched.new_losses() == []
+    # Operations that end meanwhile are losses.
+    other.do("o", 0, 5)
+    other.do("c", 0, 5)
+    assert watched.new_losses() == [(None, 5)]
+    closed = [room]
+    while watched.open_by_pid():
+        assert watched.finished() == {(target.pid, "abandoned"): closed[-1]}
+        closed.append(watched.source.close_ended(is_alive))
+    assert watched.finished() == {(target.pid, "abandoned"): closed[-1]}
+    assert closed == [room, room, 3]
+    assert watched.session.counters()[RING] == {"pushed": 2 * room + 3, "lost": 5}
