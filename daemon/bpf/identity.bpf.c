@@ -4,6 +4,7 @@
  * differs by mount; probes belong to the inode of the file below the overlay, which /proc does not show.
  */
 #include <linux/bpf.h>
+#include <linux/errno.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 
@@ -45,16 +46,17 @@ static long look(struct task_struct *task, struct vm_area_struct *vma, struct id
 	return 0;
 }
 
-/* args[0]: an address in the mapping. Returns 0, or 1 if there is no mapping or the memory map is locked. */
+/* args[0]: an address in the mapping. Returns 0, 1 if there is no mapping, 2 if another thread holds the memory map. */
 SEC("raw_tp")
 int real_inode(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct identity found = {};
 	__u32 zero = 0;
+	long error = bpf_find_vma(task, ctx->args[0], look, &found, 0);
 
-	if (bpf_find_vma(task, ctx->args[0], look, &found, 0))
-		return 1;
+	if (error)
+		return error == -EBUSY ? 2 : 1;
 	bpf_map_update_elem(&identity, &zero, &found, BPF_ANY);
 	return 0;
 }

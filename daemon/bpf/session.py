@@ -33,11 +33,13 @@ STALE_NS = 60_000_000_000
 _CONTROL = struct.Struct("<QIIQ")
 # Values of ``paused`` in struct control: a client asked for the pause, or something that ends the pause when it ends.
 _ASKED, _HELD = 1, 2
+# Returned by real_inode while another thread of this process changes its memory map; the pause between tries, s.
+_BUSY, _PAUSE_S, _TRIES = 2, 0.001, 1000
 
 
 class Session:
-    """The loaded objects; ``open`` makes a session. For one thread; only ``heartbeat``, ``counters`` and the loading of
-    late objects are safe for any.
+    """The loaded objects; ``open`` makes a session. For one thread; only ``heartbeat``, ``counters``, ``identity`` and
+    the loading of late objects are safe for any.
 
     ``adopted``: all objects were pinned already, except the ``refused`` ones. ``blind``: the interval (CLOCK_MONOTONIC
     ns) in which adopted or replaced programs did nothing, since no daemon ran. ``links`` at first holds the links of
@@ -51,7 +53,7 @@ class Session:
         self._paused = 0
         self._generation = 0
         self.paused_ns = 0
-        self._loading = threading.Lock()
+        self._loading, self._identifying = threading.Lock(), threading.Lock()
         self.links = Links(loader)
         self.foreign: list[Foreign] = []
         self.adopted = False
@@ -334,7 +336,8 @@ class Session:
     def identity(self, fd: int) -> tuple[int, int]:
         """Returns (st_dev, st_ino) of the file that probes attach to: for an overlay, of the lower file (Linux 5.17+).
 
-        So a file has the same identity in all mounts that show it. Raises AttachError if the file cannot be mapped.
+        So a file has the same identity in all mounts that show it. Raises AttachError if the file cannot be mapped, or
+        if the mapping cannot be looked up.
         """
         status = os.fstat(fd)
         if "real_inode" in self.programs and status.st_size:
@@ -344,13 +347,26 @@ class Session:
                 raise attach.refused(e, "the file cannot be mapped") from e
             with mapping:
                 # Nothing reads through this mapping, since the file's storage may not answer.
-                address = np.frombuffer(mapping, "u1").ctypes.data
-                if self.run_program("real_inode", struct.pack("<Q", address)) == 0:
-                    identity = self.maps["identity"].lookup(0)
-                    # The kernel's internal dev_t: 12 bits of major number, 20 of minor.
-                    device = int(identity["device"])
-                    return os.makedev(device >> 20, device & 0xFFFFF), int(identity["inode"])
+                found = self._real_inode(np.frombuffer(mapping, "u1").ctypes.data)
+            if found is not None:
+                return found
         return status.st_dev, status.st_ino
+
+    def _real_inode(self, address: int) -> tuple[int, int] | None:
+        """Returns (device, inode) of the file mapped at ``address``, None if nothing is mapped there. Raises
+        AttachError.
+        """
+        for _ in range(_TRIES):
+            # The program writes into a map that all threads share.
+            with self._identifying:
+                error = self.run_program("real_inode", struct.pack("<Q", address))
+                identity = self.maps["identity"].lookup(0)
+            if error != _BUSY:
+                # The kernel's internal dev_t: 12 bits of major number, 20 of minor.
+                device = int(identity["device"])
+                return None if error else (os.makedev(device >> 20, device & 0xFFFFF), int(identity["inode"]))
+            time.sleep(_PAUSE_S)
+        raise AttachError("a mapped file cannot be identified: this process changes its memory map all the time")
 
     def detach(self, link: Link) -> None:
         """Ends a link, pinned or not."""

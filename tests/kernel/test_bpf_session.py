@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import shutil
 import signal
@@ -10,6 +12,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,6 +132,60 @@ def test_one_file_seen_through_two_overlays_counts_once(
     for count, path in zip((23, 7), overlays, strict=True):
         subprocess.run([path], input=f"0 {count}", text=True, stdout=subprocess.DEVNULL, check=True)
     assert len(take(session)) == 30
+
+
+def test_identity_is_right_while_other_threads_ask_and_map(
+    open_session: Open, probe_object: Path, overlays: list[Path], open_tmp_path: Path
+) -> None:
+    session = open_session(probe_object)
+    over = threading.Event()
+    wrong: list[tuple[Path, tuple[int, int]]] = []
+    size = 1 << 24
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+    address = np.frombuffer(memory, "u1").ctypes.data
+    libc = ctypes.CDLL(None)
+
+    def change_mappings() -> None:
+        """Holds the lock of the memory map, or waits for it."""
+        while not over.is_set():
+            for protection in (mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE):
+                libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), protection)
+
+    def ask(path: Path, below: Path) -> None:
+        status = below.stat()
+        with open(path, "rb") as file:
+            found = [session.identity(file.fileno()) for _ in range(300)]
+        wrong.extend((path, one) for one in found if one != (status.st_dev, status.st_ino))
+
+    files = {overlays[0]: open_tmp_path / "lower" / overlays[0].name, probe_object: probe_object}
+    asking = [threading.Thread(target=ask, args=pair) for pair in files.items()]
+    mapping = threading.Thread(target=change_mappings)
+    for thread in (*asking, mapping):
+        thread.start()
+    for thread in asking:
+        thread.join()
+    over.set()
+    mapping.join()
+    assert wrong == []
+
+
+def test_identity_waits_while_the_memory_map_is_locked(
+    open_session: Open,
+    probe_object: Path,
+    overlays: list[Path],
+    open_tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = open_session(probe_object)
+    run, busy = session.run_program, [2, 2]
+    monkeypatch.setattr(session, "run_program", lambda *asked: busy.pop() if busy else run(*asked))
+    status = (open_tmp_path / "lower" / overlays[0].name).stat()
+    with open(overlays[0], "rb") as file:
+        assert session.identity(file.fileno()) == (status.st_dev, status.st_ino)
+        monkeypatch.setattr(session, "run_program", lambda *_: 2)
+        monkeypatch.setattr("probing.daemon.bpf.session._PAUSE_S", 0)
+        with pytest.raises(AttachError, match="changes its memory map"):
+            session.identity(file.fileno())
 
 
 def test_identity_of_an_ordinary_file_is_what_stat_says(open_session: Open, probe_object: Path, target_fd: int) -> None:
