@@ -137,13 +137,7 @@ class Session:
     def _revive(self) -> None:
         control = self.maps["control"].lookup(0).tobytes()
         heartbeat, self._paused, self._generation, self.paused_ns = _CONTROL.unpack(control)
-        if not heartbeat:
-            heartbeat = self._inherit()
-        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        if heartbeat and now > heartbeat + STALE_NS:
-            self.blind = (heartbeat + STALE_NS, now)
-            self._renew()
-        self.heartbeat()
+        self.blind = self._beat(heartbeat or self._inherit())
 
     def _inherit(self) -> int:
         """Takes over the pause of the version that ran last, whose programs these replace. Returns its last heartbeat,
@@ -219,10 +213,22 @@ class Session:
         """Returns whether a client asked for the pause, perhaps an earlier daemon."""
         return self._paused == _ASKED
 
-    def heartbeat(self) -> None:
-        """Records that the daemon runs: programs stop recording 60 s after the last heartbeat."""
+    def heartbeat(self) -> tuple[int, int] | None:
+        """Records that the daemon runs: programs stop recording 60 s after the last heartbeat.
+
+        Returns the interval (CLOCK_MONOTONIC ns) until now in which they did nothing for this reason, None if there is
+        none.
+        """
+        return self._beat(int(self.maps["control"].lookup(0)["heartbeat_ns"]))
+
+    def _beat(self, last: int) -> tuple[int, int] | None:
+        """Does the same as ``heartbeat`` after a heartbeat at ``last``; 0: there was none."""
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        blind = (last + STALE_NS, now) if last and now > last + STALE_NS else None
+        if blind is not None:
+            self._renew()
         self.maps["control"].update(0, _CONTROL.pack(now, self._paused, self._generation, self.paused_ns))
+        return blind
 
     def pause(self, paused: bool, *, asked: bool = True) -> None:
         """Switches all programs off (True) or on. A restart and an upgrade keep the state, and whether a client

@@ -406,8 +406,10 @@ class Collector:
         if not self._drain_thread.is_alive():
             raise InternalError("the rings are not drained any more")
         self._store.check()
+        if (blind := self._session.heartbeat()) is not None:
+            self._losses.stood_still(*blind)
+            self._sources.ends_missed(blind[1])
         self._follow_pause()
-        self._session.heartbeat()
 
     def _follow_pause(self) -> None:
         with self._pause_lock:

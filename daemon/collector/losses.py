@@ -172,6 +172,15 @@ class LossMeter:
             for source, table in self._tables.items():
                 self._sink.lost(Loss(source, table, "kernel", "all probes were paused", since, now))
 
+    def stood_still(self, since_ns: int, until_ns: int) -> None:
+        """Reports a gap of each table: from ``since_ns`` to ``until_ns`` (CLOCK_MONOTONIC) nothing was recorded,
+        because this process did not run.
+        """
+        offset = self._clock.pair().mono_to_utc_ns
+        reason = "the daemon stood still for longer than a minute, and the programs stopped recording"
+        for source, table in self._tables.items():
+            self._sink.lost(Loss(source, table, "kernel", reason, since_ns + offset, until_ns + offset))
+
     def tick(self) -> None:
         pair = self._clock.pair()
         if pair.mono_ns - self._last.mono_ns < INTERVAL_NS:

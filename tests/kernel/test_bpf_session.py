@@ -485,6 +485,27 @@ def test_an_upgrade_after_a_minute_without_a_daemon_knows_the_gap(open_session: 
     assert session.blind[0] == stale + 60_000_000_000
 
 
+def test_a_daemon_that_stood_still_for_a_minute_knows_what_it_missed(
+    open_session: Open, probe_object: Path, target: Any, target_fd: int
+) -> None:
+    session = open_session(probe_object)
+    attach(session, target_fd, target)
+    assert session.heartbeat() is None
+    control = session.maps["control"]
+    generation = int(control.lookup(0)["generation"])
+    stale = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - 61_000_000_000
+    control.update(0, (stale, 0, generation, 0))
+    target.call(23)
+    blind = session.heartbeat()
+    assert blind is not None
+    assert blind[0] == stale + 60_000_000_000
+    # What calls began before is void.
+    assert int(control.lookup(0)["generation"]) != generation
+    assert session.heartbeat() is None
+    target.call(7)
+    assert take(session)["number"].tolist() == list(range(23, 30))
+
+
 def test_full_ring_counts_what_it_lost(open_session: Open, probe_object: Path, target: Any, target_fd: int) -> None:
     session = open_session(probe_object)
     attach(session, target_fd, target)

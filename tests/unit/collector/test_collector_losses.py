@@ -1,4 +1,6 @@
-"""Gaps of pauses: reported when the probes are resumed, also after a short pause or a restart."""
+"""Gaps of pauses: reported when the probes are resumed, also after a short pause or a restart. Gaps of a daemon that
+stood still.
+"""
 
 from __future__ import annotations
 
@@ -58,4 +60,18 @@ def test_a_pause_that_no_tick_saw_is_a_gap_of_every_table(restarted: bool) -> No
     since = 1_000 if restarted else 1_007
     assert [(loss.table, loss.reason, loss.ts_from_ns, loss.ts_to_ns) for loss in losses] == [
         (table, "all probes were paused", since, 1_030) for table in ("comm.ops", "process.events")
+    ]
+
+
+def test_a_time_in_which_the_daemon_stood_still_is_a_gap_of_every_table() -> None:
+    session: Any = PausedSession(False)
+    losses = Losses()
+    clock: Any = StoppedClock()
+    clock.pair = lambda: ClockPair(mono_ns=5_000, boot_ns=5_000, real_ns=1_005_000)
+    tables = {"ops": "comm.ops", "events": "process.events"}
+    meter = LossMeter(session, clock, losses, tables, {}, 0, {}, list, lambda *_: None)  # type: ignore[arg-type]
+    meter.stood_still(3_000, 5_000)
+    assert [(loss.source, loss.table, loss.ts_from_ns, loss.ts_to_ns, loss.count) for loss in losses] == [
+        ("ops", "comm.ops", 1_003_000, 1_005_000, None),
+        ("events", "process.events", 1_003_000, 1_005_000, None),
     ]
