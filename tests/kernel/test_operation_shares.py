@@ -392,3 +392,22 @@ def test_the_losses_of_a_full_ring_are_the_records_that_are_missing(
     assert watched.finished() == {(target.pid, "abandoned"): closed[-1]}
     assert closed == [room, room, 3]
     assert watched.session.counters()[RING] == {"pushed": 2 * room + 3, "lost": 5}
+
+
+def test_operations_whose_ends_were_missed_are_closed_once_the_ring_has_room(
+    watch: Callable[..., Watched], targets: Callable[[], Target]
+) -> None:
+    watched, target = watch(sizes={RING: mmap.PAGESIZE}), targets()
+    ring = watched.session.rings[RING]
+    room = ring.records_in(ring.size)
+    target.do("o", 0, room + 3)
+    watched.source.ends_missed(SystemClock().pair().mono_ns)
+    target.do("o", room + 3, 5)
+    watched.source.tick()
+    assert watched.open_by_pid() == {target.pid: 3 + 5}
+    assert watched.finished() == {(target.pid, "abandoned"): room}
+    for _ in range(2):
+        watched.source.tick()
+    assert watched.finished() == {(target.pid, "abandoned"): 3}
+    # What was called later goes on.
+    assert watched.open_by_pid() == {target.pid: 5}

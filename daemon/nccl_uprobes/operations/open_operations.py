@@ -5,6 +5,7 @@ records.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,9 @@ class OpenOperations:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        # The arguments of ``close_before``, time by pid, for operations that it could not close.
+        self._missed: dict[int | None, int] = {}
+        self._missing = threading.Lock()
 
     def records(self) -> _Array:
         """Returns the records of all open operations."""
@@ -84,11 +88,24 @@ class OpenOperations:
 
     def close_before(self, mono_ns: int, pid: int | None = None) -> int:
         """Closes operations called before ``mono_ns``, by ``pid`` or by all, since the probes may have missed their
-        ends.
+        ends. Operations for which the ring has no room now are left to ``close_missed``.
         """
-        return self._abandon(
-            lambda keys, values: (values["t_call"] < mono_ns) & ((keys["tgid"] == pid) if pid is not None else True)
-        )
+
+        def called(keys: _Array, values: _Array) -> npt.NDArray[np.bool_]:
+            chosen: npt.NDArray[np.bool_] = values["t_call"] < mono_ns
+            return chosen if pid is None else chosen & (keys["tgid"] == pid)
+
+        closed = self._abandon(called)
+        if called(*self._session.maps[MAP].items()).any():
+            with self._missing:
+                self._missed[pid] = max(mono_ns, self._missed.get(pid, 0))
+        return closed
+
+    def close_missed(self) -> int:
+        """Closes the operations that ``close_before`` could not close."""
+        with self._missing:
+            missed, self._missed = self._missed, {}
+        return sum(self.close_before(mono_ns, pid) for pid, mono_ns in missed.items())
 
     def _abandon(self, which: Callable[[_Array, _Array], npt.NDArray[np.bool_]]) -> int:
         keys, values = self._session.maps[MAP].items()

@@ -145,8 +145,11 @@ class CollectivesSource(Source):
             self._layouts.stop()
 
     def tick(self) -> None:
-        """Closes operations of processes whose exit was not reported, as they were never read or the event was lost."""
+        """Closes operations of processes whose exit was not reported, as they were never read or the event was lost,
+        and operations that could not be closed before.
+        """
         self._report_open()
+        self._open.close_missed()
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + _CHECK_S
             self.close_ended(is_alive)
