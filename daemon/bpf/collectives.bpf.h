@@ -270,6 +270,59 @@ static __always_inline struct operation_key operation_key(__u64 object)
 }
 
 /*
+ * A copy of an operation that is about to be closed. Its element of the map is not written: once another program has
+ * removed it, the element belongs to another operation.
+ */
+struct leaving {
+	__u64 thread;
+	struct collective_record record;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct leaving);
+} operations_leaving SEC(".maps");
+
+/* Returns the copy of an open operation, NULL if there is none. */
+static __always_inline struct leaving *operation_leave(struct operation_key *key)
+{
+	struct collective_record *open = bpf_map_lookup_elem(&operations, key);
+	struct leaving *leaving;
+	__u32 zero = 0;
+
+	leaving = open ? bpf_map_lookup_elem(&operations_leaving, &zero) : 0;
+	if (!leaving)
+		return 0;
+	leaving->thread = bpf_get_current_pid_tgid();
+	bpf_probe_read_kernel(&leaving->record, sizeof(leaving->record), open);
+	return leaving;
+}
+
+/*
+ * Removes the operation. Returns 0 if another program has removed it: only the one that removes it reports it, as several
+ * threads may wait for one operation. Also 0 if this program was preempted and the copy overwritten, which is a loss.
+ */
+static __always_inline int operation_left(struct operation_key *key, struct leaving *leaving)
+{
+	if (operation_remove(key))
+		return 0;
+	if (leaving->thread == bpf_get_current_pid_tgid())
+		return 1;
+	RING_LOST(collectives);
+	return 0;
+}
+
+static __always_inline void operation_close(struct operation_key *key, struct leaving *leaving, __u8 state)
+{
+	if (!operation_left(key, leaving))
+		return;
+	leaving->record.state = state;
+	RING_PUSH(collectives, &leaving->record);
+}
+
+/*
  * Opens an operation of the calling process. If an operation with this key is open, its object was freed and its end was
  * not seen: that operation is abandoned, and the new one takes its place.
  */
@@ -277,15 +330,14 @@ static __always_inline void operation_open(struct operation_key *key, struct col
 {
 	struct operation_share *share = share_of(&key->start_ns);
 	int used_up = share_used_up(share);
-	struct collective_record *older;
+	struct leaving *older;
 
 	if (!used_up && !operation_put(share, key, record))
 		return;
-	older = bpf_map_lookup_elem(&operations, key);
+	older = operation_leave(key);
 	if (older) {
-		older->state = STATE_ABANDONED;
-		RING_PUSH(collectives, older);
-		if (!bpf_map_update_elem(&operations, key, record, BPF_EXIST))
+		operation_close(key, older, STATE_ABANDONED);
+		if (!operation_put(share, key, record))
 			return;
 	}
 	if (used_up)
@@ -294,23 +346,16 @@ static __always_inline void operation_open(struct operation_key *key, struct col
 		RING_LOST(collectives);
 }
 
-static __always_inline void operation_close(struct operation_key *key, struct collective_record *record, __u8 state)
-{
-	record->state = state;
-	RING_PUSH(collectives, record);
-	operation_remove(key);
-}
-
 /* Closes an operation that ended exactly at `now`. */
 static __always_inline void operation_done(struct operation_key *key, __u64 now)
 {
-	struct collective_record *record = bpf_map_lookup_elem(&operations, key);
+	struct leaving *leaving = operation_leave(key);
 
-	if (!record)
+	if (!leaving)
 		return;
-	record->t_done_lo = now;
-	record->t_done_hi = now;
-	operation_close(key, record, STATE_DONE);
+	leaving->record.t_done_lo = now;
+	leaving->record.t_done_hi = now;
+	operation_close(key, leaving, STATE_DONE);
 }
 
 #endif

@@ -563,40 +563,33 @@ static __always_inline void read_error(struct collective_record *r, __u64 except
 UPROBE(gloo_finish_error)
 {
 	struct operation_key key = operation_key(argument(ctx, 0));
-	struct collective_record *record = bpf_map_lookup_elem(&operations, &key);
+	struct leaving *leaving = operation_leave(&key);
 
-	if (!record)
+	if (!leaving)
 		return;
-	record->t_done_lo = probe->now;
-	record->t_done_hi = probe->now;
-	read_error(record, argument(ctx, 1));
-	operation_close(&key, record, STATE_FAILED);
+	leaving->record.t_done_lo = probe->now;
+	leaving->record.t_done_hi = probe->now;
+	read_error(&leaving->record, argument(ctx, 1));
+	operation_close(&key, leaving, STATE_FAILED);
 }
 
 /* Work::finishAndThrow(this, exception_ptr): the caller has waited, so the operation has ended before now. */
 UPROBE(gloo_waited)
 {
 	struct operation_key key = operation_key(argument(ctx, 0));
-	struct collective_record *record = bpf_map_lookup_elem(&operations, &key);
+	struct leaving *leaving = operation_leave(&key);
 	__u64 exception = argument(ctx, 1);
 
-	if (!record || record->timing != TIMING_SYNC)
+	if (!leaving || leaving->record.timing != TIMING_SYNC)
 		return;
-	record->t_done_hi = probe->now;
+	leaving->record.t_done_hi = probe->now;
 	if (read_word(exception)) {
-		read_error(record, exception);
-		operation_close(&key, record, STATE_FAILED);
+		read_error(&leaving->record, exception);
+		operation_close(&key, leaving, STATE_FAILED);
 	} else {
-		operation_close(&key, record, STATE_DONE);
+		operation_close(&key, leaving, STATE_DONE);
 	}
 }
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct collective_record);
-} collectives_leaving SEC(".maps");
 
 /*
  * Run by the collector for an operation whose process has ended. Arguments: object, position, start_ns, tgid. One run
@@ -612,17 +605,13 @@ int collectives_abandon(struct bpf_raw_tracepoint_args *ctx)
 		.start_ns = ctx->args[2],
 		.tgid = ctx->args[3],
 	};
-	struct collective_record *open = bpf_map_lookup_elem(&operations, &key), *draft;
-	__u32 zero = 0;
+	struct leaving *leaving = operation_leave(&key);
+	struct collective_record *draft;
 	__u8 state;
 
-	draft = bpf_map_lookup_elem(&collectives_leaving, &zero);
-	if (!open || !draft)
+	if (!leaving || !operation_left(&key, leaving))
 		return 0;
-	bpf_probe_read_kernel(draft, sizeof(*draft), open);
-	/* Another program has closed and reported the operation meanwhile. */
-	if (operation_remove(&key))
-		return 0;
+	draft = &leaving->record;
 	state = draft->state;
 	draft->state = STATE_ABANDONED;
 	if (!RING_OFFER(collectives, draft))

@@ -110,6 +110,12 @@ int main(int argc, char **argv)
 			for (long i = 0; i < 4; i++)
 				pthread_join(threads[i], NULL);
 			break;
+		case 'w': /* closes each operation in two threads at once */
+			for (long i = 0; i < 2; i++)
+				pthread_create(&threads[i], NULL, close_all, NULL);
+			for (long i = 0; i < 2; i++)
+				pthread_join(threads[i], NULL);
+			break;
 		case 'f': /* from now on a child executes the commands */
 			child = fork();
 			if (child) {
@@ -290,6 +296,18 @@ def test_operations_that_another_thread_closes_leave_the_share(
     assert watched.finished() == {(target.pid, "done"): 5 * SHARE}
     assert watched.counted() == {target.pid: 0}
     assert watched.new_losses() == []
+
+
+def test_an_operation_for_which_two_threads_waited_ends_once(
+    watch: Callable[..., Watched], targets: Callable[[], Target]
+) -> None:
+    watched, target = watch(), targets()
+    for number in range(5):
+        target.do("o", number * SHARE, SHARE)
+        target.do("w", number * SHARE, SHARE)
+    assert watched.finished() == {(target.pid, "done"): 5 * SHARE}
+    assert watched.counted() == {target.pid: 0}
+    assert watched.session.counters()[RING] == {"pushed": 5 * SHARE, "lost": 0}
 
 
 def test_a_freed_object_is_replaced_when_the_share_is_used_up(
