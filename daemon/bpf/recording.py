@@ -7,7 +7,9 @@ at the end, which is ignored.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import struct
 import zlib
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ _MAGIC = b"probing ring 1\n\0"
 _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<I")
 _MAX_BLOCK = 1 << 30
+_log = logging.getLogger(__name__)
 
 
 class Recorded(NamedTuple):
@@ -37,7 +40,10 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """Writes recordings to a new file, which stays readable if the process is killed."""
+    """Writes recordings to a new file, which stays readable if the process is killed.
+
+    A file that cannot be written, as on a full disk, ends there: whoever drains the rings goes on without it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "xb")  # noqa: SIM115
@@ -50,7 +56,9 @@ class Recorder:
         self.close()
 
     def close(self) -> None:
-        self._file.close()
+        # Closing writes what is left, which fails where a write has failed.
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def write(self, ring: str, clock: ClockPair, records: np.ndarray[Any, Any]) -> None:
         times = [clock.mono_ns, clock.boot_ns, clock.real_ns]
@@ -59,8 +67,14 @@ class Recorder:
         block = _HEADER.pack(len(text)) + text + records.tobytes()
         if len(block) > _MAX_BLOCK:
             raise FormatError(f"a drain of {len(block)} bytes is too large for a recording")
-        self._file.write(_FRAME.pack(len(block), zlib.crc32(block)) + block)
-        self._file.flush()
+        if self._file.closed:
+            return
+        try:
+            self._file.write(_FRAME.pack(len(block), zlib.crc32(block)) + block)
+            self._file.flush()
+        except OSError as e:
+            _log.warning("the recording %s ends here: %s", self._file.name, e.strerror)
+            self.close()
 
 
 def replay(path: Path) -> Iterator[Recorded]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import struct
 from pathlib import Path
 
@@ -241,3 +242,19 @@ def test_recording_cut_short_gives_its_whole_blocks_and_a_flipped_bit_is_seen(tm
     path.write_bytes(b"something else")
     with pytest.raises(FormatError):
         list(replay(path))
+
+
+def test_recording_ends_where_the_disk_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "recording"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Recorder(path) as recorder:
+        recorder.write("a", ClockPair(1, 2, 3), np.zeros(5, RECORD))
+        whole = path.stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 99, hard))
+        try:
+            for _ in range(3):
+                recorder.write("a", ClockPair(4, 5, 6), np.zeros(5, RECORD))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [(r.ring, r.clock) for r in replay(path)] == [("a", ClockPair(1, 2, 3))]
+    assert [record.message for record in caplog.records] == [f"the recording {path} ends here: File too large"]
