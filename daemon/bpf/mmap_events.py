@@ -58,6 +58,7 @@ class _Buffer:
     that each is read and written in one access.
     """
 
+    cpu: int
     fd: int
     ends: np.ndarray[Any, Any]
     data: memoryview
@@ -75,6 +76,8 @@ class MmapWatch:
         """Opens an event for each CPU. Raises PrivilegeError, AttachError."""
         self._interesting = interesting
         self._buffers: list[_Buffer] = []
+        # Records that were dropped on CPUs that are offline now.
+        self._lost_before = 0
         try:
             for cpu in online_cpus():
                 self._open(cpu)
@@ -100,11 +103,28 @@ class MmapWatch:
 
         Linux before 6.0 counts dropped records only when the next record arrives.
         """
-        return sum(buffer.lost for buffer in self._buffers)
+        return self._lost_before + sum(buffer.lost for buffer in self._buffers)
 
     def filenos(self) -> list[int]:
         """Returns descriptors for epoll, one for each CPU, readable when there are records."""
         return [buffer.fd for buffer in self._buffers]
+
+    def refresh(self) -> bool:
+        """Opens events for CPUs that came online, and closes the events of CPUs that went offline. Returns whether
+        there are new CPUs: what processes mapped there until now was not seen. Raises PrivilegeError, AttachError.
+        """
+        online = set(online_cpus())
+        for buffer in [buffer for buffer in self._buffers if buffer.cpu not in online]:
+            self._buffers.remove(buffer)
+            self._lost_before += buffer.lost
+            os.close(buffer.fd)
+        fresh = sorted(online - {buffer.cpu for buffer in self._buffers})
+        try:
+            for cpu in fresh:
+                self._open(cpu)
+        except OSError as e:
+            raise refused(e, f"new mappings on CPU {cpu} cannot be watched") from e
+        return bool(fresh)
 
     def read(self) -> list[Mapping]:
         """Returns the mappings since the last call. Only mappings of the same CPU are in order of time."""
@@ -139,7 +159,7 @@ class MmapWatch:
             os.close(fd)
             raise
         ends = np.frombuffer(memory, "<u8", 2, _DATA_HEAD)
-        self._buffers.append(_Buffer(fd, ends, memoryview(memory)[mmap.PAGESIZE :], bool(read_format)))
+        self._buffers.append(_Buffer(cpu, fd, ends, memoryview(memory)[mmap.PAGESIZE :], bool(read_format)))
 
     def _records(self, buffer: _Buffer) -> list[tuple[int, int, bytes]]:
         head, tail = (int(end) for end in buffer.ends)

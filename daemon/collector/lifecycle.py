@@ -77,7 +77,8 @@ class Pace:
 
 
 FORK, EXEC, EXIT, OOM = 1, 2, 3, 4
-# The interval at which all processes are scanned, s, if the kernel does not report new mappings.
+# The interval at which all processes are scanned, s, if the kernel does not report new mappings; if it does, the
+# interval between two looks for CPUs that came online.
 SCAN_S = 30.0
 
 
@@ -154,6 +155,11 @@ class Lifecycle(Source):
             self._events.on_mapping(pid)
 
     def _reported(self, mappings: MmapWatch) -> set[int]:
+        now = time.monotonic()
+        if now - self._scanned >= SCAN_S:
+            self._scanned = now
+            if mappings.refresh():
+                self._libraries.scan()
         pids = {mapping.pid for mapping in mappings.read()}
         if mappings.lost != self._lost:
             self._lost = mappings.lost

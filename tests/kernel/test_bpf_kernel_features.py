@@ -55,6 +55,35 @@ def test_new_mapping_is_reported_with_its_build_id(target_path: Path, until: Cal
         assert {mapping.offset for mapping in found} == {text.offset // page * page}
 
 
+def test_mappings_on_a_cpu_that_came_online_are_reported(
+    target_path: Path, until: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    online = [first]
+    monkeypatch.setattr("probing.daemon.bpf.mmap_events.online_cpus", lambda: list(online))
+    with MmapWatch(lambda path: path == os.fsencode(target_path)) as watch:
+        found: list[Mapping] = []
+
+        def run(cpu: int) -> int:
+            command = ["taskset", "-c", str(cpu), target_path]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            process.wait()
+            return process.pid
+
+        assert not watch.refresh()
+        online.append(second)
+        assert watch.refresh()
+        assert not watch.refresh()
+        for cpu in (first, second):
+            pid = run(cpu)
+            until(lambda: found.extend(watch.read()) or pid in [mapping.pid for mapping in found])  # noqa: B023
+        online.remove(first)
+        assert not watch.refresh()
+        assert len(watch.filenos()) == 1
+        pid = run(second)
+        until(lambda: found.extend(watch.read()) or pid in [mapping.pid for mapping in found])
+
+
 def test_descriptors_wake_the_waiting_and_a_burst_is_counted_not_hidden(target_path: Path) -> None:
     wanted: list[bytes] = []
     with MmapWatch(lambda path: wanted.append(path) or False) as watch:

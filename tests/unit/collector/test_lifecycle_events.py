@@ -9,7 +9,7 @@ import pytest
 
 from probing.daemon.clock import ClockPair
 from probing.daemon.collector.libraries import watch
-from probing.daemon.collector.lifecycle import EXEC, EXIT, FORK, OOM, Lifecycle
+from probing.daemon.collector.lifecycle import EXEC, EXIT, FORK, OOM, SCAN_S, Lifecycle
 from probing.daemon.source_state import Totals
 
 RECORD = np.dtype([(name, "u8") for name in ("type", "tgid", "start_ns", "ktime", "ppid", "exit_code")])
@@ -47,6 +47,18 @@ def test_young_processes_are_polled_where_the_kernel_reports_no_mappings(monkeyp
     assert looked_at() == []
     libraries.scan.assert_called_once()
     assert "perf_event_paranoid" in lifecycle.states(Totals("running", {}, {}))[0].reason
+
+
+def test_all_processes_are_scanned_after_a_cpu_came_online(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries, mappings, now = Mock(), Mock(lost=0), [1000.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    mappings.read.return_value = []
+    lifecycle = Lifecycle(Mock(), mappings, libraries, Mock(), list)
+    for refreshed, scans in ((False, 0), (True, 1), (False, 1)):
+        mappings.refresh.return_value = refreshed
+        now[0] += SCAN_S
+        lifecycle.read_mappings()
+        assert libraries.scan.call_count == scans
 
 
 def test_only_so_many_young_processes_are_polled() -> None:
