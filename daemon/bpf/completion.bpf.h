@@ -452,17 +452,21 @@ static __always_inline struct operation_key stream_enqueue(struct collective_rec
 	return key;
 }
 
-/* The group of the operation was launched. */
-static __always_inline void stream_launched(struct operation_key *key, __u64 now)
+/*
+ * The group of the operation `r` was launched. An event behind a group of many operations covers them all: a hit of its
+ * probe looks at few of them, so the stream's state notes how far they go.
+ */
+static __always_inline void stream_launched(struct operation_key *key, struct collective_record *r, __u64 now)
 {
-	struct collective_record *r = bpf_map_lookup_elem(&operations, key);
+	struct stream_key stream = {.object = key->object, .start_ns = key->start_ns, .tgid = key->tgid};
+	struct stream_state *s = bpf_map_lookup_elem(&cuda_streams, &stream);
 
-	if (!r)
-		return;
-	if (!r->t_launch)
-		r->t_launch = now;
+	r->t_launch = now;
 	if (r->state == STATE_CALLED)
 		r->state = STATE_LAUNCHED;
+	if (s && s->launched < key->position &&
+	    (s->launched + 1 == key->position || s->oldest == key->position))
+		s->launched = key->position;
 }
 
 #endif

@@ -202,9 +202,7 @@ __noinline int launch_next(__u64 now)
 	open = bpf_map_lookup_elem(&operations, &key);
 	if (!open || open->group_id != thread->group_id)
 		return 1;
-	open->t_launch = now;
-	if (open->state == STATE_CALLED)
-		open->state = STATE_LAUNCHED;
+	stream_launched(&key, open, now);
 	return 1;
 }
 

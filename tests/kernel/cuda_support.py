@@ -89,8 +89,10 @@ UPROBE(test_operation)
 UPROBE(test_launched)
 {
 	struct operation_key key = {argument(ctx, 0), argument(ctx, 1), current_start_ns(), current_tgid()};
+	struct collective_record *r = bpf_map_lookup_elem(&operations, &key);
 
-	stream_launched(&key, probe->now);
+	if (r)
+		stream_launched(&key, r, probe->now);
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -243,6 +243,34 @@ say()
     assert len(rows) == 2
 
 
+def test_an_event_behind_a_large_group_covers_all_of_it(cuda: Cuda) -> None:
+    """As all_to_all makes them: two operations for each rank."""
+    script = cuda.script("""
+s, e = stream(), event()
+witness()
+ops.open_gate(600)
+for group in (7, 8):
+    first = 200 * (group - 7)
+    for number in range(first, first + 200): op(s, number, group=group)
+    for number in range(first, first + 200): ops.launched(s, number + 1)
+    record(e, s)
+    ok(cuda.cudaEventSynchronize(e))
+    say(); wait()
+# Of a group that is not launched yet, none is done.
+for number in range(400, 600): op(s, number, group=9)
+record(e, s)
+ok(cuda.cudaEventSynchronize(e))
+say()
+""")
+    for count in (200, 400):
+        script.step()
+        cuda.source.close_rest()
+        assert not cuda.open()
+        assert Counter((row["state"], row["timing"]) for row in cuda.closed()) == {("done", "sync"): count}
+    script.step()
+    assert sorted(cuda.open()) == list(range(400, 600))
+
+
 def test_captured_operations_are_named_as_such(cuda: Cuda) -> None:
     cuda.run("""
 s, t, graph = stream(), stream(), P()
