@@ -8,8 +8,8 @@
 
 /* A power of two. */
 #define GROUP_STREAMS 8
-/* How many operations of one group are followed to its end. */
-#define GROUP_OPERATIONS 512
+/* How many operations of one group are followed to its end: as many as one stream can have open. */
+#define GROUP_OPERATIONS OPEN_A_STREAM
 /* How many operations of one group are marked with the group's error. */
 #define FAILED_OPERATIONS 64
 /* A group that is older has ended unseen, for example because the hit at its end exceeded the budget. */

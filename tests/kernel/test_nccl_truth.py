@@ -402,6 +402,21 @@ def test_a_rank_that_does_not_come_holds_the_others(
     assert len(aborted) == 3
 
 
+def test_the_last_group_of_very_many_operations_ends(
+    tmp_path: Path, watch: Callable[..., Watching], start_job: Callable[..., DoubleJob]
+) -> None:
+    doubles = built(tmp_path)
+    job = start_job(doubles)
+    watching = watch([job])
+    watching.attach(doubles.nccl, doubles.cudart)
+    job.do("init world config")
+    job.do("group 700 all_reduce 23 7")
+    job.do("drain")
+    rows = watching.wait_for_rows(700 * SIZE)
+    assert watching.inflight() == []
+    assert {(row["state"], row["launch_ns_after"] is None) for row in rows} == {("done", False)}
+
+
 def test_open_operations_outlive_the_daemon(
     tmp_path: Path, watch: Callable[..., Watching], start_job: Callable[..., DoubleJob]
 ) -> None:
