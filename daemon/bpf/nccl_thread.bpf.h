@@ -8,10 +8,8 @@
 
 /* A power of two. */
 #define GROUP_STREAMS 8
-/* How many operations of one group are followed to its end: as many as one stream can have open. */
+/* How many operations of one group are followed to its end or error: as many as one stream can have open. */
 #define GROUP_OPERATIONS OPEN_A_STREAM
-/* How many operations of one group are marked with the group's error. */
-#define FAILED_OPERATIONS 64
 /* A group that is older has ended unseen, for example because the hit at its end exceeded the budget. */
 #define GROUP_NS (60 * SECOND_NS)
 
@@ -240,7 +238,7 @@ static __always_inline void group_failed(struct nccl_thread *thread, __u8 result
 
 	thread->cursor = 0;
 	thread->cursor_position = 0;
-	for (i = 0; i < FAILED_OPERATIONS; i++) {
+	for (i = 0; i < GROUP_OPERATIONS; i++) {
 		if (!fail_next(result))
 			break;
 	}

@@ -334,7 +334,7 @@ def test_errors_belong_to_the_operation_that_had_them(
     assert job.do("do 1 all_reduce 11 7") == [2] * SIZE
     job.do("do 3 all_reduce 13 7")
     job.do("fail 3 1")
-    assert job.do("group 4 all_reduce 17 7") == [3] * SIZE
+    assert job.do("group 100 all_reduce 17 7") == [3] * SIZE
     job.do("do 3 all_reduce 19 7")
     job.do("drain")
     errors = {count: ("failed", name) for count, name in FAILURES.items()}
