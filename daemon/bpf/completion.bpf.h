@@ -12,7 +12,8 @@
 #include "collectives.bpf.h"
 
 #define OPEN_A_STREAM 1024
-#define CLOSED_A_HIT 64
+/* At least the operations of one all_to_all of 128 ranks, since each may end with a single hit. */
+#define CLOSED_A_HIT 256
 #define PROCESS_STREAMS 32
 #define MAX_PROCESS_STREAMS 1024
 #define GIVEN_UP_NS (600 * SECOND_NS)

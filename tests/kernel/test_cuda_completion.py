@@ -112,8 +112,8 @@ ok(cuda.{call})
 say(returned=time.monotonic_ns(), ends=[ops.end_of(number) for number in range(5000)])
 """)
     before = len(cuda.closed())
-    assert before == 5000 - 1024 + 64
-    assert cuda.source.close_rest() == 1024 - 64
+    assert before == 5000 - 1024 + 256
+    assert cuda.source.close_rest() == 1024 - 256
     rows = by_id(cuda.closed())
     assert len(rows) == 5000
     assert not cuda.open()
@@ -271,6 +271,23 @@ say()
     assert sorted(cuda.open()) == list(range(400, 600))
 
 
+def test_large_groups_in_turn_all_end(cuda: Cuda) -> None:
+    cuda.run("""
+s = stream()
+witness()
+ops.open_gate(12800)
+for group in range(100):
+    e, first = event(), 128 * group
+    for number in range(first, first + 128): op(s, number, group=group + 1)
+    for number in range(first, first + 128): ops.launched(s, number + 1)
+    record(e, s)
+    while cuda.cudaEventQuery(e): pass
+""")
+    rows = by_id(cuda.closed())
+    assert not cuda.open()
+    assert Counter((row["state"], row["timing"]) for row in rows.values()) == {("done", "blocking_wait"): 12800}
+
+
 def test_captured_operations_are_named_as_such(cuda: Cuda) -> None:
     cuda.run("""
 s, t, graph = stream(), stream(), P()
@@ -363,15 +380,15 @@ def test_a_destroyed_stream_takes_its_open_operations_along(cuda: Cuda) -> None:
     cuda.run("""
 s = stream()
 witness()
-for number in range(100): op(s, number)
-ops.open_gate(100)
+for number in range(300): op(s, number)
+ops.open_gate(300)
 ok(cuda.cudaStreamDestroy(s))
 """)
-    assert len(cuda.closed()) == 64
+    assert len(cuda.closed()) == 256
     cuda.source.close_rest()
     rows = by_id(cuda.closed())
     assert {(row["state"], row["timing"]) for row in rows.values()} == {("unseen", "enqueue_only")}
-    assert len(rows) == 100
+    assert len(rows) == 300
 
 
 def test_a_process_that_ended_leaves_nothing_behind(cuda: Cuda) -> None:

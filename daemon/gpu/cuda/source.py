@@ -66,7 +66,7 @@ _OF_PROGRAM = ("cuda_events", "cuda_captures_of")
 # The time between two looks for processes that ended and were never identified, s.
 _CHECK_S = 10.0
 _KEY = struct.Struct("<QQQ")
-# The most runs of the program that closes the open operations of a stream; a run closes 64 of at most 1,024.
+# The most runs of the program that closes the open operations of a stream; a run closes 256 of at most 1,024.
 _REST_RUNS = 32
 # How long CUDA events are not used after a probe was off, ns: longer than the time between two rounds, even on a busy
 # machine.
