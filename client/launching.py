@@ -36,7 +36,7 @@ class LogWanted(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """A quorum of nodes knew no newer ``generation`` after the report was ``sent`` (time.monotonic(), s)."""
+    """A quorum of nodes knew no newer ``generation`` after the report was ``sent`` (s since boot)."""
 
     group: str
     generation: int
@@ -130,7 +130,8 @@ class Link:
         while True:
             self._changed.clear()
             number += 1
-            self._sent[number] = time.monotonic()
+            # The time of suspension counts: meanwhile others may have started the group again.
+            self._sent[number] = time.clock_gettime(time.CLOCK_BOOTTIME)
             while len(self._sent) > _REMEMBERED:
                 self._sent.popitem(last=False)
             first: dict[str, Any] = {"workers": self._workers, "version": version("probingd"), "pid": os.getpid()}

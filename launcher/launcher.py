@@ -110,15 +110,16 @@ class Launcher:
         return ""
 
     def renew(self, name: str, generation: int, until: float) -> None:
-        """Renews the lease of a generation: a majority of the group's nodes lets it run until ``until``, in seconds of
-        ``time.monotonic``. A launcher starts and runs the ranks of a fenced group under a lease only.
+        """Renews the lease of a generation: a majority of the group's nodes lets it run until ``until``, in seconds
+        since boot. A launcher starts and runs the ranks of a fenced group under a lease only.
         """
         held = self._held.get(name)
         if held is None or held.spec is None or generation != held.history.generation:
             return
         fence_ns = round(held.spec.fence_s * _SECOND_NS)
-        left_ns = min(round((until - self._clock.monotonic()) * _SECOND_NS), fence_ns)
-        lease = (self._clock.boot_id, self._clock.boot_ns() + left_ns, generation)
+        now_ns = self._clock.boot_ns()
+        left_ns = min(round(until * _SECOND_NS) - now_ns, fence_ns)
+        lease = (self._clock.boot_id, now_ns + left_ns, generation)
         if left_ns > 0 and held.renewed(lease, fence_ns // 10):
             self._dirty = True
 

@@ -57,9 +57,6 @@ class Clock:
         """ns since boot, the time of suspension included; nobody can set this clock."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
-    def monotonic(self) -> float:
-        return time.monotonic()
-
     def unix_ns(self) -> int:
         """Unix time in ns, for people only: it may jump."""
         return time.time_ns()

@@ -63,9 +63,6 @@ class AheadClock(Clock):
     def boot_ns(self) -> int:
         return super().boot_ns() + round(self.seconds * 1e9)
 
-    def monotonic(self) -> float:
-        return super().monotonic() + self.seconds
-
 
 def answer(launcher: Launcher, clock: AheadClock, order: dict[str, Any]) -> Any:
     match order["op"]:
@@ -75,7 +72,7 @@ def answer(launcher: Launcher, clock: AheadClock, order: dict[str, Any]) -> Any:
         case "apply":
             return launcher.apply(Group.from_json(order["group"].encode()))
         case "renew":
-            return launcher.renew(order["name"], order["generation"], clock.monotonic() + order["seconds"])
+            return launcher.renew(order["name"], order["generation"], clock.boot_ns() / 1e9 + order["seconds"])
         case "report":
             return launcher.report()
         case "clear":
