@@ -10,11 +10,13 @@ from typing import Literal
 
 from probing.api.text import escape, listed, plural
 from probing.groups.group import Group, Phase
+from probing.groups.spec import Spec
 from probing.launcher.allowed import Rules, command_problem
 from probing.launcher.state import History
 
-__all__ = ("Facts", "Verdict", "ended_below", "recent_restarts", "record_problem", "start_verdict")
+__all__ = ("Facts", "Verdict", "ended_below", "fence_times", "recent_restarts", "record_problem", "start_verdict")
 
+_SECOND_NS = 1_000_000_000
 # An hour, less the time that a record may take to this launcher: the cluster counts from when it was made.
 _HOUR_NS = 3_540_000_000_000
 _ORDER: dict[Phase, int] = {"ending": 0, "running": 1, "finished": 2}
@@ -93,9 +95,18 @@ def start_verdict(group: Group, history: History, rules: Rules, facts: Facts) ->
         return Verdict("waiting", facts.unknown)
     if facts.older:
         return Verdict("waiting", _older_text(facts.older))
-    if group.spec.fenced and not _lease_holds(history, facts):
+    if group.spec.fenced and not _lease_holds(group.spec, history, facts):
         return Verdict("waiting", "there is no word from a majority of the group's nodes yet")
     return Verdict("start")
+
+
+def fence_times(spec: Spec, end_ns: int) -> tuple[int, int]:
+    """Returns when SIGTERM and SIGKILL are due, so that all processes are dead at ``end_ns``, the end of their lease;
+    all in ns since boot.
+    """
+    fence_ns = round(spec.fence_s * _SECOND_NS)
+    kill_ns = end_ns - min(fence_ns // 20, _SECOND_NS)
+    return kill_ns - min(round(spec.grace_s * _SECOND_NS), fence_ns // 2), kill_ns
 
 
 def ended_below(generation: int, phase: Phase) -> int:
@@ -134,11 +145,12 @@ def _restart_problem(group: Group, history: History, facts: Facts) -> str:
     return f"{plural(number, 'restart')} within an hour, and the specification allows {group.spec.max_restarts}"
 
 
-def _lease_holds(history: History, facts: Facts) -> bool:
+def _lease_holds(spec: Spec, history: History, facts: Facts) -> bool:
     lease = history.lease
     if lease is None or lease[0] != facts.boot_id or lease[2] != history.generation:
         return False
-    return lease[1] > facts.boot_ns
+    # Ranks that start later would have to be ended at once, and the launcher ends those of a lease only once.
+    return fence_times(spec, lease[1])[0] > facts.boot_ns
 
 
 def _older_text(pids: tuple[int, ...]) -> str:

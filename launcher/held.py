@@ -11,7 +11,7 @@ from probing.diagnosis.ranks import Worker
 from probing.groups.group import Group
 from probing.groups.spec import Spec, environment
 from probing.launcher.census import Leader, Owner
-from probing.launcher.decisions import ended_below
+from probing.launcher.decisions import ended_below, fence_times
 from probing.launcher.ending import Ending
 from probing.launcher.logs import log_path
 from probing.launcher.processes import Clock
@@ -19,8 +19,6 @@ from probing.launcher.spawn import Plan
 from probing.launcher.state import History, Run
 
 __all__ = ("Held",)
-
-_SECOND_NS = 1_000_000_000
 
 
 class Held:
@@ -95,9 +93,7 @@ class Held:
         lease, spec = self.history.lease, self.spec
         if spec is None or not spec.fenced or lease is None or lease == self.fenced:
             return None
-        fence_ns = round(spec.fence_s * _SECOND_NS)
-        kill_ns = lease[1] - min(fence_ns // 20, _SECOND_NS)
-        return kill_ns - min(round(spec.grace_s * _SECOND_NS), fence_ns // 2), kill_ns
+        return fence_times(spec, lease[1])
 
     @property
     def below(self) -> int:

@@ -216,6 +216,21 @@ def test_a_lease_that_is_over_is_no_lease(directory: Path, name: str) -> None:
         launcher.until_states("waiting")
 
 
+def test_a_lease_that_is_nearly_over_starts_nothing(directory: Path, name: str) -> None:
+    owner = fenced(directory, name, "sleep", "1009")
+    with LauncherProcess(directory) as launcher:
+        launcher.apply(owner.order("start"))
+        launcher.apply(owner.run())
+        # The ranks would have to be ended at once, as 100 s of grace are left before its end.
+        launcher.ask("renew", name=name, generation=1, seconds=100.0)
+        for _ in range(3):
+            assert {row["state"] for row in launcher.rows()} == {"waiting"}
+        launcher.ask("renew", name=name, generation=1, seconds=1000.0)
+        launcher.until_states("running")
+        launcher.ask("advance", seconds=1000.0)
+        launcher.until_states("fenced")
+
+
 def test_an_hour_has_to_pass_before_more_restarts(directory: Path, name: str) -> None:
     owner = Owner(directory, name, "sleep", "1009", number=1, max_restarts=1)
     with LauncherProcess(directory) as launcher:

@@ -223,8 +223,9 @@ def test_restarts_without_an_order_are_limited() -> None:
     ("lease", "state"),
     [
         (None, "waiting"),
-        (("boot", 5 * HOUR_NS + 1, 7), "start"),
-        (("boot", 5 * HOUR_NS, 7), "waiting"),
+        # Its ranks would get SIGTERM now: the grace time, and a second for SIGKILL, before the end.
+        (("boot", 5 * HOUR_NS + 11_000_000_001, 7), "start"),
+        (("boot", 5 * HOUR_NS + 11_000_000_000, 7), "waiting"),
         (("boot", 6 * HOUR_NS, 6), "waiting"),
         (("older boot", 6 * HOUR_NS, 7), "waiting"),
     ],
