@@ -20,7 +20,7 @@ from probing.api.typed import typed_json
 from probing.diagnosis.ranks import Worker
 from probing.groups.keys import OwnerKey, is_signed
 from probing.groups.register import MAX_VALUE, MAX_VOTERS
-from probing.groups.spec import MAX_WORKERS, NAME, PORTS, Spec, is_worker, node_of, table
+from probing.groups.spec import MAX_S, MAX_WORKERS, NAME, PORTS, Spec, is_worker, node_of, table
 
 __all__ = ("Action", "Attempt", "Group", "Order", "Phase", "created", "order_of")
 
@@ -68,7 +68,8 @@ class Attempt:
 class Group:
     """The record of a group. ``spec``, ``signature``: the text and its signature, by ``key`` (hex).
 
-    ``occupied``: workers that may have processes of an older generation. ``excluded``: nodes that are left out.
+    ``occupied``: workers that may have processes of an older generation. ``fence_s``: the fence of the specification
+    by which these were started; 0: the present one's; None: it had none. ``excluded``: nodes that are left out.
     ``address`` and ``port``: where the master of this generation listens. ``attempts``: restarts without an order, the
     newest last. ``since_ns``: Unix time at which the phase began. ``reason``: why, for people.
     """
@@ -86,6 +87,7 @@ class Group:
     attempts: tuple[Attempt, ...] = ()
     since_ns: int = 0
     reason: str = ""
+    fence_s: float | None = 0.0
 
     @cached_property
     def spec(self) -> Spec:
@@ -141,6 +143,7 @@ class Group:
             and all(len(text) <= _MAX_REASON and encoded(text).decode() == text for text in texts)
             and len(self.occupied) <= 2 * MAX_WORKERS
             and all(map(is_worker, self.occupied))
+            and (self.fence_s is None or 0 <= self.fence_s <= MAX_S)
             and nodes.issuperset(self.excluded)
         )
 
@@ -176,6 +179,12 @@ class Group:
         return table(self.spec, self.excluded, address=self.address, port=self.port)
 
     @property
+    def fenced_s(self) -> float | None:
+        """The time without word after which workers in ``occupied`` have no processes, s; None: they may have some."""
+        own = self.spec.fence_s if self.spec.fenced else None
+        return own if self.fence_s == 0.0 else self.fence_s
+
+    @property
     def restarts(self) -> int:
         """The number of restarts since the owner's last order."""
         begun = self.order.generation if self.order else 0
@@ -197,7 +206,7 @@ class Group:
         occupied = tuple(sorted({*self.occupied, *self._may_run()}))
         same = replace(self, spec_text=other.spec_text, signature=other.signature, phase=phase, occupied=occupied)
         # They may not fit the new specification.
-        return replace(same, excluded=(), address="", port=0)
+        return replace(same, excluded=(), address="", port=0, fence_s=self.fenced_s if occupied else 0.0)
 
     def ordered(self, order: Order, now_ns: int) -> Group:
         """Returns the record after an order of the owner. Raises UsageError or PrivilegeError."""
@@ -243,7 +252,7 @@ class Group:
     def running(self, now_ns: int, *, address: str = "", port: int = 0) -> Group:
         """Returns the record after no process of an older generation is left."""
         place = {"address": address or self.address, "port": port or self.port}
-        return replace(self, phase="running", occupied=(), since_ns=now_ns, **place)  # type: ignore[arg-type]
+        return replace(self, phase="running", occupied=(), fence_s=0.0, since_ns=now_ns, **place)  # type: ignore[arg-type]
 
     def over(self, phase: Literal["finished", "failed"], reason: str, now_ns: int) -> Group:
         """Returns the record after all ranks have ended, or a failure after which the group is not started again.

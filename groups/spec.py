@@ -18,6 +18,7 @@ from probing.diagnosis.ranks import DEFAULT_PORT, Worker, launched
 __all__ = (
     "GIVEN",
     "MAX_GROUPS",
+    "MAX_S",
     "MAX_SPEC",
     "MAX_WORKERS",
     "NAME",
@@ -42,7 +43,8 @@ MAX_GROUPS = 1024
 PORTS = 64
 # Texts in bytes. The kernel gives a program no text of more than 128 KiB.
 _MAX_WORDS, _MAX_WORD, _MAX_VARIABLES, _MAX_TEXT = 1024, 64 << 10, 256, 128 << 10
-_MAX_RESTARTS, _MAX_S, _MAX_VERSION, _MAX_UID, _MAX_LOG = 100, 3600.0, 1 << 53, 1 << 32, 1 << 40
+MAX_S = 3600.0
+_MAX_RESTARTS, _MAX_VERSION, _MAX_UID, _MAX_LOG = 100, 1 << 53, 1 << 32, 1 << 40
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _ID = re.compile(r"[A-Za-z0-9]{0,64}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -300,8 +302,8 @@ def _numbers(spec: Spec) -> list[_Problem]:
     if not 0 <= spec.min_nodes <= nodes:
         problems.append((f"at least {spec.min_nodes} of {plural(nodes, 'node')}", "give fewer by --nnodes MIN:MAX"))
     for name, value in (("grace", spec.grace_s), ("fence", spec.fence_s), ("save", spec.save_s)):
-        if not (math.isfinite(value) and 0 < value <= _MAX_S):
-            problems.append((f"its {name} time is {value} s", f"give up to {_MAX_S:g} s"))
+        if not (math.isfinite(value) and 0 < value <= MAX_S):
+            problems.append((f"its {name} time is {value} s", f"give up to {MAX_S:g} s"))
     if not 4096 <= spec.log_bytes <= _MAX_LOG:
         problems.append((f"its logs are rotated at {spec.log_bytes} bytes", f"give 4096 to {_MAX_LOG}"))
     owned = 0 < len(spec.owner) <= 64 and spec.owner.isprintable() and 0 <= spec.uid < _MAX_UID

@@ -81,7 +81,8 @@ def _start(group: Group, watched: Watched, now: float, now_ns: int) -> Step | No
     refused = [row for row in every if row.state == "refused" and row.generation == group.generation]
     if refused := [row for row in refused if row.worker in ranks]:
         return Step("failed", "failure", _failure_text(refused, ranks))
-    fenced = spec.fenced and now - watched.since > spec.fence_s + _MARGIN_S
+    fence_s = group.fenced_s if spec.fenced else None
+    fenced = fence_s is not None and now - watched.since > fence_s + _MARGIN_S
     # In the order of their names; nodes once each.
     silent: dict[str, None] = {}
     unserved, busy = [], []

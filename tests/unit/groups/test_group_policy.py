@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from group_records import BEGUN_NS, NS, ordered, record, running
+from group_records import BEGUN_NS, NS, newer, ordered, record, running
 
 from probing.daemon.groups.policy import Step, Watched, next_step
 from probing.groups.group import Group
@@ -65,7 +65,15 @@ def _again(**fields: Any) -> Group:
     return ordered(running(**fields), "restart")
 
 
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Group:
+    """Returns a group that is started by another specification than the generation before."""
+    stopped = ordered(running(**before), "stop")
+    twice = stopped.renewed(newer(stopped, **after))
+    return ordered(twice.renewed(newer(twice, **after)), "start")
+
+
 ELASTIC = {"min_nodes": 1}
+SHORT, LONG = ({"min_nodes": 1, "fence_s": seconds} for seconds in (5.0, 60.0))
 SEEN_OLDER = {"seen": 1, "generation": 1}
 NO_GN7 = Step("restart", "failure", "no launcher serves gn7-0 and gn7-1", ("gn7",))
 OLDER = "waits for the end of older processes of gn6-0"
@@ -127,6 +135,30 @@ STARTS = (
         without(rows(_again()), "gn7"),
         0.0,
         Step("run"),
+    ),
+    Start(
+        # Its launcher obeys the specification that it knows.
+        "a silent node whose fence was longer",
+        _changed(LONG, SHORT),
+        without(rows(_changed(LONG, SHORT)), "gn7"),
+        FENCED,
+        None,
+        UNHEARD,
+    ),
+    Start(
+        "a silent node whose longer fence is over",
+        _changed(LONG, SHORT),
+        without(rows(_changed(LONG, SHORT)), "gn7"),
+        FENCED + 1,
+        NO_GN7,
+    ),
+    Start(
+        "a silent node whose ranks were started without a fence",
+        _changed({}, SHORT),
+        without(rows(_changed({}, SHORT)), "gn7"),
+        1e6,
+        None,
+        UNHEARD,
     ),
     Start(
         "no launcher, at once",

@@ -130,6 +130,23 @@ def test_a_minority_changes_nothing() -> None:
     simulated(scene, NAMES)
 
 
+def test_a_fence_that_the_running_ranks_never_had_fences_nobody() -> None:
+    async def scene(network: Network) -> None:
+        group = await begun(network, *NAMES)
+        network.cut("gn8")
+        stopped = await network.order("gn7", "stop")
+        elastic = await network.create("gn7", newer(stopped, min_nodes=1))
+        assert (elastic.fenced_s, group.fenced_s) == (None, None)
+        await network.order("gn7", "start")
+        # The launcher of gn8 has no lease to end, and its rank runs on.
+        await asyncio.sleep(FENCE_S + 60)
+        assert [process.worker for process in network.living()] == ["gn8-0"]
+        network.heal()
+        await network.until(runs(network, 3, 3), 60)
+
+    simulated(scene, NAMES)
+
+
 def _groups(network: Network, name: str) -> Any:
     groups = network.nodes[name].groups
     assert groups is not None
