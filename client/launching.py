@@ -22,8 +22,9 @@ __all__ = ("Lease", "Link", "LogWanted")
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 2.0
 _CALL_S = 365 * 86_400.0
-# The reports whose times are remembered; the daemon refers to the newest.
-_REMEMBERED = 256
+# The times of reports that are remembered: the daemon refers to the newest, some seconds ago. Of reports that follow
+# each other faster than this, the first one's time counts for all, s.
+_REMEMBERED, _APART_S = 256, 0.1
 
 
 class LogWanted(NamedTuple):
@@ -119,8 +120,8 @@ class Link:
         elif order.HasField("log"):
             log = order.log
             self.orders.append(LogWanted(log.id, log.group, log.rank, getattr(log, "from")))
-        elif (sent := self._sent.get(order.report)) is not None:
-            self.orders.append(Lease(order.leased, order.generation, sent))
+        elif before := [sent for number, sent in self._sent.items() if number <= order.report]:
+            self.orders.append(Lease(order.leased, order.generation, before[-1]))
         self._wake()
 
     async def _reports(self) -> AsyncIterator[pb.WorkReport]:
@@ -131,7 +132,9 @@ class Link:
             self._changed.clear()
             number += 1
             # The time of suspension counts: meanwhile others may have started the group again.
-            self._sent[number] = time.clock_gettime(time.CLOCK_BOOTTIME)
+            now = time.clock_gettime(time.CLOCK_BOOTTIME)
+            if not self._sent or now - next(reversed(self._sent.values())) >= _APART_S:
+                self._sent[number] = now
             while len(self._sent) > _REMEMBERED:
                 self._sent.popitem(last=False)
             first: dict[str, Any] = {"workers": self._workers, "version": version("probingd"), "pid": os.getpid()}

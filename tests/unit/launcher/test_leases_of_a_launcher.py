@@ -18,13 +18,15 @@ from probing.launcher.state import History
 
 GROUP = running(on_hang="restart_without_node", fence_s=FENCE_S)
 NAME = GROUP.spec.name
+BOOT_S = 5000.0
 
 
 class Machine:
     """The clocks of a machine, in seconds; ``monotonic`` stands still while the machine is suspended."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.boot = self.monotonic = 1000.0
+        # It was suspended before.
+        self.boot, self.monotonic = BOOT_S, 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: self.monotonic)
         monkeypatch.setattr(time, "clock_gettime", lambda _: self.boot)
 
@@ -90,4 +92,12 @@ def test_a_lease_counts_from_its_report_also_over_a_suspension(
     one.renew(NAME, GROUP.generation, leased(link, 1) + FENCE_S)
     lease = one._held[NAME].history.lease
     assert (lease is not None) == lives
-    assert lease is None or lease[1] == round((1000.0 + FENCE_S) * NS)
+    assert lease is None or lease[1] == round((BOOT_S + FENCE_S) * NS)
+
+
+def test_a_lease_outlives_many_reports(machine: Machine, link: Link) -> None:
+    # Each part of a log that somebody reads is sent with a report, while slow voters are asked for the lease.
+    sent(link, reports=5003)
+    machine.passes(2.0)
+    for report in (1, 2503, 5003):
+        assert leased(link, report) == BOOT_S
