@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from probing.api.errors import PeerError
+from probing.daemon.service.names import OF_NODES
 
 __all__ = ("Allowed", "around", "own_networks", "parsed_networks")
 
@@ -54,6 +54,7 @@ class Allowed:
         # Addresses that the administrator named, as HOST:PORT: they are allowed in any network.
         self.named: frozenset[str] = frozenset()
         self._ips: dict[str, tuple[float, tuple[Ip, ...]]] = {}
+        self._looking: dict[str, asyncio.Task[tuple[Ip, ...]]] = {}
         # The time when a call last needed each address outside the networks.
         self._refused: dict[str, float] = {}
 
@@ -108,19 +109,25 @@ class Allowed:
         """Returns the addresses of ``host``; empty if its name cannot be resolved."""
         if (literal := _literal(host)) is not None:
             return (literal,)
-        now = time.monotonic()
         known = self._ips.get(host)
-        if known is None or now - known[0] > AGAIN_S:
-            try:
-                infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            except OSError:
-                infos = []
-            ips = (_literal(str(info[4][0])) for info in infos)
-            known = now, tuple(dict.fromkeys(ip for ip in ips if ip is not None))
-            if len(self._ips) >= MAX_NAMES:
-                self._ips.clear()
-            self._ips[host] = known
-        return known[1]
+        if known is not None and time.monotonic() - known[0] <= AGAIN_S:
+            return known[1]
+        # Calls that need the same name wait for one look-up, which goes on if a caller goes away.
+        if (looking := self._looking.get(host)) is None:
+            looking = self._looking[host] = asyncio.create_task(self._look_up(host))
+            looking.add_done_callback(lambda _: self._looking.pop(host, None))
+        return await asyncio.shield(looking)
+
+    async def _look_up(self, host: str) -> tuple[Ip, ...]:
+        try:
+            entries = await OF_NODES.entries(host, None)
+        except OSError:
+            entries = []
+        found = tuple(dict.fromkeys(ip for entry in entries if (ip := _literal(str(entry[4][0]))) is not None))
+        if len(self._ips) >= MAX_NAMES:
+            self._ips.clear()
+        self._ips[host] = time.monotonic(), found
+        return found
 
 
 def parsed_networks(texts: Iterable[str]) -> Iterator[Network]:

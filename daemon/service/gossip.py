@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Iterable, Sequence
 
 import grpc
@@ -16,6 +15,7 @@ from probing.daemon.cluster import Membership
 from probing.daemon.cluster.keys import NONCE_BYTES, SIGNATURE_BYTES
 from probing.daemon.cluster.messages import MAX_BYTES, MAX_MARKS, MAX_UPDATES, Call, Message
 from probing.daemon.cluster.record import BUCKETS, Claim, Proof, Record, Update, checked_record
+from probing.daemon.service.names import OF_NODES
 from probing.daemon.service.outgoing import Outgoing, PeerStubs, lacks_name
 from probing.daemon.source_state import SourceState, first_of
 
@@ -275,10 +275,10 @@ class Gossip:
     async def _addresses(self, seed: str) -> list[str]:
         host, _, port = seed.removeprefix(DNS).rpartition(":")
         try:
-            infos = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            entries = await OF_NODES.entries(host, int(port))
         except OSError as e:
             self._unresolved[seed] = f"the name is not known: {e.strerror or e}"[:200]
             return []
         self._unresolved.pop(seed, None)
-        hosts = [str(info[4][0]) for info in infos]
+        hosts = [str(entry[4][0]) for entry in entries]
         return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -24,6 +23,7 @@ from probing.daemon.diagnose.coordination.peers import (
     job_mark,
     plain_address,
 )
+from probing.daemon.service.names import OF_NODES
 from probing.daemon.service.outgoing import PeerStubs
 
 __all__ = ("JobPeers",)
@@ -155,7 +155,7 @@ async def _hosts(address: str) -> frozenset[str]:
     if known := plain_address(host):
         return frozenset((known,))
     try:
-        entries = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        entries = await OF_NODES.entries(host.strip("[]"), int(port))
     except (OSError, ValueError):
         return frozenset()
     return frozenset(plain_address(str(entry[4][0])) for entry in entries[:MAX_HOSTS]) - {""}

@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,6 +18,7 @@ from probing.api.text import sql_text
 from probing.daemon.diagnose.gather.tables import Row, query_rows
 from probing.daemon.ipc import ChannelTimeout, connect
 from probing.daemon.query.engine import Engine
+from probing.daemon.service.names import OF_CALLERS
 from probing.daemon.service.preflight import network
 from probing.daemon.service.preflight.bandwidth import Bandwidth
 from probing.diagnosis.preflight.facts import (
@@ -183,8 +184,10 @@ class Preflight:
             return await self._transfers(asked, limit - time.monotonic())
         problems: list[Problem] = list(asked.refused)
 
-        async def part(what: str, function: Callable[[], _T], default: _T) -> _T:
-            running = asyncio.get_running_loop().run_in_executor(self._threads, function)
+        def in_thread(function: Callable[[], _T]) -> Awaitable[_T]:
+            return asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+        async def part(what: str, running: Awaitable[_T], default: _T) -> _T:
             try:
                 return await asyncio.wait_for(running, max(limit - time.monotonic(), 0.01))
             except asyncio.TimeoutError:
@@ -199,11 +202,11 @@ class Preflight:
         nothing: Master | None = None
         versions: list[Version] = []
         found, interfaces, master, of_python, of_node, reached = await asyncio.gather(
-            part("tables", lambda: _read_tables(self._queries, asked.job, limit), _Found({}, ())),
-            part("interfaces", network.interfaces, empty),
-            part("master", lambda: network.master(*asked.master) if asked.master else nothing, nothing),
-            part("versions", lambda: self._versions(asked.python, limit), versions),
-            part("kernel", _own_versions, versions),
+            part("tables", in_thread(lambda: _read_tables(self._queries, asked.job, limit)), _Found({}, ())),
+            part("interfaces", in_thread(network.interfaces), empty),
+            part("master", OF_CALLERS.run(lambda: network.master(*asked.master) if asked.master else nothing), nothing),
+            part("versions", in_thread(lambda: self._versions(asked.python, limit)), versions),
+            part("kernel", in_thread(_own_versions), versions),
             network.round_trips(asked.peers, limit - time.monotonic()),
         )
         if late := [problem for problem in problems if problem.what == "tables"]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from probing.daemon.service.names import OF_CALLERS, entries_of
 from probing.diagnosis.preflight.facts import Interface, Master, Reached
 
 __all__ = ("interfaces", "master", "port_state", "round_trips")
@@ -45,7 +46,7 @@ def _state(path: Path) -> str | None:
 
 def master(address: str, port: int) -> Master:
     """Returns the resolved MASTER_ADDR, and the state of the port if the address is this node's. Raises OSError."""
-    found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    found = entries_of(address, port)
     addresses = tuple(dict.fromkeys(str(one[4][0]) for one in found))[:MAX_ADDRESSES]
     local = any(_is_local(one[0], one[4]) for one in found[:MAX_ADDRESSES])
     return Master(addresses, local, port_state(port) if local else None)
@@ -106,7 +107,7 @@ async def _round_trip(address: str, seconds: float) -> Reached:
 
     async def measure() -> None:
         nonlocal best
-        found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found = await OF_CALLERS.entries(host.strip("[]"), int(port))
         for _ in range(TRIES):
             taken = await _connect(loop, found[0][0], found[0][4])
             best = taken if best is None else min(best, taken)
