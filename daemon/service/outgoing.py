@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.aio
 
+from probing.api.errors import PeerError
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeStub
 from probing.api.wire import bound, shown
 from probing.daemon.service.allowed import Allowed
@@ -180,6 +181,8 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 # The most channels that stay open without being used. Channels to watched nodes are used at each heartbeat.
 MAX_CHANNELS = 64
 IDLE_S = 10.0
+# The time for the look-up of a host's name, s: its callers count only the time of the call itself.
+OPEN_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
@@ -208,11 +211,17 @@ class PeerStubs:
     async def use(self, address: str, node: str = "") -> AsyncIterator[Any]:
         """Yields the stub of the daemon at ``address``. ``node``: see ``Outgoing.channel``.
 
-        Raises ConfigError if a certificate of this node is gone, and PeerError for an address that is not allowed.
+        Raises ConfigError if a certificate of this node is gone, and PeerError for an address that is not allowed, or
+        whose name is not resolved in time.
         """
         key = self._outgoing.key(address, node)
         if key not in self._peers:
-            channel = await self._outgoing.channel(address, node=node)
+            try:
+                channel = await asyncio.wait_for(self._outgoing.channel(address, node=node), OPEN_S)
+            except asyncio.TimeoutError:
+                raise PeerError(
+                    f"the host name of {address} is not resolved within {OPEN_S:g} s", hint="check DNS on this node"
+                ) from None
             # Another call may have opened a channel meanwhile.
             self._peers.setdefault(key, _Peer(channel, NodeStub(channel)))
         peer = self._peers[key]

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from probing.api.errors import PeerError
+from probing.daemon.service import outgoing
 from probing.daemon.service.allowed import Allowed
+from probing.daemon.service.outgoing import Outgoing, PeerStubs
 from probing.daemon.service.preflight import network
 
 DEADLINE_S = 30.0
@@ -82,6 +84,20 @@ def test_calls_for_one_name_wait_for_one_look_up(resolver: Resolver) -> None:
         found = await asyncio.gather(*calls, return_exceptions=True)
         assert found[1:] == [f"ipv4:127.0.0.1:{port}" for port in range(7001, 7050)]
         assert resolver.asked == {"slow.example": 1}
+
+    asyncio.run(scene())
+
+
+def test_a_call_to_a_node_does_not_wait_for_its_name(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "OPEN_S", 0.05)
+
+    async def scene() -> None:
+        stubs = PeerStubs(Outgoing(allowed=Allowed(["127.0.0.0/8"])))
+        with pytest.raises(PeerError, match=r"the host name of slow\.example:7077 is not resolved within 0\.05 s"):
+            async with stubs.use("slow.example:7077"):
+                pass
+        resolver.answers.set()
+        await stubs.close()
 
     asyncio.run(scene())
 
