@@ -266,8 +266,12 @@ class Groups:
         if self._node in group.voters:
             await self._tell(name, entry)
         await self._renew(name, group, now)
-        if (hang := self._hangs.pop(name, None)) is not None and hang[0] == group.generation:
-            await self._take(name, group, hang[1])
+        if (hang := self._hangs.get(name)) is not None:
+            if hang[0] == group.generation:
+                # If too few voters answer, it is tried again: the finding is not made a second time.
+                await self._take(name, group, hang[1])
+            if self._hangs.get(name) is hang:
+                del self._hangs[name]
             return
         if group.phase not in ("ending", "running") or not self._leads(group):
             return

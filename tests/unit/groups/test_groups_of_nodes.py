@@ -147,6 +147,23 @@ def test_a_fence_that_the_running_ranks_never_had_fences_nobody() -> None:
     simulated(scene, NAMES)
 
 
+def test_the_restart_of_a_hang_waits_for_the_voters() -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, *NAMES, on_hang="restart")
+        network.cut("gn7")
+        _groups(network, "gn7").finding(finding_of(1), ADA)
+        # Alone, its node cannot restart the group.
+        await asyncio.sleep(30)
+        assert generations(network) == {1}
+        network.heal()
+        await network.until(runs(network, 2, 3), 60)
+        group = network.nodes["gn6"].known()
+        assert group is not None
+        assert [(attempt.cause, attempt.reason) for attempt in group.attempts] == [("hang", "rank 1 hangs")]
+
+    simulated(scene, NAMES)
+
+
 def _groups(network: Network, name: str) -> Any:
     groups = network.nodes[name].groups
     assert groups is not None
