@@ -1,7 +1,8 @@
 """Groups of workers on this node: answers launchers, clients and other nodes, and carries out the groups' policies.
 
-The first voter of a group that is healthy, as this node sees it, leads: it asks all nodes of the group for their
-workers, and proposes the next change of the record. If two nodes lead, the record itself decides between them.
+The first voter of a group that is healthy and has the record, as this node sees it, leads: it asks all nodes of the
+group for their workers, and proposes the next change of the record. If two nodes lead, the record itself decides
+between them.
 """
 
 from __future__ import annotations
@@ -273,7 +274,7 @@ class Groups:
             if self._hangs.get(name) is hang:
                 del self._hangs[name]
             return
-        if group.phase not in ("ending", "running") or not self._leads(group):
+        if group.phase not in ("ending", "running") or not self._leads(name, group, entry):
             return
         nodes = group.nodes
         if now - self._asked.get(name, -math.inf) >= max(_ASK_S, len(nodes) / _NODES_A_SECOND):
@@ -300,9 +301,13 @@ class Groups:
         del self._open[name]
         return True
 
-    def _leads(self, group: Group) -> bool:
-        states = self._peers.states()
-        return next((node for node in group.voters if states.get(node) in ("healthy", "recovering")), "") == self._node
+    def _leads(self, name: str, group: Group, entry: Entry) -> bool:
+        """Returns whether this node is the first voter that is healthy and has the record: a voter whose record cannot
+        be read, or on which groups are not enabled, carries out nothing.
+        """
+        states, told = self._peers.states(), self._told.get(name, {})
+        healthy = (node for node in group.voters if states.get(node) in ("healthy", "recovering"))
+        return next((node for node in healthy if told.get(node) == entry.ballot), "") == self._node
 
     async def _hear(self, name: str, nodes: Iterable[str], watched: Watched) -> None:
         async def one(node: str) -> None:

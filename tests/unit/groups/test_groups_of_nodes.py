@@ -164,6 +164,21 @@ def test_the_restart_of_a_hang_waits_for_the_voters() -> None:
     simulated(scene, NAMES)
 
 
+def test_a_voter_without_the_record_does_not_lead() -> None:
+    async def scene(network: Network) -> None:
+        await network.create("gn7", group_of(*NAMES))
+        await network.until(lambda: network.phase() == "stopped", 10)
+        first = network.nodes["gn6"]
+        await first.kill()
+        first.disk.records["llama"] = "{"
+        first.start()
+        await network.until(lambda: first.records.loaded, 10)
+        await network.order("gn7", "start", "gn6")
+        await network.until(runs(network, 1, 2), 60)
+
+    simulated(scene, NAMES)
+
+
 def _groups(network: Network, name: str) -> Any:
     groups = network.nodes[name].groups
     assert groups is not None
