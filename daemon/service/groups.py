@@ -14,6 +14,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from probing.api.errors import NotFound, PrivilegeError, ProbingError, UsageError
@@ -84,6 +85,8 @@ class Groups:
         self._busy: set[str] = set()
         # The generation that hangs and the step that follows, by group.
         self._hangs: dict[str, tuple[int, Step]] = {}
+        # The generation that runs, and since when, by group; on the clock ``now``.
+        self._began: dict[str, tuple[int, float]] = {}
         # Ids of the findings that were acted on, the oldest first.
         self._findings: OrderedDict[str, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -216,6 +219,9 @@ class Groups:
         assert group is not None
         _log.warning("group %s: generation %d is %s: %s", name, group.generation, group.phase, group.reason)
         self._watched.setdefault(name, Watched()).note(group, self._now())
+        if group.phase == "running":
+            # A node that was away learns of it late.
+            self._began[name] = group.generation, self._now() - max(0, self._wall_ns() - group.since_ns) / 1e9
         self.launchers.tell(name, entry)
 
     async def _run(self) -> None:
@@ -410,12 +416,21 @@ class Groups:
         self._findings[finding] = None
         while len(self._findings) > _MAX_FINDINGS:
             self._findings.popitem(last=False)
-        if group is None or group.phase != "running" or group.spec.on_hang == "report":
+        if group is None or group.phase != "running" or group.spec.on_hang == "report" or self._is_older(row, group):
             return
         if not group.may_restart("hang", self._wall_ns()):
             _log.warning("group %s: a finding is only reported: %s", group.spec.name, escape(str(row.get("sentence"))))
             return
         self._hangs[group.spec.name] = group.generation, _restart(group, row)
+
+    def _is_older(self, row: Mapping[str, Any], group: Group) -> bool:
+        """Returns whether a finding is about an earlier generation, such as its death at the end of a restart."""
+        generation, began = self._began.get(group.spec.name, (-1, 0.0))
+        names = ("opened",) if row.get("verdict") in _of_hardware() else ("since", "opened")
+        times = [at_ns for at_ns in map(row.get, names) if isinstance(at_ns, int)]
+        if generation != group.generation or not times:
+            return False
+        return self._now() - (self._wall_ns() - min(times)) / 1e9 < began
 
     def _of_job(self, job: str, owner: Hashable) -> Group | None:
         """Returns the group whose ranks are the job of this name, which may name its owner, and this owner."""
@@ -423,6 +438,15 @@ class Groups:
         entry = self._records.entries.get(name)
         group = entry.known if entry else None
         return group if group is not None and group.spec.uid == owner else None
+
+
+@cache
+def _of_hardware() -> frozenset[str]:
+    """Returns the verdicts about hardware, whose cause may have begun before the generation that it holds up."""
+    # Whoever made a finding has imported the rules already.
+    from probing.diagnosis.ladder import RULES
+
+    return frozenset(verdict.id for rule in RULES for verdict in rule.VERDICTS if verdict.group == "hardware")
 
 
 def _restart(group: Group, row: Mapping[str, Any]) -> Step:

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from group_records import running
+from fakes import Now
+from group_records import NS, running
 
 from probing.daemon.groups.workers import Workers
 from probing.daemon.service.group_peers import Entry, Records
@@ -54,6 +55,40 @@ def restarted(*rows: tuple[dict[str, Any], Any]) -> list[str]:
 )
 def test_whose_findings_restart_a_group(finding: dict[str, Any], owner: object, restarts: bool) -> None:
     assert restarted((finding, owner)) == [GROUP.spec.name] * restarts
+
+
+@pytest.mark.parametrize(
+    ("verdict", "since_s", "opened_s", "restarts"),
+    [
+        ("not_joined", -5, -1, False),
+        ("rank_died", -1, 2, False),
+        ("not_joined", None, -1, False),
+        ("not_joined", None, 1, True),
+        ("not_joined", 1, 12, True),
+        # What is broken may have been so before.
+        ("gpu_fault", -5, 12, True),
+        ("gpu_fault", -5, -1, False),
+    ],
+)
+@pytest.mark.parametrize("late_s", [0, 20])
+def test_what_ended_with_an_earlier_generation_restarts_no_later_one(
+    verdict: str, since_s: int | None, opened_s: int, restarts: bool, late_s: int
+) -> None:
+    async def noted() -> list[str]:
+        wall, now = Now(GROUP.since_ns + late_s * NS), Now(50.0)
+        records = Records(None)  # type: ignore[arg-type]
+        groups = Groups("gn6", None, records, Workers("gn6", 2, 5), now, lambda: round(wall.now))  # type: ignore[arg-type]
+        groups._loop = asyncio.get_running_loop()
+        records.entries[GROUP.spec.name] = entry = Entry(known=GROUP)
+        groups._learned(GROUP.spec.name, entry)
+        wall.now, now.now = wall.now + 30 * NS, now.now + 30.0
+        times = {"since": since_s, "opened": opened_s}
+        found = {name: None if at_s is None else GROUP.since_ns + at_s * NS for name, at_s in times.items()}
+        groups.finding(row(verdict=verdict, **found), UID)
+        await asyncio.sleep(0)
+        return list(groups._hangs)
+
+    assert asyncio.run(noted()) == [GROUP.spec.name] * restarts
 
 
 def test_the_finding_of_a_stranger_does_not_hide_that_of_the_owner() -> None:
