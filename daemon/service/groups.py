@@ -87,8 +87,8 @@ class Groups:
         self._hangs: dict[str, tuple[int, Step]] = {}
         # The generation that runs, and since when, by group; on the clock ``now``.
         self._began: dict[str, tuple[int, float]] = {}
-        # Ids of the findings that were acted on, the oldest first.
-        self._findings: OrderedDict[str, None] = OrderedDict()
+        # Ids of the findings that were acted on, each with the generation, the oldest first.
+        self._findings: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._beat: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -410,14 +410,16 @@ class Groups:
                 launcher.put("lease", name, order)
 
     def _hang(self, row: Mapping[str, Any], owner: Hashable) -> None:
-        finding, group = str(row.get("finding_id")), self._of_job(str(row.get("job")), owner)
+        group = self._of_job(str(row.get("job")), owner)
+        if group is None or group.phase != "running" or group.spec.on_hang == "report" or self._is_older(row, group):
+            return
+        # Runs that the owner starts at the same master have one name, and so have their findings.
+        finding = str(row.get("finding_id")), group.generation
         if finding in self._findings:
             return
         self._findings[finding] = None
         while len(self._findings) > _MAX_FINDINGS:
             self._findings.popitem(last=False)
-        if group is None or group.phase != "running" or group.spec.on_hang == "report" or self._is_older(row, group):
-            return
         if not group.may_restart("hang", self._wall_ns()):
             _log.warning("group %s: a finding is only reported: %s", group.spec.name, escape(str(row.get("sentence"))))
             return

@@ -179,6 +179,25 @@ def test_a_voter_without_the_record_does_not_lead() -> None:
     simulated(scene, NAMES)
 
 
+def test_the_same_hang_after_a_start_by_the_owner() -> None:
+    async def scene(network: Network) -> None:
+        await begun(network, *NAMES, on_hang="restart")
+        hang = finding_of(1)
+        _groups(network, "gn7").finding(hang, ADA)
+        await network.until(runs(network, 2, 3), 60)
+        await network.order("gn6", "restart")
+        await network.until(lambda: runs(network, 3, 3)() and network.phase() == "running", 60)
+        # The run has the name of the first one, so the finding has its id.
+        _groups(network, "gn7").finding(hang, ADA)
+        await network.until(runs(network, 4, 3), 60)
+        # It was acted on once in each generation that it is about.
+        _groups(network, "gn7").finding({**hang, "opened": network.wall_ns() - 3600 * 10**9}, ADA)
+        await asyncio.sleep(30)
+        assert generations(network) == {4}
+
+    simulated(scene, NAMES)
+
+
 def _groups(network: Network, name: str) -> Any:
     groups = network.nodes[name].groups
     assert groups is not None
