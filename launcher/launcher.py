@@ -185,12 +185,19 @@ class Launcher:
         The new program finds the node's name in NODE_VARIABLE. Raises OSError if that cannot be done.
         """
         self._dirty = True
-        os.environ[NODE_VARIABLE] = self.node
         self._write(_NEVER_NS)
+        os.environ[NODE_VARIABLE] = self.node
+        handler = signal.getsignal(signal.SIGHUP)
         with suppress(ValueError):
             # Until the new program has its own handler.
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+        try:
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+        except OSError:
+            del os.environ[NODE_VARIABLE]
+            with suppress(ValueError):
+                signal.signal(signal.SIGHUP, handler)
+            raise
 
     def close(self) -> None:
         """Gives the state directory up; ranks run on."""

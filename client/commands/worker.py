@@ -100,9 +100,12 @@ def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
         if link.problem is not None and link.problem != said:
             said = link.problem
             sys.stderr.write(f"the daemon does not answer: {escape(said)}\n" if said else "connected to the daemon\n")
-    if signals[-1] == signal.SIGHUP:
-        link.close()
-        launcher.reexec()
+        if set(signals) == {signal.SIGHUP}:
+            signals.clear()
+            try:
+                launcher.reexec()
+            except OSError as e:
+                sys.stderr.write(f"the program cannot be run anew, and goes on as it is: {e.strerror}\n")
     living = sum(row["state"] in ("starting", "running", "ending") for row in launcher.report())
     launcher.close()
     if living:
