@@ -31,6 +31,12 @@ def main() -> None:
     if os.fork():
         return
     os.chdir("/")
+    # Whoever started the launcher may have given it a lock or a pipe, which this process would keep for days.
+    with os.scandir("/proc/self/fd") as entries:
+        inherited = [fd for entry in entries if (fd := int(entry.name)) > 2]
+    for fd in inherited:
+        with suppress(OSError):
+            os.close(fd)
     # If the directory is gone, nobody knows what ran.
     with suppress(OSError), _locked(f"{directory}/keeper.lock") as first:
         if first:

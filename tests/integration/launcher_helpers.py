@@ -88,6 +88,7 @@ class LauncherProcess:
         die_at: int = 0,
         env: dict[str, str] | None = None,
         before: tuple[str, ...] = (),
+        inherits: tuple[int, ...] = (),
     ) -> None:
         words = [
             *before,
@@ -99,7 +100,9 @@ class LauncherProcess:
             json.dumps(allow),
         ]
         env = {**os.environ, **(env or {}), "DIE_AT": str(die_at)}
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        self.process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, pass_fds=inherits
+        )
         self.problem = ""
 
     def ready(self) -> LauncherProcess:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -196,6 +197,30 @@ def test_the_keeper_lives_as_long_as_the_launcher(directory: Path, name: str) ->
     with LauncherProcess(directory) as launcher:
         launcher.until_states("running")
         launcher.stop(owner)
+
+
+def test_the_keeper_holds_nothing_that_was_given_to_the_launcher(directory: Path) -> None:
+    reads, writes = os.pipe()
+    with LauncherProcess(directory, inherits=(writes,)) as launcher:
+        pipe = str(Path(f"/proc/self/fd/{writes}").readlink())
+        assert pipe in _files(launcher.process.pid)
+        launcher.ask("keeper")
+        [keeper] = until(lambda: (found := keepers(directory)) and len(found) == 1 and found)
+        until(lambda: pipe not in _files(keeper), what=lambda: _files(keeper))
+        # It has its lock, and looks after the launcher.
+        until(lambda: any(file.endswith("keeper.lock") for file in _files(keeper)), what=lambda: _files(keeper))
+    os.close(reads)
+    os.close(writes)
+    until(lambda: not keepers(directory), what=lambda: keepers(directory))
+
+
+def _files(pid: int) -> set[str]:
+    """Returns what the descriptors of a process are."""
+    found = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found.add(str(path.readlink()))
+    return found
 
 
 def test_a_lease_that_is_over_is_no_lease(directory: Path, name: str) -> None:
