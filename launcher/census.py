@@ -55,11 +55,14 @@ class Census:
     """Which processes of ``node`` belong to which generation; remembers what it found before.
 
     On one machine there may be several nodes, each with a launcher: the worker (PROBING_WORKER) tells them apart.
+    ``unmarked``: the generations of processes whose environment does not say it, by pid and start.
     """
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, found: Mapping[tuple[int, int], Owner]) -> None:
+        """``found``: the ``unmarked`` of the launcher before."""
         self._node = node
-        self._owners: dict[tuple[int, int], Owner] = {}
+        self._owners = dict(found)
+        self.unmarked = dict(found)
         self._sessions: dict[int, Owner] = {}
         self._children_seen: set[int] = set()
 
@@ -78,6 +81,7 @@ class Census:
             _inherit(pid, alive, owners, sessions)
         self._add_orphans(alive, owners, me)
         self._owners = {(pid, alive[pid].start_ns): owner for pid, owner in owners.items()}
+        self.unmarked = {(pid, alive[pid].start_ns): owner for pid, owner in owners.items() if pid not in ranks}
         members: dict[Owner, list[Member]] = {}
         for pid, owner in owners.items():
             members.setdefault(owner, []).append(Member(alive[pid], ranks.get(pid)))

@@ -63,7 +63,7 @@ class Launcher:
         self._file = StateFile(self._directory)
         self._state, self._damage = self._file.read()
         self._children = Children(self._clock)
-        self._watch = Watch(node, self._children, self._clock)
+        self._watch = Watch(node, self._children, self._clock, self._state.found)
         self._saves = Saves()
         self._refusals = Refusals(self.workers)
         self._dirty = bool(self._damage)
@@ -326,6 +326,7 @@ class Launcher:
 
     def _write(self, now_ns: int) -> None:
         if self._dirty and now_ns >= self._next_write_ns:
+            self._state.found = self._watch.found
             self._dirty = not self._file.write(self._state)
             self._next_write_ns = now_ns + _SECOND_NS if self._dirty else 0
 

@@ -8,19 +8,20 @@ import os
 import re
 import stat
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from probing.api.errors import ConfigError, StateLocked
 from probing.api.typed import typed_json
 from probing.groups.group import Phase
 from probing.groups.spec import MAX_GROUPS, NAME
 
-__all__ = ("History", "Run", "State", "StateFile", "lock", "state_directory")
+__all__ = ("Found", "History", "Run", "State", "StateFile", "lock", "state_directory")
 
 _FORMAT = 1
 _MAX_STATE = 96 << 20
-_MAX_RUNS, _MAX_STAMPS = 16_384, 256
+_MAX_RUNS, _MAX_STAMPS, _MAX_FOUND = 16_384, 256, 4096
 _MAX_NUMBER = 1 << 62
 _LOCK_S = 5.0
 _NAME, _LOCK = "launcher.json", "lock"
@@ -77,14 +78,25 @@ class History:
     runs: list[Run] = field(default_factory=list)
 
 
+class Found(NamedTuple):
+    """A process of a generation. ``start_ns``: since the boot ``boot_id``."""
+
+    boot_id: str
+    pid: int
+    start_ns: int
+    group: str
+    generation: int
+
+
 @dataclass(slots=True)
 class State:
     """The content of the state file. ``lost``: an earlier file was damaged, so there may be generations that were
-    started and are not recorded.
+    started and are not recorded. ``found``: processes whose generation their environment does not say.
     """
 
     format: int = _FORMAT
     lost: bool = False
+    found: list[Found] = field(default_factory=list)
     groups: list[History] = field(default_factory=list)
 
 
@@ -121,7 +133,8 @@ class StateFile:
         try:
             fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as file:
-                file.write(json.dumps(asdict(state), separators=(",", ":")).encode())
+                bounded = replace(state, found=state.found[:_MAX_FOUND])
+                file.write(json.dumps(asdict(bounded), separators=(",", ":")).encode())
                 file.flush()
                 os.fsync(fd)
             fresh.replace(self._path)
@@ -182,6 +195,8 @@ def _checked(state: State) -> State:
     names = [history.name for history in state.groups]
     if len(names) > MAX_GROUPS or len(set(names)) != len(names) or not all(map(NAME.fullmatch, names)):
         raise ValueError("groups: too many, twice the same, or without a name")
+    if len(state.found) > _MAX_FOUND:
+        raise ValueError("found: too many processes")
     for history in state.groups:
         if len(history.runs) > _MAX_RUNS or len(history.restarts) > _MAX_STAMPS:
             raise ValueError(f"groups: {history.name} has too many runs")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from probing.launcher.census import Census, Member, Owner
 from probing.launcher.children import Child, Children
 from probing.launcher.held import Held
 from probing.launcher.processes import Clock, Stat
 from probing.launcher.starting import adopt_unrecorded
+from probing.launcher.state import Found
 
 __all__ = ("Watch",)
 
@@ -18,10 +19,14 @@ _LOOK_SHARE, _LEAST_LOOK_NS = 10, 50_000_000
 
 
 class Watch:
-    """The processes of all groups. ``due``: they are to be listed. ``problem``: why they cannot be, or empty."""
+    """The processes of all groups. ``due``: they are to be listed. ``problem``: why they cannot be, or empty.
 
-    def __init__(self, node: str, children: Children, clock: Clock) -> None:
-        self._census, self._children, self._clock = Census(node), children, clock
+    ``found``: what the launcher before had ``found``.
+    """
+
+    def __init__(self, node: str, children: Children, clock: Clock, found: Iterable[Found] = ()) -> None:
+        here = {(p.pid, p.start_ns): Owner(p.group, p.generation) for p in found if p.boot_id == clock.boot_id}
+        self._census, self._children, self._clock = Census(node, here), children, clock
         self._members: dict[Owner, list[Member]] = {}
         self._next_ns = 0
         self.due, self.problem = True, ""
@@ -51,6 +56,11 @@ class Watch:
         took_ns = self._clock.boot_ns() - begun_ns
         self._next_ns = begun_ns + max(_LEAST_LOOK_NS, took_ns * _LOOK_SHARE)
         return any(adopted)
+
+    @property
+    def found(self) -> list[Found]:
+        """The processes whose generation only this launcher remembers: their environment does not say it."""
+        return [Found(self._clock.boot_id, *process, *owner) for process, owner in self._census.unmarked.items()]
 
     def notice_orphans(self) -> None:
         """Has the processes listed if this process has got children that are not known."""

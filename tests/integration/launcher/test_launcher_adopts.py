@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
 from launcher_helpers import LauncherProcess, Owner, living
 from waiting import until
 
@@ -60,6 +61,49 @@ def test_an_end_while_the_program_is_replaced_is_seen(directory: Path, name: str
         rows = launcher.until_states("ended")
         assert [row["signal"] for row in rows] == [signal.SIGKILL] * 5
         launcher.stop(owner)
+
+
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if (pid := os.fork()) == 0:
+        os.execve(sys.executable, [sys.executable, "-S", "-c", "import time; time.sleep(1009)"], {})
+    print("daemon", pid, flush=True)
+    open("go").read()
+    os._exit(0)
+os.wait()
+time.sleep(1009)
+"""
+
+
+def test_a_daemon_without_environment_stays_known_when_the_program_is_replaced(directory: Path, name: str) -> None:
+    os.mkfifo(directory / "go")
+    owner = Owner(directory, f"{name}-a", sys.executable, "-S", "-c", DAEMON, number=1, cwd=str(directory))
+    other = Owner(directory, f"{name}-b", *SLEEP, number=1)
+    with LauncherProcess(directory) as launcher:
+        [row] = launcher.start(owner)
+        words = until(
+            lambda: (text := Path(row["log"]).read_text()).count("daemon") and text.split("daemon ")[1].split()
+        )
+        daemon = psutil.Process(int(words[0]))
+        until(lambda: not daemon.environ())
+        # The launcher looks through all processes, while the daemon descends from the rank.
+        launcher.apply(other.order("start"))
+        launcher.apply(other.run())
+        launcher.until_states("running")
+        (directory / "go").write_text("go")
+        until(lambda: daemon.ppid() == launcher.process.pid)
+        # Two groups run, so that its parent does not say whose it is.
+        launcher.reexec()
+        launcher.until_states("running")
+        launcher.apply(owner.order("stop"))
+        launcher.until(
+            lambda rows: {row["group"] for row in rows if row["clear"] and row["seen"] == 2} == {f"{name}-a"}
+        )
+        assert not daemon.is_running()
+        launcher.apply(other.order("stop"))
+        launcher.until(lambda rows: all(row["clear"] and row["seen"] == 2 for row in rows))
 
 
 def test_a_process_that_got_the_pid_of_a_rank_is_left_alone(directory: Path, name: str) -> None:
