@@ -56,14 +56,20 @@ class Caller:
         return "root" if self.reserved else self.listener
 
     @property
+    def user(self) -> str:
+        """Who is counted where no name is known: a user of this machine, who has all addresses of loopback to connect
+        from; else the address."""
+        return self.who if self.uid is None else f"uid {self.uid}"
+
+    @property
     def key(self) -> tuple[str, str, str]:
         """The key under which calls are counted: all processes of a user with the same token count as one caller."""
-        return self.listener, self.who, self.name
+        return self.listener, self.user, self.name
 
     @property
     def holder(self) -> str:
-        """The name of the token or certificate under which the caller is counted at all its addresses, else ``who``."""
-        return self.name or self.who
+        """The name of the token or certificate under which a caller is counted at all its addresses, else ``user``."""
+        return self.name or self.user
 
     def __str__(self) -> str:
         if self.listener == "unix":

@@ -35,13 +35,13 @@ class Rates:
         self._per_s = per_s
         self._now = now
         # The number of calls left, and the time of the last call; the least recent first.
-        self._left: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
+        self._left: OrderedDict[tuple[str, str, str], tuple[float, float]] = OrderedDict()
 
     def take(self, caller: Caller) -> None:
-        """Counts a call. Raises Overloaded if the address of the caller makes too many calls with its token."""
+        """Counts a call. Raises Overloaded if the user or the address makes too many calls with its token."""
         if math.isinf(self._per_s):
             return
-        key, now = (caller.who, caller.name), self._now()
+        key, now = caller.key, self._now()
         most = max(self._per_s * BURST_S, 1.0)
         left, since = self._left.pop(key, (most, now))
         left = min(left + (now - since) * self._per_s, most)

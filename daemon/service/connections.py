@@ -133,20 +133,20 @@ class Handshakes:
                     await asyncio.sleep(PAUSE_S)
                     continue
                 sock.setblocking(False)
-                who = peer_name(sock)
-                task = loop.create_task(self._shake(sock, who))
+                caller = Caller(self._name, peer_name(sock))
+                task = loop.create_task(self._shake(sock, caller))
                 self._running.add(task)
-                task.add_done_callback(partial(self._ended, who))
-                if (lost := self._places.take(who, task)) is not None:
+                task.add_done_callback(partial(self._ended, caller.user))
+                if (lost := self._places.take(caller.user, task)) is not None:
                     crowd, oldest = lost
                     oldest.cancel()
                     self._audit.refused(Caller(self._name, crowd), "TLS", "too many handshakes at once")
 
-    def _ended(self, who: str, task: asyncio.Task[None]) -> None:
+    def _ended(self, holder: str, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        self._places.leave(who, task)
+        self._places.leave(holder, task)
 
-    async def _shake(self, sock: socket.socket, who: str) -> None:
+    async def _shake(self, sock: socket.socket, caller: Caller) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._make,
@@ -156,7 +156,7 @@ class Handshakes:
                 **_SHUTDOWN,
             )
         except (OSError, ValueError) as e:
-            self._audit.refused(Caller(self._name, who), "TLS", _why(e))
+            self._audit.refused(caller, "TLS", _why(e))
             sock.close()
         except asyncio.CancelledError:
             sock.close()

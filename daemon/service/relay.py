@@ -29,7 +29,8 @@ __all__ = ("Link", "Relay")
 # The most authenticated connections of a share (see Caller), and of one caller.
 MOST = {"root": 48, "unix": 64, "tcp": 64}
 EACH = {"root": 40, "unix": 16, "tcp": 16}
-# The most TCP connections without a shown token, in all and of one address; a new connection replaces an old one.
+# The most TCP connections without a shown token, in all and of one address or local user; a new connection replaces an
+# old one.
 MOST_UNKNOWN, EACH_UNKNOWN = 64, 16
 # A TCP connection must send the token within this time, s.
 UNKNOWN_S = 10.0
@@ -111,7 +112,7 @@ class Relay:
         link = Link(name, caller, transport, caller if known else None, certificate)
         self._links[link.name] = link
         if not known:
-            if (lost := self._unknown.take(caller.who, link)) is not None:
+            if (lost := self._unknown.take(caller.user, link)) is not None:
                 self._end(lost[1])
             asyncio.get_running_loop().call_later(UNKNOWN_S, self._end_unknown, link)
         return link
@@ -128,7 +129,7 @@ class Relay:
             # The connection ends later, so that the answer is sent first.
             asyncio.get_running_loop().call_later(REFUSED_S, link.close)
             raise Overloaded(f"{caller} has too many connections, or no connection is free", hint="close some of them")
-        self._unknown.leave(link.caller.who, link)
+        self._unknown.leave(link.caller.user, link)
         link.known = caller
 
     def _has_room(self, caller: Caller) -> bool:
@@ -153,7 +154,7 @@ class Relay:
 
     def forget(self, link: Link) -> None:
         self._links.pop(link.name, None)
-        self._unknown.leave(link.caller.who, link)
+        self._unknown.leave(link.caller.user, link)
 
     async def _join(self, front: _Front, link: Link) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -98,8 +98,8 @@ class HttpServer:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         transport = writer.transport
-        who = peer_name(transport.get_extra_info("socket"))
-        if (lost := self._places.take(who, transport)) is not None:
+        caller = Caller("http", peer_name(transport.get_extra_info("socket")))
+        if (lost := self._places.take(caller.user, transport)) is not None:
             crowd, oldest = lost
             oldest.abort()
             self._audit.refused(Caller("http", crowd), "HTTP", "too many connections at once")
@@ -107,11 +107,11 @@ class HttpServer:
         transport.set_write_buffer_limits(0)
         try:
             with ExitStack() as held:
-                await self._exchange(reader, writer, Caller("http", who), held)
+                await self._exchange(reader, writer, caller, held)
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
             transport.abort()
         finally:
-            self._places.leave(who, transport)
+            self._places.leave(caller.user, transport)
             writer.close()
 
     async def _exchange(

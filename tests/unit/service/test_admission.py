@@ -56,8 +56,10 @@ def token(name: str, who: str) -> Caller:
         ([token("a", "10.0.0.1")], token("b", "10.0.0.1")),
         ([token("a", "127.0.0.1, uid 65534")], token("a", "127.0.0.1, uid 0")),
         ([token("a", f"10.0.0.{number}") for number in range(9)], token("b", "10.0.0.1")),
+        # A local user may connect from each address of 127.0.0.0/8.
+        ([token("", f"127.0.0.{number}, uid 65534") for number in range(9)], token("", "127.0.0.1, uid 1000")),
     ],
-    ids=["token of one address", "user of one token", "token of many addresses"],
+    ids=["token of one address", "user of one token", "token of many addresses", "user of many addresses"],
 )
 def test_calls_of_a_token_leave_threads_for_others(kind: CallKind, crowd: list[Caller], other: Caller) -> None:
     admission = CallAdmission()

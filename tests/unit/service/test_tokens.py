@@ -242,6 +242,9 @@ def test_calls_a_second_are_bounded_for_each_caller() -> None:
 
     assert taken(TCP) == 20
     assert taken(Caller("tcp", "10.0.0.1", name="other")) == 20
+    # A user of this machine is one caller, whatever address of loopback the connection comes from.
+    assert [taken(Caller("tcp", f"127.0.0.{number}, uid 7")) for number in (1, 2, 3)] == [20, 0, 0]
+    assert taken(Caller("tcp", "127.0.0.1, uid 8")) == 20
     now[0] = 0.5
     assert taken(TCP) == 5
     now[0] = 100.0
