@@ -17,6 +17,8 @@ from probing.groups.spec import is_worker, node_of
 __all__ = ("Launcher", "Workers")
 
 MAX_LAUNCHERS, MAX_NAMES = 256, 256
+# Launchers of one user: a launcher for each worker of a large node.
+MAX_OF_USER = 64
 # After this time a launcher that went away is forgotten, s; its processes may run on meanwhile.
 _FORGET_S = 86_400.0
 
@@ -93,7 +95,7 @@ class Workers:
                 )
         others = {id(other): other for name in names if (other := self._by_worker.get(name))}.values()
         for launcher in others:
-            if launcher.uid != uid and (launcher.connected or self._state(launcher) != "failed"):
+            if launcher.uid != uid and (launcher.connected or not self._has_failed(launcher)):
                 raise PrivilegeError(
                     f"worker {launcher.workers[0]} belongs to {launcher.user}", hint="choose other names by --name"
                 )
@@ -106,11 +108,26 @@ class Workers:
         for launcher in others:
             self.forget(launcher)
         self._forget_old()
-        if len(self._launchers()) >= MAX_LAUNCHERS:
-            raise Overloaded(f"{MAX_LAUNCHERS} launchers are connected")
+        self._check_room(uid, user)
         launcher = Launcher(uid, user, tuple(names), pid, version, self._now(), self._wall_ns())
         self._by_worker.update(dict.fromkeys(names, launcher))
         return launcher
+
+    def _check_room(self, uid: int, user: str) -> None:
+        """Raises Overloaded if the user, or all users, have too many launchers. One that is gone makes room."""
+        every = self._launchers()
+        mine = [launcher for launcher in every if launcher.uid == uid]
+        if len(mine) < MAX_OF_USER and len(every) < MAX_LAUNCHERS:
+            return
+        among = mine if len(mine) >= MAX_OF_USER else [one for one in every if one.uid == uid or self._has_failed(one)]
+        gone = [launcher for launcher in among if not launcher.connected]
+        if not gone:
+            whose = f"{MAX_OF_USER} launchers of {user}" if among is mine else f"{MAX_LAUNCHERS} launchers"
+            raise Overloaded(f"{whose} are connected", hint="one launcher serves many workers: --slots N")
+        self.forget(min(gone, key=lambda launcher: launcher.heard))
+
+    def _has_failed(self, launcher: Launcher) -> bool:
+        return self._state(launcher) == "failed"
 
     def report(self, launcher: Launcher, number: int, rows: list[WorkerRow]) -> None:
         """Notes a report. Rows of workers that the launcher does not serve are left out."""
@@ -143,7 +160,7 @@ class Workers:
         return [
             row
             for launcher in self._launchers()
-            if launcher.uid == uid and launcher.connected and self._state(launcher) != "failed"
+            if launcher.uid == uid and launcher.connected and not self._has_failed(launcher)
             for row in launcher.rows
             if row.group == group
         ]

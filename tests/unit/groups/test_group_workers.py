@@ -86,11 +86,24 @@ def test_a_node_with_a_long_name_has_workers() -> None:
     assert join(workers, "n" * 63 + "-255").workers == ("n" * 63 + "-255",)
 
 
-def test_the_number_of_launchers_is_bounded(workers: Workers) -> None:
-    for number in range(256):
-        join(workers, f"gn6-{number}")
+def test_the_number_of_launchers_is_bounded(workers: Workers, now: Now) -> None:
+    first, *_ = [join(workers, f"gn6-{number}") for number in range(64)]
+    # Whoever has all of the own places takes none of others.
+    with pytest.raises(Overloaded, match="64 launchers of ada are connected"):
+        join(workers, "gn6-64")
+    bobs = [join(workers, f"gn6-{64 * number + at}", uid=BOB + number) for number in (1, 2, 3) for at in range(64)]
+    with pytest.raises(Overloaded, match="256 launchers are connected"):
+        join(workers, "gn6-256", uid=BOB)
+    # Those that are gone make room: at once for the same user, for others after a while.
+    workers.leave(first)
+    workers.leave(bobs[0])
+    join(workers, "gn6-64000")
+    assert workers.serving(["gn6-0", "gn6-64000"])[0].workers == ("gn6-64000",)
     with pytest.raises(Overloaded):
-        join(workers, "gn6-256")
+        join(workers, "gn6-256", uid=BOB)
+    now.now += FAILED_S
+    join(workers, "gn6-256", uid=BOB)
+    assert "gn6-64" not in states(workers)
 
 
 def test_states_follow_the_last_report(workers: Workers, now: Now) -> None:
