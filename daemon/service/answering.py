@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 
-from probing.api.errors import InternalError, Overloaded, ProbingError
+from probing.api.errors import InternalError, Overloaded, PeerError, ProbingError
 from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service.audit import Audit, described
 from probing.daemon.service.auth import permit
@@ -85,12 +85,18 @@ def answering(method: Callable[..., Awaitable[_Reply]]) -> Callable[..., Awaitab
             await abort(context, e, with_hint=self.hints)
         except grpc.aio.AbortError:
             raise
-        except grpc.aio.InternalError as e:
-            # gRPC could not write because the caller went away.
+        except (asyncio.CancelledError, grpc.aio.InternalError) as e:
+            # InternalError: gRPC could not write because the caller went away.
+            if caller is not None:
+                # What was asked for may be done all the same.
+                self.audit.call(caller, described(name, request), scope, PeerError("the caller went away"))
             raise asyncio.CancelledError from e
         except Exception as e:
             _log.exception("%s failed", name)
-            await abort(context, InternalError(f"{name} failed: {type(e).__name__}"))
+            error = InternalError(f"{name} failed: {type(e).__name__}")
+            if caller is not None:
+                self.audit.call(caller, described(name, request), scope, error)
+            await abort(context, error)
         self.audit.call(caller, described(name, request), scope, None)
         return reply
 

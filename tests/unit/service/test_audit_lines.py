@@ -1,0 +1,91 @@
+"""The lines of the audit log: each change has one, whatever its caller does, and it says who made what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from probing.api.errors import UsageError
+from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.daemon.query.caller import Caller
+from probing.daemon.service.answering import answering
+from probing.daemon.service.audit import Audit
+
+ADA = Caller("unix", "1000", 7)
+PAUSE = pb.PauseRequest(paused=True)
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "probing.audit"]
+
+
+class Service:
+    """A service whose Pause is begun, and then does ``rest``."""
+
+    hints = False
+
+    def __init__(self, rest: Callable[[], Any]) -> None:
+        self.audit, self.timed, self._rest = Audit(), lambda *_: None, rest
+        self.begun = asyncio.Event()
+
+    async def identify(self, _context: object) -> Caller:
+        return ADA
+
+    @answering
+    async def Pause(self, _request: object, _context: object, _caller: Caller) -> pb.PauseReply:
+        self.begun.set()
+        await self._rest()
+        return pb.PauseReply()
+
+
+class Context:
+    """The context of a call that can be ended."""
+
+    def set_trailing_metadata(self, _metadata: object) -> None:
+        """Sends nothing."""
+
+    async def abort(self, _code: object, _text: str) -> None:
+        raise grpc.aio.AbortError
+
+
+def test_a_change_whose_caller_goes_away_has_its_line(lines: Callable[[], list[str]]) -> None:
+    async def scene() -> None:
+        service = Service(asyncio.Event().wait)
+        call = asyncio.create_task(service.Pause(PAUSE, Context()))
+        await service.begun.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(scene())
+    assert lines() == ["pause asked by unix: uid 1000, pid 7: failed: the caller went away"]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (grpc.aio.InternalError("the call has ended"), "failed: the caller went away"),
+        (KeyError("a bug"), "failed: Pause failed: KeyError"),
+        (UsageError("no"), "failed: no"),
+        (None, "done"),
+    ],
+)
+def test_a_change_has_its_line_however_it_ends(
+    lines: Callable[[], list[str]], error: Exception | None, line: str
+) -> None:
+    async def rest() -> None:
+        if error is not None:
+            raise error
+
+    async def scene() -> None:
+        call = asyncio.create_task(Service(rest).Pause(PAUSE, Context()))
+        await asyncio.wait({call})
+        assert call.cancelled() or isinstance(call.exception(), (grpc.aio.AbortError, type(None)))
+
+    asyncio.run(scene())
+    assert lines() == [f"pause asked by unix: uid 1000, pid 7: {line}"]
