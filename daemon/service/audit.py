@@ -1,4 +1,8 @@
-"""The audit log: callers, their calls and the outcomes, in a limited number of lines. All refusals are counted."""
+"""The audit log: callers, their calls and the outcomes, in a limited number of lines. All refusals are counted.
+
+The lines of one caller leave room for those of others, and changes that need more rights for those that need less: else
+a flood of calls would hide a change.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from probing.api.errors import Overloaded, PrivilegeError, ProbingError
-from probing.daemon.query.caller import Caller, Scope
+from probing.daemon.query.caller import NOBODY, Caller, Scope
 
 __all__ = ("Audit", "described")
 
@@ -18,7 +22,7 @@ QUIET_S = 10.0
 MAX_REMEMBERED = 1000
 # Within this time only the first read of each caller and kind is logged, s.
 READS_S = 60.0
-# The most lines of changes and refusals in a second, from all callers.
+# The most lines in a second: of changes that one caller makes by one scope, and of refusals and reads of all callers.
 MAX_LINES = 20
 MAX_WORD = 200
 _log = logging.getLogger("probing.audit")
@@ -33,8 +37,8 @@ class Audit:
         # By caller and reason: the time of the last line, and the refusals since. The least recent comes first.
         self._lines: OrderedDict[tuple[str, str, str], tuple[float, int]] = OrderedDict()
         self._reads: OrderedDict[tuple[tuple[str, str, str], str], float] = OrderedDict()
-        self._second = (0.0, 0)
-        self._dropped = 0
+        # By caller and scope, of all refusals and reads under no caller: the begin of a second, and the lines in it.
+        self._seconds: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def refused(self, caller: Caller, what: str, why: str, *, kind: str = "") -> None:
         """Counts a refusal under ``kind``, or under ``why``. Logs it, but the same refusal once within QUIET_S."""
@@ -59,7 +63,7 @@ class Audit:
             self.refused(caller, what, error.message, kind=error.kind)
         elif scope in (Scope.PROBE, Scope.LAUNCH, Scope.ADMIN):
             result = "done" if error is None else f"failed: {error.message}"
-            self._write(f"{what} asked by {caller}: {result}")
+            self._write(f"{what} asked by {caller}: {result}", caller, scope)
         elif caller.listener != "unix" and scope is Scope.READ and self._due(caller, what):
             self._write(f"{what} asked by {caller}: {'done' if error is None else error.kind}")
 
@@ -74,19 +78,19 @@ class Audit:
             self._reads.popitem(last=False)
         return due
 
-    def _write(self, line: str) -> None:
-        second, count = self._second
-        now = self._now()
+    def _write(self, line: str, caller: Caller = NOBODY, scope: Scope = Scope.READ) -> None:
+        key, now = (f"{caller.listener}: {caller.holder}" if caller.who else "", scope.value), self._now()
+        second, count = self._seconds.pop(key, (now, 0))
         if now - second >= 1.0:
+            if count > MAX_LINES:
+                of = f" of {key[0]}" if key[0] else ""
+                _log.warning("%d lines%s were dropped: too many in a second", count - MAX_LINES, of)
             second, count = now, 0
-            if self._dropped:
-                _log.warning("%d lines were dropped: too many in a second", self._dropped)
-                self._dropped = 0
-        self._second = (second, count + 1)
+        self._seconds[key] = (second, count + 1)
+        while len(self._seconds) > MAX_REMEMBERED:
+            self._seconds.popitem(last=False)
         if count < MAX_LINES:
             _log.warning("%s", line)
-        else:
-            self._dropped += 1
 
 
 def described(method: str, request: Any) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from fakes import Now
 
 from probing.api.errors import UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
-from probing.daemon.query.caller import Caller
+from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service.answering import answering
 from probing.daemon.service.audit import Audit
 
@@ -22,6 +23,24 @@ PAUSE = pb.PauseRequest(paused=True)
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records if record.name == "probing.audit"]
+
+
+def test_no_flood_of_calls_hides_a_change(lines: Callable[[], list[str]]) -> None:
+    now = Now(1000.0)
+    audit, bob = Audit(now), Caller("unix", "1001", 8)
+    for number in range(100):
+        audit.refused(bob, f"query {number}", "no")
+        audit.call(bob, f"annotate {number}", Scope.PROBE, None)
+    audit.call(bob, "eval", Scope.ADMIN, None)
+    audit.call(ADA, "annotate", Scope.PROBE, None)
+    assert lines()[-2:] == [f"{what} asked by {who}: done" for what, who in (("eval", bob), ("annotate", ADA))]
+    assert len(lines()) == 20 + 20 + 2
+    now.now += 1.0
+    audit.call(bob, "annotate", Scope.PROBE, None)
+    assert lines()[-2:] == [
+        "80 lines of unix: uid 1001 were dropped: too many in a second",
+        f"annotate asked by {bob}: done",
+    ]
 
 
 class Service:
