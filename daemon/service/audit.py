@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from probing.api.errors import Overloaded, PrivilegeError, ProbingError
+from probing.api.text import escape
 from probing.daemon.query.caller import NOBODY, Caller, Scope
 
 __all__ = ("Audit", "described")
@@ -24,7 +25,7 @@ MAX_REMEMBERED = 1000
 READS_S = 60.0
 # The most lines in a second: of changes that one caller makes by one scope, and of refusals and reads of all callers.
 MAX_LINES = 20
-MAX_WORD = 200
+MAX_WORD, MAX_LINE = 200, 4000
 _log = logging.getLogger("probing.audit")
 
 
@@ -90,7 +91,8 @@ class Audit:
         while len(self._seconds) > MAX_REMEMBERED:
             self._seconds.popitem(last=False)
         if count < MAX_LINES:
-            _log.warning("%s", line)
+            # Texts of callers and of the collector are in it, and could look like lines of their own.
+            _log.warning("%s", escape(line, MAX_LINE))
 
 
 def described(method: str, request: Any) -> str:

@@ -217,7 +217,8 @@ class Groups:
     def _learned(self, name: str, entry: Entry) -> None:
         group = entry.known
         assert group is not None
-        _log.warning("group %s: generation %d is %s: %s", name, group.generation, group.phase, group.reason)
+        # Another node wrote the reason, and its owner did not sign it.
+        _log.warning("group %s: generation %d is %s: %s", name, group.generation, group.phase, escape(group.reason))
         self._watched.setdefault(name, Watched()).note(group, self._now())
         if group.phase == "running":
             # A node that was away learns of it late.
@@ -247,7 +248,7 @@ class Groups:
             try:
                 await turn
             except ProbingError as e:
-                _log.info("group %s: %s", name, e.message)
+                _log.info("group %s: %s", name, escape(e.message))
             finally:
                 self._busy.discard(name)
 
@@ -376,7 +377,7 @@ class Groups:
                 if node not in group.nodes:
                     del told[node]
             except ProbingError as e:
-                _log.info("group %s: %s", name, e.message)
+                _log.info("group %s: %s", name, escape(e.message))
 
         for at in range(0, len(late), _TELL):
             await asyncio.gather(*map(one, late[at : at + _TELL]))

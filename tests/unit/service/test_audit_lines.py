@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
 import pytest
 from fakes import Now
+from group_records import running
 
 from probing.api.errors import UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.daemon.groups.workers import Workers
 from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service.answering import answering
 from probing.daemon.service.audit import Audit
+from probing.daemon.service.group_peers import Entry, Records
+from probing.daemon.service.groups import Groups
+from probing.groups.group import Group
 
 ADA = Caller("unix", "1000", 7)
 PAUSE = pb.PauseRequest(paused=True)
@@ -41,6 +47,26 @@ def test_no_flood_of_calls_hides_a_change(lines: Callable[[], list[str]]) -> Non
         "80 lines of unix: uid 1001 were dropped: too many in a second",
         f"annotate asked by {bob}: done",
     ]
+
+
+FORGED = "no such job\n2026-11-29T07:00:00.000Z WARNING service probing.audit: eval asked by unix: uid 0, pid 1: done"
+
+
+def test_no_text_of_a_caller_looks_like_a_line(lines: Callable[[], list[str]]) -> None:
+    audit = Audit()
+    audit.call(ADA, "annotate", Scope.PROBE, UsageError(FORGED))
+    audit.call(ADA, "pause", Scope.PROBE, UsageError("\u2028\x1b[2J\r" + "a" * 10_000))
+    audit.refused(ADA, "a call", FORGED)
+    assert len(lines()) == 3
+    assert all(line.isprintable() and len(line) <= 4000 for line in lines())
+
+
+def test_the_reason_of_a_group_of_another_node_looks_like_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    groups = Groups("gn6", None, Records(None), Workers("gn6", 2, 5))  # type: ignore[arg-type]
+    # Nodes take it, since it is not signed by the owner.
+    group = Group.from_json(replace(running(), reason=FORGED).to_json())
+    groups._learned("llama", Entry(known=group))
+    assert [record.getMessage().isprintable() for record in caplog.records] == [True]
 
 
 class Service:
