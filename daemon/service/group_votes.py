@@ -41,6 +41,7 @@ class GroupVotes:
         self._node, self._records, self._workers, self._now = node, records, workers, now
         # The port that was found for a group here, and until when it is kept for the group.
         self._ports: dict[str, tuple[int, float]] = {}
+        self._finding = asyncio.Lock()
 
     async def agree(self, request: pb.AgreeRequest, caller: Caller | None = None) -> pb.AgreeReply:
         """Answers another node, or this one (None). Raises ProbingError."""
@@ -84,6 +85,11 @@ class GroupVotes:
 
     async def _port(self, name: str, first: int) -> int:
         """Returns a free port, and keeps it for the group until its ranks have begun to listen."""
+        # One at a time: groups that start together would find the same port.
+        async with self._finding:
+            return await self._found_port(name, first)
+
+    async def _found_port(self, name: str, first: int) -> int:
         now = self._now()
         taken = {port for group, (port, until) in self._ports.items() if group != name and until > now}
         for other, entry in self._records.entries.items():
