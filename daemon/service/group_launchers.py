@@ -35,12 +35,14 @@ class GroupLaunchers:
             raise PrivilegeError(
                 f"a launcher has to run on node {self._node} itself", hint="give --join the address of its own node"
             )
+        # Where users come from LDAP, this may take seconds.
+        user = await asyncio.to_thread(_user, uid)
         launcher: Launcher | None = None
         sender: asyncio.Task[None] | None = None
         try:
             async for report in reports:
                 if launcher is None:
-                    launcher = self._workers.join(uid, _user(uid), report.workers, report.pid, report.version[:64])
+                    launcher = self._workers.join(uid, user, report.workers, report.pid, report.version[:64])
                     self._brief(launcher)
                     sender = asyncio.create_task(_send(launcher, context))
                 self._workers.report(launcher, report.number, rows_from(report.rows))
