@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -58,12 +59,18 @@ class Entry:
     acceptor: Acceptor = field(default_factory=Acceptor)
     known: Group | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # The accepted record that was read last, and its text.
+    _read: tuple[bytes, Group] | None = None
 
     @property
     def record(self) -> Group | None:
         """The record that says whose group it is: ``known``, else the accepted record; None if there is neither."""
         value = self.acceptor.accepted.value
-        return self.known or (Group.from_json(value) if value else None)
+        if self.known is not None or not value:
+            return self.known
+        if self._read is None or self._read[0] != value:
+            self._read = value, Group.from_json(value)
+        return self._read[1]
 
     @property
     def id(self) -> str:
@@ -86,6 +93,10 @@ class Entry:
 class Records:
     """The entries of all groups, which are on disk before a call returns. Belongs to one event loop.
 
+    A name of which no record was accepted here is in memory only, and forgotten when there are too many: anybody can
+    ask about names. Until then the node has promised nothing that a record depends on: at worst two groups are created
+    under one name at the same time, see ``learn``.
+
     ``on_news`` is called with the name and the entry of a group once a newer record is known, even if whoever told the
     record has gone away meanwhile.
     """
@@ -94,6 +105,8 @@ class Records:
         self._collector = collector
         self.on_news: Callable[[str, Entry], None] = lambda *_: None
         self.entries: dict[str, Entry] = {}
+        # Names without a record, those asked about least lately first.
+        self._unknown: OrderedDict[str, Entry] = OrderedDict()
         self._loaded = asyncio.Event()
         self._damaged: set[str] = set()
         self._number = 0
@@ -140,14 +153,15 @@ class Records:
     def entry(self, name: str, identity: str = "") -> Entry:
         """Returns the entry of the group with this name and id, a new one if it is not known.
 
-        Raises PeerError as ``find`` does, PrivilegeError if another group has the name, Overloaded if there are too
-        many groups.
+        Raises PeerError as ``find`` does, and PrivilegeError if another group has the name.
         """
         entry = self.find(name)
         if entry is None:
-            if len(self.entries) >= MAX_GROUPS:
-                raise Overloaded(f"this node has {MAX_GROUPS} groups", hint="give a group of yours a new specification")
-            entry = self.entries[name] = Entry()
+            entry = self._unknown.setdefault(name, Entry())
+            self._unknown.move_to_end(name)
+            if len(self._unknown) > MAX_GROUPS:
+                idle = (other for other, one in self._unknown.items() if one is not entry and not one.lock.locked())
+                self._unknown.pop(next(idle, ""), None)
         if identity and entry.id not in ("", identity):
             raise PrivilegeError(f"another group has the name {name} here", hint="give the group another name")
         return entry
@@ -200,11 +214,14 @@ class Records:
         await _whole(entry, learned)
 
     def check_room(self, name: str, group: Group, length: int) -> None:
-        """Raises Overloaded if the owner of a group has too many groups here, or too large ones."""
+        """Raises Overloaded if there are too many groups, or their owner has too many here, or too large ones."""
         spec, number = group.spec, 1
+        if name not in self.entries and len(self.entries) >= MAX_GROUPS:
+            raise Overloaded(f"this node has {MAX_GROUPS} groups", hint="give a group of yours a new specification")
         for other, entry in self.entries.items():
-            if other != name and entry.known is not None and entry.known.spec.uid == spec.uid:
-                number, length = number + 1, length + len(entry.acceptor.committed.value)
+            if other != name and (record := entry.record) is not None and record.spec.uid == spec.uid:
+                kept = entry.acceptor.committed.value or entry.acceptor.accepted.value
+                number, length = number + 1, length + len(kept)
         if number > _MAX_OWNED or length > _MAX_OWNED_BYTES:
             raise Overloaded(
                 f"{spec.owner} has {number} groups with {size(length)} on this node, and a user may have "
@@ -213,12 +230,23 @@ class Records:
             )
 
     async def _keep(self, name: str, entry: Entry, acceptor: Acceptor) -> None:
-        """Writes the state to disk; only then it counts."""
-        if acceptor != entry.acceptor:
+        """Writes the state to disk, if it has a record; only then it counts."""
+        if self.entries.get(name, self._unknown.get(name)) is not entry:
+            raise PeerError(f"the name {name} was forgotten meanwhile", hint="ask again")
+        if acceptor == entry.acceptor:
+            return
+        if name in self.entries or acceptor.accepted.value or acceptor.committed.value:
+            self.entries[name] = entry
+            self._unknown.pop(name, None)
             self._number += 1
             text = json.dumps({"number": self._number, "acceptor": acceptor.to_dict()}, separators=(",", ":")).encode()
-            await asyncio.to_thread(self._collector.keep_group, name, text, self._number, _KEEP_S)
-            entry.acceptor = acceptor
+            try:
+                await asyncio.to_thread(self._collector.keep_group, name, text, self._number, _KEEP_S)
+            except BaseException:
+                if entry.acceptor == Acceptor(promised=entry.acceptor.promised):
+                    self._unknown[name] = self.entries.pop(name)
+                raise
+        entry.acceptor = acceptor
 
 
 def _starting() -> PeerError:

@@ -211,7 +211,7 @@ class Groups:
         proposer = Proposer(self._node, self._peers.for_group(name, start.spec.id), voters, _pause)
         committed = await proposer.change(entry.acceptor.committed, updated)
         await self._records.learn(name, committed)
-        await self._tell(name, entry)
+        await self._tell(name, self._records.entry(name))
         return Group.from_json(committed.value)
 
     def _learned(self, name: str, entry: Entry) -> None:

@@ -17,6 +17,7 @@ from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.daemon.arrow import batch_of
 from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.service import group_peers
+from probing.daemon.service.group_peers import Entry
 from probing.groups.group import Group, created, order_of
 from probing.groups.report import WorkerRow, rows_json
 from probing.groups.spec import Spec
@@ -167,12 +168,32 @@ def test_messages_about_unknown_groups_leave_room_for_others() -> None:
     attacked(attack)
 
 
+def test_groups_that_are_not_created_leave_room_for_others() -> None:
+    async def attack(network: Network, group: Group) -> None:
+        asyncio.get_running_loop().disk_s = 0.0  # type: ignore[attr-defined]
+        gn6 = network.nodes["gn6"]
+        for number in range(1031):
+            name = f"g{number}"
+            # There is no group to change or stop; the voters are asked for it.
+            new = record(name=name, workers=WORKERS, version=2, uid=EVE, owner="eve")
+            for request in (pb.GroupRequest(name=name, create=new.to_json()), pb.GroupRequest(name=name, stop=True)):
+                with pytest.raises((NotFound, UsageError), match=r"there is no group|knows no group"):
+                    await gn6.call(lambda groups, request=request: groups.group(request, user(EVE)))
+        other = record(name="other", workers=WORKERS)
+        assert await network.create("gn7", other) == other
+        for name in NAMES:
+            assert set(network.nodes[name].records.entries) == {"llama", "other"}
+            assert set(network.nodes[name].disk.records) == {"llama", "other"}
+
+    attacked(attack)
+
+
 def test_no_more_groups_than_a_node_keeps() -> None:
     async def scene(network: Network) -> None:
         node = network.nodes["gn6"]
         asyncio.get_running_loop().disk_s = 0.0  # type: ignore[attr-defined]
         for number in range(1024):
-            node.records.entry(f"g{number}")
+            node.records.entries[f"g{number}"] = Entry()
         with pytest.raises(Overloaded, match="this node has 1024 groups"):
             await network.create("gn6", record(workers=("gn6-0",)))
         # What is known stays in use.

@@ -326,8 +326,8 @@ def test_what_a_node_answers_is_on_its_disk() -> None:
         node, value = network.nodes["gn6"], group_of("gn6", "gn7").to_json()
         ballots = [pb.Ballot(counter=counter, node="gn7") for counter in (1, 2, 3)]
         steps: list[dict[str, Any]] = [
-            {"prepare": ballots[0]},
-            {"accept": pb.Proposal(ballot=ballots[1], record=value, base=["gn6", "gn7"])},
+            {"accept": pb.Proposal(ballot=ballots[0], record=value, base=["gn6", "gn7"])},
+            {"prepare": ballots[1]},
             {"learn": pb.Proposal(ballot=ballots[2], record=value)},
         ]
         for step in steps:
