@@ -48,6 +48,8 @@ _TELL = 16
 # A change whose proposer went away is finished after this time; by the second voter after twice this time, s.
 _OPEN_S = 5.0
 _MAX_FINDINGS, _MAX_ABSENT = 4096, 64
+# The default of torchrun's --rdzv-id: the ranks' job would have the name of their master.
+_NO_RUN_ID, _OTHER = "none", "give the group another name"
 _log = logging.getLogger("probing.groups")
 _Update = Callable[[Group | None], Group | None]
 
@@ -135,6 +137,8 @@ class Groups:
 
         def update(group: Group | None) -> Group | None:
             if group is None:
+                if name == _NO_RUN_ID:
+                    raise UsageError(f"{name} is no name of a job: torchrun and probingd read it as none", hint=_OTHER)
                 if new.spec.version != 1:
                     raise UsageError(f"there is no group {name}", hint=f"probingctl group create {name} ...")
                 # Only what the owner signed.

@@ -290,11 +290,15 @@ def test_a_replayed_start_after_a_stop() -> None:
         (user(EVE), lambda: record(name="other", workers=WORKERS), "uid 1001 may not create a group of uid 1000"),
         (user(), lambda: record(name="third", workers=WORKERS), "the request and the record name two groups"),
         (user(), lambda: record(name="other", workers=WORKERS, version=2), "there is no group other"),
+        # No finding about its job would be about the group.
+        (user(), lambda: record(name="none", workers=WORKERS), "none is no name of a job"),
     ],
 )
 def test_a_group_that_is_not_created(caller: Caller, make: Callable[[], Group], problem: str) -> None:
     async def attack(network: Network, group: Group) -> None:
-        request = pb.GroupRequest(name="other", create=make().to_json())
+        new = make()
+        named = "none" if new.spec.name == "none" else "other"
+        request = pb.GroupRequest(name=named, create=new.to_json())
         with pytest.raises(ProbingError, match=problem):
             await network.nodes["gn6"].call(lambda groups: groups.group(request, caller))
 
