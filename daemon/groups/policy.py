@@ -38,14 +38,16 @@ class Watched:
     """What this node remembers of the present generation. Times are on time.monotonic(), s.
 
     ``since``: when this node learned of the phase. ``rows``: the last reports by node; None for a node that does not
-    answer, ``silent``: since when. ``waits_for``: why the start waits. ``failed``: when a failure was first seen.
+    answer, ``silent``: since when, and when it was last asked; nodes are asked ``every`` so many seconds.
+    ``waits_for``: why the start waits. ``failed``: when a failure was first seen.
     """
 
     generation: int = -1
     phase: str = ""
     since: float = 0.0
     rows: dict[str, list[WorkerRow] | None] = field(default_factory=dict)
-    silent: dict[str, float] = field(default_factory=dict)
+    silent: dict[str, tuple[float, float]] = field(default_factory=dict)
+    every: float = 1.0
     waits_for: str = ""
     failed: float | None = None
 
@@ -57,10 +59,12 @@ class Watched:
 
     def heard(self, node: str, rows: list[WorkerRow] | None, now: float) -> None:
         self.rows[node] = rows
-        if rows is None:
-            self.silent.setdefault(node, now)
-        else:
+        if rows is not None:
             self.silent.pop(node, None)
+            return
+        since, asked = self.silent.get(node, (now, now))
+        # Meanwhile another node asked, which may have had answers.
+        self.silent[node] = (since if now - asked < max(_GONE_S, 3 * self.every) else now), now
 
 
 def next_step(group: Group, watched: Watched, now: float, now_ns: int) -> Step | None:
@@ -215,7 +219,7 @@ def _how(row: WorkerRow) -> str:
 
 def _gone(group: Group, watched: Watched, now: float) -> set[str]:
     nodes = {rank.node for rank in group.ranks()}
-    return {node for node, since in watched.silent.items() if node in nodes and now - since > _GONE_S}
+    return {node for node, (since, _) in watched.silent.items() if node in nodes and now - since > _GONE_S}
 
 
 def _nodes_left(group: Group, without: set[str]) -> int:

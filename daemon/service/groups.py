@@ -288,7 +288,8 @@ class Groups:
         if group.phase not in ("ending", "running") or not self._leads(name, group, entry):
             return
         nodes = group.nodes
-        if now - self._asked.get(name, -math.inf) >= max(_ASK_S, len(nodes) / _NODES_A_SECOND):
+        watched.every = max(_ASK_S, len(nodes) / _NODES_A_SECOND)
+        if now - self._asked.get(name, -math.inf) >= watched.every:
             self._asked[name] = now
             await self._hear(name, sorted(nodes), watched)
         if (step := next_step(group, watched, self._now(), self._wall_ns())) is not None:

@@ -425,6 +425,21 @@ def test_a_pause_begins_again_after_a_node_has_answered() -> None:
     assert next_step(group, made, 100.0 + GONE + 1.2, BEGUN_NS) is not None
 
 
+def test_a_silence_of_the_time_before_another_node_led_is_none() -> None:
+    group = running(**ELASTIC)
+    made = watched(group, without(rows(group, **ALIVE), "gn7"))
+    # Another node asked for an hour.
+    made.heard("gn7", None, 3600.0)
+    assert next_step(group, made, 3600.0, BEGUN_NS) is None
+    assert next_step(group, made, 3600.0 + 2, BEGUN_NS) is None
+    # A large group is asked more rarely.
+    made.every = 100.0
+    for seconds in (100, 200, 300):
+        made.heard("gn7", None, 3600.0 + seconds)
+    assert next_step(group, made, 3901.0, BEGUN_NS) is None
+    assert next_step(group, made, 3903.0, BEGUN_NS) is not None
+
+
 def test_the_fence_counts_from_when_the_leader_learned_of_the_end() -> None:
     group = _again(**ELASTIC)
     made = watched(group, without(rows(group), "gn7"), 1000.0)
