@@ -62,15 +62,20 @@ class Bandwidth:
         if self._taking:
             raise Overloaded(_BUSY)
         self._taking = True
-        limit, taken = time.monotonic() + PEER_S, 0
         try:
-            async for request in requests:
-                taken += len(request.data)
-                if taken > self._most or time.monotonic() > limit:
-                    raise QueryError("the measurement sent too many bytes, or took too long")
-            return taken
+            return await asyncio.wait_for(self._taken(requests), PEER_S)
+        except asyncio.TimeoutError:
+            raise _too_much() from None
         finally:
             self._taking = False
+
+    async def _taken(self, requests: AsyncIterator[Any]) -> int:
+        taken = 0
+        async for request in requests:
+            taken += len(request.data)
+            if taken > self._most:
+                raise _too_much()
+        return taken
 
     async def _transfer(self, peer: str, seconds: float) -> Transfer:
         if seconds <= 0:
@@ -99,3 +104,7 @@ class Bandwidth:
             except asyncio.TimeoutError:
                 return Transfer(peer, why=f"no answer within {seconds:.1f} s")
         return Transfer(peer, reply.received_bytes, time.perf_counter_ns() - begun)
+
+
+def _too_much() -> QueryError:
+    return QueryError("the measurement sent too many bytes, or took too long")
