@@ -20,10 +20,10 @@ from probing.api.text import plural, utc_second
 from probing.daemon.cluster import Member
 from probing.daemon.diagnose.coordination.peers import Sight
 from probing.daemon.diagnose.gather.gatherer import Gatherer
-from probing.daemon.query.caller import Caller
+from probing.daemon.query.caller import Caller, Scope
 from probing.daemon.query.engine import Engine
 from probing.daemon.service.answering import CallAdmission, CallKind, Timed, answering
-from probing.daemon.service.audit import Audit
+from probing.daemon.service.audit import MAX_WORD, Audit
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.gossip import COMPRESS_BYTES, Gossip
 from probing.daemon.service.groups import Groups
@@ -286,8 +286,14 @@ class NodeService(NodeServicer):
         if allowed:
             known = await allowed.among(known.intersection(request.peers))
         asked = asked_of(request, caller, known)
-        with self._admission.counted(CallKind.PREFLIGHT, caller):
-            facts = await self._preflight.facts(asked, timeout)
+        try:
+            with self._admission.counted(CallKind.PREFLIGHT, caller):
+                facts = await self._preflight.facts(asked, timeout)
+        finally:
+            if request.python:
+                # A part that is refused does not end the call.
+                refusal = PrivilegeError(asked.refused[0].why) if asked.refused else None
+                self.audit.call(caller, f"preflight python={request.python[:MAX_WORD]!r}", Scope.ADMIN, refusal)
         return pb.PreflightReply(
             node=self._node.name, facts=encoded(facts), received_ns=received, node_time_ns=self._now_ns()
         )

