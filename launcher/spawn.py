@@ -85,19 +85,17 @@ def spawn(plan: Plan) -> Started:
         report, reports = (_high(fd, opened) for fd in os.pipe())
         os.set_blocking(report, False)
         pid = _spawn(plan, log, (waits, payload, reports))
+        # It is our child and not reaped, so its pid is its own. If it cannot be watched, it ends with ``go``.
+        stat = stat_of(pid)
+        handle = Handle.open(pid, stat.start_ns) if stat else None
+        if handle is None:
+            raise OSError(None, f"process {pid} cannot be found in /proc")
         for fd in (go, report):
             opened.remove(fd)
+        return Started(handle, report, go)
     finally:
         for fd in opened:
             os.close(fd)
-    # It is our child and not reaped, so its pid is its own.
-    stat = stat_of(pid)
-    handle = Handle.open(pid, stat.start_ns) if stat else None
-    if handle is None:
-        os.close(go)
-        os.close(report)
-        raise OSError(None, f"process {pid} cannot be found in /proc")
-    return Started(handle, report, go)
 
 
 def start_keeper(directory: Path, node: str) -> None:

@@ -9,13 +9,16 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
+from probing.launcher import spawn
 from probing.launcher.processes import Clock, Handle, Mark, Stat, mark_in, mark_of, send, stat_of, stats
+from probing.launcher.shim import NOT_RECORDED
 
 
 @pytest.fixture
@@ -123,3 +126,24 @@ def test_a_lack_of_descriptors_is_not_an_end(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(OSError, match="Too many open files"):
         Handle.open(stat.pid, stat.start_ns)
     assert not send(stat, signal.SIGCONT)
+
+
+def test_a_process_that_cannot_be_watched_is_not_left_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = []
+
+    def fails(pid: int) -> None:
+        pids.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(spawn, "stat_of", fails)
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "g" / "rank0.log"
+    plan = spawn.Plan(("touch", str(tmp_path / "ran")), {"PATH": os.environ["PATH"]}, {}, "/", "pid PID", log)
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208
+    with pytest.raises(OSError, match="Too many open files"):
+        spawn.spawn(plan)
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+    # It is not released, and sees that it never will be.
+    _, status = os.waitpid(pids[0], 0)
+    assert os.waitstatus_to_exitcode(status) == NOT_RECORDED
+    assert not (tmp_path / "ran").exists()
