@@ -12,6 +12,7 @@ from ports import free_port
 from simulator.cast import Cast
 from simulator.running import Simulation, simulated
 
+from probing.api.text import time_text
 from probing.client.cluster import Cluster
 from probing.client.main import main
 from probing.client.wire import many
@@ -57,7 +58,9 @@ def test_clocks_are_measured_with_each_answer(
     for number, ahead_s in ((10, 0.0), (11, 0.5), (20, 5.0)):
         clock = found[cast.address(number)]
         assert abs(clock["clock_offset_ns"] - ahead_s * 1e9) <= clock["clock_error_ns"]
-    assert "warning: the clock of sim-000020 is 5 s ahead: its times are off by that\n" in capsys.readouterr().err
+    # On a busy machine it is measured with an error.
+    ahead = time_text(found[cast.address(20)]["clock_offset_ns"])
+    assert f"warning: the clock of sim-000020 is {ahead} ahead: its times are off by that\n" in capsys.readouterr().err
 
 
 def test_by_a_tree_nobody_is_lost_or_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +68,8 @@ def test_by_a_tree_nobody_is_lost_or_counted_twice(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(many, "TREE_FROM", 100)
     cast = Cast(270 if LONG else 140, free_port(), breaking_of=10, refusing_of=135)
     refusing = {cast.address(number) for number in range(cast.count) if cast.refuses(number)}
-    with simulated(cast), Cluster(nodes=cast.addresses, timeout=60) as cluster:
+    # Nobody is silent: only a machine that stands still for minutes makes nodes in the middle seem so.
+    with simulated(cast), Cluster(nodes=cast.addresses, timeout=900) as cluster:
         assert cluster.query(SQL).to_pylist() == _rows(cast.count - len(refusing))
         outcome = cluster.outcomes[-1]
         assert {failure.address for failure in outcome.failed} == refusing
@@ -93,7 +97,7 @@ def test_by_a_tree_a_silent_node_is_named_and_the_others_count_once(monkeypatch:
 def test_a_dead_node_in_the_middle_is_named_and_the_others_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "TREE_FROM", 20)
     cast = Cast(40, free_port(), refusing_of=3)
-    with simulated(cast), Cluster(nodes=cast.addresses, timeout=10) as cluster:
+    with simulated(cast), Cluster(nodes=cast.addresses, timeout=900) as cluster:
         assert cluster.query(SQL).to_pylist() == _rows(26)
         outcome = cluster.outcomes[-1]
         assert [f.address for f in outcome.detours] == [cast.address(0)]
