@@ -117,7 +117,7 @@ class Node:
     def start(self) -> None:
         network, clock = self._network, asyncio.get_running_loop().time
         self._collector = Collector(self.disk, network.chosen)
-        peers: Any = GroupPeers(self, _Stubs(network, self.name), lambda request: self._groups.agree(request))  # type: ignore[arg-type]
+        peers: Any = GroupPeers(self, _Stubs(network, self.name), lambda request: self._groups.agree(request), clock)  # type: ignore[arg-type]
         records, workers = Records(self._collector), Workers(self.name, SUSPECT_S, FAILED_S, clock, network.wall_ns)  # type: ignore[arg-type]
         self._groups = self.groups = Groups(self.name, peers, records, workers, clock, network.wall_ns)
         self.records = records

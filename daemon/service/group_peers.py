@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import socket
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +19,7 @@ from probing.api.errors import FormatError, Overloaded, PeerError, PrivilegeErro
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.text import size
 from probing.api.typed import typed_json
-from probing.daemon.cluster import Membership
+from probing.daemon.cluster import Member, Membership
 from probing.daemon.ipc import Header
 from probing.daemon.service.collector_client import CollectorClient
 from probing.daemon.service.outgoing import PeerStubs
@@ -37,6 +39,7 @@ __all__ = (
 )
 
 CALL_S = 2.0
+_MEMBERS_S = 1.0
 _KEEP_S = 5.0
 # What a user may have of MAX_GROUPS, and of the memory.
 _MAX_OWNED, _MAX_OWNED_BYTES = MAX_GROUPS // 4, 16 << 20
@@ -287,17 +290,24 @@ def _checked(name: str, record: bytes, before: Group | None) -> Group:
 
 
 class GroupPeers:
-    """Calls Agree of other nodes; calls about this node are answered by ``local``. Implements ``proposer.Peers``."""
+    """Calls Agree of other nodes; calls about this node are answered by ``local``. Implements ``proposer.Peers``.
+    ``now``: a clock like time.monotonic(), s.
+    """
 
     def __init__(
         self,
         membership: Membership,
         stubs: PeerStubs,
         local: Callable[[pb.AgreeRequest], Any],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._membership = membership
         self._stubs = stubs
         self._local = local
+        self._now = now
+        # The members by name, and when they were read.
+        self._members: dict[str, Member] = {}
+        self._read = -math.inf
 
     async def ask(self, node: str, request: pb.AgreeRequest, seconds: float = CALL_S) -> pb.AgreeReply:
         """Returns the reply of ``node``. Raises PeerError, FormatError or PrivilegeError."""
@@ -319,14 +329,21 @@ class GroupPeers:
 
     def address(self, node: str) -> str:
         """Returns the address of ``node``. Raises PeerError for an unknown node."""
-        for member in self._membership.members():
-            if member.name == node and member.address:
-                return member.address
+        member = self._by_name().get(node)
+        if member is not None and member.address:
+            return member.address
         raise PeerError(f"node {node} is not known here", hint="`probingctl nodes` lists the nodes that are known")
 
     def states(self) -> Mapping[str, str]:
         """Returns the state of each node that this node knows."""
-        return {member.name: member.state for member in self._membership.members()}
+        return {name: member.state for name, member in self._by_name().items()}
+
+    def _by_name(self) -> Mapping[str, Member]:
+        """Returns the members, at most _MEMBERS_S old: listing a thousand takes some ms, and each call needs them."""
+        if self._now() - self._read >= _MEMBERS_S:
+            self._members = {member.name: member for member in self._membership.members()}
+            self._read = self._now()
+        return self._members
 
     def for_group(self, name: str, identity: str) -> _GroupRegister:
         return _GroupRegister(self, name, identity)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 from group_records import FENCE_S, finding_of, group_of, newer
-from groups_network import Network, simulated
+from groups_network import Network, Node, simulated
 from long import long_unless
 
 from probing.api.errors import PeerError, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.daemon.cluster.membership import Member
 from probing.groups.group import Group
 
 NAMES = ["gn6", "gn7", "gn8"]
@@ -196,6 +197,27 @@ def test_the_same_hang_after_a_start_by_the_owner() -> None:
         assert generations(network) == {4}
 
     simulated(scene, NAMES)
+
+
+def test_the_nodes_of_a_large_cluster_are_listed_once_for_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = 0
+
+    def members(node: Node) -> Iterator[Member]:
+        nonlocal listed
+        listed += node.name == "gn1"
+        return real(node)
+
+    async def scene(network: Network) -> None:
+        nonlocal listed
+        await begun(network, *NINE)
+        listed = 0
+        await asyncio.sleep(60)
+        # It leads, and asks the other nodes each second.
+        assert listed <= 60
+
+    real = Node.members
+    monkeypatch.setattr(Node, "members", members)
+    simulated(scene, NINE)
 
 
 def _groups(network: Network, name: str) -> Any:
