@@ -239,7 +239,11 @@ class Launcher:
     def _space_problem(self, group: Group, held: Held | None) -> str:
         if held is None and len(self._held) >= MAX_GROUPS and not self._forget_deleted():
             return f"this launcher has {MAX_GROUPS:,} groups: delete some"
-        size = sum(len(history.record) for history in self._state.groups) + len(group.spec_text)
+        if held is not None and group.spec.version <= held.history.version:
+            # An order: whoever has too much could not stop or delete anything else.
+            return ""
+        others = (history for history in self._state.groups if held is None or history is not held.history)
+        size = sum(len(history.record) for history in others) + len(group.spec_text)
         return "the records of this launcher's groups are too large: delete some" if size > _MAX_RECORDS else ""
 
     def _forget_deleted(self) -> bool:
