@@ -54,7 +54,8 @@ def rotate(path: Path, limit: int) -> bool:
     """Truncates a log of at least ``limit`` bytes after its end was copied to ``.1``: at most ``limit`` bytes, and 64
     MiB. Returns whether it was truncated.
 
-    A disk that is full costs the older lines, not the rotation.
+    A disk that is full costs the older lines, not the rotation. A log that cannot be truncated, as on a file server
+    that has lost it, stays as it is.
     """
     try:
         fd = os.open(path, os.O_RDWR | _FLAGS)
@@ -67,6 +68,8 @@ def rotate(path: Path, limit: int) -> bool:
         _keep(fd, path.with_name(f"{path.name}.1"), max(0, status.st_size - min(limit, _MAX_KEPT)))
         os.ftruncate(fd, 0)
         return True
+    except OSError:
+        return False
     finally:
         os.close(fd)
 

@@ -89,6 +89,20 @@ def test_a_log_is_truncated_even_if_its_end_cannot_be_kept(path: Path, monkeypat
     assert path.stat().st_size == 0
 
 
+@pytest.mark.parametrize("call", ["fstat", "ftruncate"])
+def test_a_log_that_a_file_server_has_lost_costs_nothing_else(
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def lost(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    write(path, b"a" * 8192)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, lost)
+        assert not rotate(path, 4096)
+    assert rotate(path, 4096)
+
+
 @pytest.mark.parametrize(
     ("start", "limit", "data", "end"),
     [
