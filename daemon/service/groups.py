@@ -106,8 +106,10 @@ class Groups:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def group(self, request: pb.GroupRequest, caller: Caller) -> pb.GroupReply:
-        """Returns the records that were asked for, after the change in ``request``. Raises ProbingError."""
+    async def group(self, request: pb.GroupRequest, caller: Caller, new: Group | None = None) -> pb.GroupReply:
+        """Returns the records that were asked for, after the change in ``request``. ``new``: the record in it, if it
+        was read already. Raises ProbingError.
+        """
         await self._records.await_loaded()
         kind = request.WhichOneof("change")
         if kind is None:
@@ -117,7 +119,7 @@ class Groups:
         if not NAME.fullmatch(request.name):
             raise UsageError(f"{escape(request.name, 80)!r} is no name of a group", hint="letters, digits, ., _ and -")
         if kind == "create":
-            record = await self._create(request.name, Group.from_json(request.create), caller)
+            record = await self._create(request.name, new or Group.from_json(request.create), caller)
         elif kind == "order":
             record = await self._order(request.name, _order(request.order))
         else:

@@ -47,6 +47,7 @@ from probing.daemon.service.streams import Form, Streams
 from probing.daemon.supervisor.health import RESTARTED
 from probing.diagnosis.facts_file import encoded, to_json
 from probing.federation.engine import engine_version
+from probing.groups.group import Group
 
 __all__ = ("Node", "NodeService")
 
@@ -382,7 +383,12 @@ class NodeService(NodeServicer):
     @answering
     async def Group(self, request: pb.GroupRequest, context: Context, caller: Caller) -> pb.GroupReply:  # noqa: N802
         del context
-        return await self._enabled_groups().group(request, caller)
+        groups = self._enabled_groups()
+        if request.WhichOneof("change") != "create":
+            return await groups.group(request, caller)
+        # Reading a group of thousands of workers takes 0.1 s and more, and local users may send any number.
+        new = await self._admission.run(CallKind.CONTROL, caller, partial(Group.from_json, request.create))
+        return await groups.group(request, caller, new)
 
     @answering
     async def GroupLog(  # noqa: N802
