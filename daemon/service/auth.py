@@ -151,7 +151,9 @@ class Doorkeeper:
             caller = dataclasses.replace(caller, name=certificate.name, nodes=certificate.nodes)
         if token is not None:
             scopes = token.scopes & _most(certificate)
-            return dataclasses.replace(caller, name=caller.name or token.name, scopes=scopes, jobs=token.jobs)
+            # A site may give all people one certificate, and each a token, which has the rights.
+            name = f"{caller.name}, {token.name}" if certificate and not peer else caller.name or token.name
+            return dataclasses.replace(caller, name=name, scopes=scopes, jobs=token.jobs)
         if peer or not self._tokens.wanted:
             alone = ONLY if certificate is None else GRANTS[Scope.PEER if peer else Scope.READ]
             return dataclasses.replace(caller, scopes=alone)

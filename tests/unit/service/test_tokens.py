@@ -191,6 +191,18 @@ def test_a_certificate_and_a_token_allow_what_both_allow(
         made.identified(TCP, shown(B), person)
 
 
+def test_people_with_one_certificate_are_told_apart_by_their_tokens(tmp_path: Path) -> None:
+    both = "".join(f'[[token]]\nname = "{name}"\nscope = "probe"\nvalue = "{A}{name}"\n' for name in ("ada", "bob"))
+    made = keeper(written(tmp_path / "t", both))
+    site = Certificate("people", peer=False, ends=4e9, made=0)
+    callers = [made.identified(TCP, shown(f"{A}{name}"), site) for name in ("ada", "bob")]
+    assert [str(caller) for caller in callers] == [f"tcp: {TCP.who} (people, {name})" for name in ("ada", "bob")]
+    assert len({caller.key for caller in callers}) == len({caller.holder for caller in callers}) == 2
+    # A node is its certificate.
+    node = Certificate("gn6", peer=True, ends=4e9, made=0, nodes=frozenset(["gn6"]))
+    assert made.identified(TCP, shown(f"{A}ada"), node).name == "gn6"
+
+
 def test_the_jobs_of_a_token_limit_a_node_too(tmp_path: Path) -> None:
     made = keeper(written(tmp_path / "t", SEVERAL))
     node = Certificate("gn6", peer=True, ends=4e9, made=0, nodes=frozenset(["gn6"]))
