@@ -47,9 +47,8 @@ class Audit:
         now = self._now()
         key = (str(caller), what, kind or why)
         since, count = self._lines.pop(key, (now - QUIET_S, 0))
-        if now - since >= QUIET_S:
-            more = f" (and {count} times since the last line)" if count else ""
-            self._write(f"{what} asked by {caller}: refused: {why}{more}")
+        more = f" (and {count} times since the last line)" if count else ""
+        if now - since >= QUIET_S and self._write(f"{what} asked by {caller}: refused: {why}{more}"):
             since, count = now, 0
         else:
             count += 1
@@ -79,7 +78,8 @@ class Audit:
             self._reads.popitem(last=False)
         return due
 
-    def _write(self, line: str, caller: Caller = NOBODY, scope: Scope = Scope.READ) -> None:
+    def _write(self, line: str, caller: Caller = NOBODY, scope: Scope = Scope.READ) -> bool:
+        """Returns whether the line was written: there may be too many in this second."""
         key, now = (f"{caller.listener}: {caller.holder}" if caller.who else "", scope.value), self._now()
         second, count = self._seconds.pop(key, (now, 0))
         if now - second >= 1.0:
@@ -93,6 +93,7 @@ class Audit:
         if count < MAX_LINES:
             # Texts of callers and of the collector are in it, and could look like lines of their own.
             _log.warning("%s", escape(line, MAX_LINE))
+        return count < MAX_LINES
 
 
 def described(method: str, request: Any) -> str:

@@ -49,6 +49,21 @@ def test_no_flood_of_calls_hides_a_change(lines: Callable[[], list[str]]) -> Non
     ]
 
 
+def test_a_refusal_whose_line_found_no_room_has_one_the_next_time(lines: Callable[[], list[str]]) -> None:
+    now = Now(1000.0)
+    audit = Audit(now)
+    for number in range(20):
+        audit.refused(Caller("unix", "1001", 8), f"query {number}", "no")
+    audit.refused(ADA, "pause", "no")
+    now.now += 1.0
+    audit.refused(ADA, "pause", "no")
+    audit.refused(ADA, "pause", "no")
+    assert lines()[20:] == [
+        "1 lines were dropped: too many in a second",
+        f"pause asked by {ADA}: refused: no (and 1 times since the last line)",
+    ]
+
+
 FORGED = "no such job\n2026-11-29T07:00:00.000Z WARNING service probing.audit: eval asked by unix: uid 0, pid 1: done"
 
 
