@@ -141,7 +141,8 @@ def test_programs_of_a_dead_daemon_do_nothing(make_daemon: Callable[..., Daemon]
     first = pushed()
     until(lambda: pushed() > first, what="programs that still work without a daemon")
     late = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - 61_000_000_000
-    value = [f"{byte:#04x}" for byte in late.to_bytes(8, "little") + bytes(8)]
+    shown = json.loads(subprocess.check_output(["bpftool", "-j", "map", "show", "pinned", str(control)]))
+    value = [f"{byte:#04x}" for byte in late.to_bytes(8, "little") + bytes(shown["bytes_value"] - 8)]
     subprocess.check_call(["bpftool", "map", "update", "pinned", str(control), "key", *["0"] * 4, "value", *value])
     silent = pushed()
     runs = program_runs(daemon)
