@@ -26,6 +26,7 @@ from doubles.nvml_double import NvmlDouble, build_nvml, recorded
 from e2e_support import ROOT, Daemon
 from filled_columns import ELSEWHERE, METRICS_ELSEWHERE, NEVER
 from infiniband import make_port
+from long import long
 from ports import free_port
 from test_flight_dumps import job_of
 from test_metrics_of_a_daemon import TOKEN, Samples, scraped
@@ -180,6 +181,7 @@ def _use_nccl(job: Job, daemon: Daemon) -> None:
     job.ranks.ranks[SIZE - 1].kill()
 
 
+@long
 def test_each_column_is_filled_and_each_metric_shown(scene: Scene) -> None:
     def missing() -> dict[str, list[str]]:
         have = scene.filled()

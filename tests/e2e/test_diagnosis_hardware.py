@@ -128,6 +128,7 @@ def test_an_xid_names_the_rank_that_uses_the_gpu(daemon: Daemon, double: NvmlDou
         assert "GPU 0 reported XID 79, the GPU has fallen off the bus" in " ".join(shown.stdout.split())
 
 
+@long
 def test_errors_of_nvlink_on_two_gpus_are_one_fault_of_their_fabric(
     double: NvmlDouble, base: Path, make_daemon: Callable[..., Daemon]
 ) -> None:

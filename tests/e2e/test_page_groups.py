@@ -14,6 +14,7 @@ import pytest
 from browser import SIZES, Tab, chromium, opened
 from e2e_support import BIN, Daemon, end_process, start_process
 from groups_scene import Launchers, User, living
+from long import long
 from page_server import page_of
 from playwright.sync_api import Browser, Locator, expect
 from ports import free_port
@@ -102,6 +103,7 @@ def start(tab: Tab) -> None:
         button(tab, "Start anyway").click()
 
 
+@long
 @pytest.mark.timeout(300)
 def test_a_group_from_its_workers_to_its_end(
     pair: list[Daemon], user: User, launchers: Launchers, browser: Browser

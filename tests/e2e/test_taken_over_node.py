@@ -75,6 +75,7 @@ def the_truth(site: Site, job: Ranks) -> list[dict[str, Any]]:
     return posts
 
 
+@long
 def test_a_node_that_claims_a_job_does_not_keep_it_from_being_diagnosed(site: Site, job: Ranks) -> None:
     stranger(site, job)
     until(lambda: "-" in reason(site.daemons[1]), what=lambda: reason(site.daemons[1]))
