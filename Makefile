@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool browser test test-with-probes test-unit test-patient test-times test-all torch-wheels frameworks hta jax-wheels nccl-wheels demo screens pictures bench probing-venv opentelemetry soak mutations attacks selects night crowd page-of-thousand group-faults coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test web gpu-kit vm-test-arm64 image image-test kubernetes verifier-record inject clean
+.PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool browser test test-with-probes test-unit test-patient test-times test-all torch-wheels frameworks hta jax-wheels nccl-wheels demo screens pictures bench probing-venv opentelemetry soak mutations attacks selects night crowd page-of-thousand timeline-frames group-faults coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test web gpu-kit vm-test-arm64 image image-test kubernetes verifier-record inject clean
 
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
@@ -234,6 +234,9 @@ crowd: install ## 100 clients at once for a minute on one service, some of which
 
 page-of-thousand: install ## the page in a browser over 1,000 simulated nodes with a hung job of 8,000 ranks: what it shows, and how soon
 	$(PYTHON) tests/soak/page_of_thousand.py
+
+timeline-frames: install ## the timeline of the page with 1,000,000 operations in a browser: load, frames and memory
+	$(PYTHON) tests/soak/timeline_frames.py
 
 install-host: | deps ## probingd and probingctl for this host, with units, users and directories; also DESTDIR=, PREFIX=
 	packaging/install-host.sh install

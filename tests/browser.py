@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 from page_tools import WEB, node
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-__all__ = ("SIZES", "Tab", "chromium", "opened")
+__all__ = ("SIZES", "Tab", "chromium", "memory_of_tab", "opened")
 
 SIZES = {"laptop": (1280, 800), "desk": (1920, 1080), "phone": (390, 844)}
 AXE = WEB / "node_modules" / "axe-core" / "axe.min.js"
@@ -87,6 +88,12 @@ def opened(browser: Browser, origin: str, size: str = "laptop", theme: str = "li
         yield tab
     finally:
         context.close()
+
+
+def memory_of_tab() -> float:
+    """Returns the memory of the process that renders the tab, bytes: the largest renderer below this process."""
+    below = psutil.Process().children(recursive=True)
+    return float(max(one.memory_full_info().pss for one in below if "--type=renderer" in one.cmdline()))
 
 
 def _own(url: str, origin: str) -> bool:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import psutil
-from browser import Tab, chromium, opened
+from browser import Tab, chromium, memory_of_tab, opened
 from playwright.sync_api import Browser, Locator, expect
 from ports import free_port
 from simulator.cast import Cast
@@ -44,15 +44,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
-    cast = Cast(asked.nodes, free_port(), processes=PROCESSES, jobs_ns=time.time_ns())
-    found: dict[str, list[float]] = {}
+    options = parser.parse_args()
+    cast = Cast(options.nodes, free_port(), processes=PROCESSES, jobs_ns=time.time_ns())
+    figures: dict[str, list[float]] = {}
     with simulated(cast), chromium() as browser:
         # The nodes prepare their answers.
         Round(cast, browser, {}).run()
-        for _ in range(asked.rounds):
-            Round(cast, browser, found).run()
-    print(table([_row(what, values) for what, values in found.items()]))
+        for _ in range(options.rounds):
+            Round(cast, browser, figures).run()
+    print(table([_row(what, values) for what, values in figures.items()]))
 
 
 def _row(what: str, values: list[float]) -> Mapping[str, str]:
@@ -84,7 +84,7 @@ class Round:
             self._timed("Job screen: grid and finding", lambda: tab.page.goto(address), lambda: self._grid(tab))
             self._timed("Job screen: all panels, with both stacks", lambda: None, lambda: self._panels(tab))
             self._steady(server)
-            self._note("memory of the tab, MB", _memory() / 1e6)
+            self._note("memory of the tab, MB", memory_of_tab() / 1e6)
             self._timed("Nodes screen", lambda: tab.go("/nodes"), lambda: self._nodes(tab))
             self._timed("Nodes screen: all panels", lambda: None, lambda: _filled(tab))
             self._note("memory of the server, MB", server.memory_info().rss / 1e6)
@@ -164,12 +164,6 @@ def _filled(tab: Tab) -> None:
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
-
-
-def _memory() -> float:
-    """Returns the memory of the process that renders the tab, bytes: of its kind, the largest."""
-    below = psutil.Process().children(recursive=True)
-    return float(max(one.memory_full_info().pss for one in below if "--type=renderer" in one.cmdline()))
 
 
 if __name__ == "__main__":
