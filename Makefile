@@ -110,7 +110,7 @@ RUN = { $(call PYTEST,$(1)) $(2) $(call AGAIN,$(1)); }
 ALONE = $(addprefix tests/integration/,gpu_kit processes/test_condition_activity.py processes/test_condition_live.py)
 # Integration tests without jobs, and without limits of time that other tests could make them miss: of the client all but
 # TIMED.
-TIMED = $(addprefix %/test_client_,eval.py flight_recorder.py interrupts.py python_commands.py top_screen.py) \
+TIMED = $(addprefix %/test_client_,commands.py eval.py flight_recorder.py interrupts.py python_commands.py top_screen.py) \
 	$(addprefix %/test_web_,job.py panels.py service.py)
 PATIENT = $(addprefix tests/integration/,collector diagnose job_rows labels query store user_probes) \
 	$(addprefix tests/integration/service/test_,flight_adbc.py service_attempts.py service_statements.py) \
@@ -136,7 +136,7 @@ test-unit:
 	$(call RUN,unit,-n 2 --dist worksteal tests/unit)
 
 test-patient:
-	$(call RUN,patient,-n 3 --dist loadfile $(PATIENT))
+	$(call RUN,patient,-n 2 --dist loadfile $(PATIENT))
 
 test-times: ## the costs of the last run of the tests: by folder, by fixture, and of the slowest tests
 	@$(PYTHON) tests/costs.py
