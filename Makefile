@@ -120,7 +120,7 @@ test: install pythons promtool browser ## all checks, and the tests of the gate;
 	@$(HOST) rm -rf $(TIMES) .build/pytest
 ifeq ($(TESTS),)
 	@packaging/dev/beside.sh "$(MAKE) --no-print-directory test-with-probes" "$(MAKE) --no-print-directory check test-unit test-patient"
-	$(call RUN,integration,-n 6 --dist loadfile --no-loadscope-reorder tests/integration $(addprefix --ignore=,$(ALONE) $(PATIENT)))
+	$(call RUN,integration,-n 5 --dist loadfile --no-loadscope-reorder tests/integration $(addprefix --ignore=,$(ALONE) $(PATIENT)))
 else
 	@$(MAKE) --no-print-directory check
 	$(call RUN,some,$(if $(filter-out tests/unit%,$(TESTS)),,-n 2 --dist worksteal) $(TESTS))
