@@ -111,12 +111,6 @@ struct {
 	__type(value, struct collective_record);
 } operations SEC(".maps");
 
-/* The last two fields of an operation_key and of a stream_key. */
-struct process_key {
-	__u64 start_ns;
-	__u64 tgid;
-};
-
 struct operation_share {
 	__s64 open; /* number of open operations; signed, as a process is not limited while the map has no room for it */
 };
@@ -137,7 +131,10 @@ static __noinline struct operation_share *share_make(const void *process)
 	return bpf_map_lookup_elem(&operation_shares, process);
 }
 
-/* `process`: a process_key. Returns NULL if the map has no room. */
+/*
+ * `process`: a process_key, as are the last two fields of an operation_key and of a stream_key. Returns NULL if the map
+ * has no room.
+ */
 static __always_inline struct operation_share *share_of(const void *process)
 {
 	struct operation_share *share = bpf_map_lookup_elem(&operation_shares, process);

@@ -123,12 +123,6 @@ struct cuda_sync_record {
 
 RING(cuda_syncs, struct cuda_sync_record, 1 << 20);
 
-/* The start belongs to the key: a process that gets the pid of an ended one begins at 0. */
-struct launches_key {
-	__u64 start_ns;
-	__u64 tgid;
-};
-
 struct cuda_launches {
 	__u64 kernels;
 	__u64 graphs;
@@ -138,7 +132,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 4096);
-	__type(key, struct launches_key);
+	__type(key, struct process_key);
 	__type(value, struct cuda_launches);
 } cuda_launches SEC(".maps");
 
@@ -743,7 +737,7 @@ UPROBE(cuda_switched)
 /* Launches of kernels and graphs, counted. */
 UPROBE(cuda_launch)
 {
-	struct launches_key key = {.start_ns = current_start_ns(), .tgid = current_tgid()};
+	struct process_key key = {.start_ns = current_start_ns(), .tgid = current_tgid()};
 	struct cuda_launches *count = bpf_map_lookup_elem(&cuda_launches, &key);
 	struct cuda_launches first = {};
 	__u32 zero = 0;

@@ -105,11 +105,6 @@ struct {
 	__type(value, struct stack_frames);
 } cuda_memory_stacks SEC(".maps");
 
-struct memory_process_key {
-	__u64 start_ns;
-	__u64 tgid;
-};
-
 /* Elements of a process in the maps; about, since two threads may count at once, or the collector drops them. */
 struct memory_process {
 	__s64 sums;
@@ -121,7 +116,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, MAX_PROCESSES);
-	__type(key, struct memory_process_key);
+	__type(key, struct process_key);
 	__type(value, struct memory_process);
 } cuda_memory_processes SEC(".maps");
 
@@ -151,7 +146,7 @@ static __always_inline void count_lost(int live)
 		lost->sums++;
 }
 
-static __always_inline struct memory_process *process_of(struct memory_process_key *key)
+static __always_inline struct memory_process *process_of(struct process_key *key)
 {
 	struct memory_process *process = bpf_map_lookup_elem(&cuda_memory_processes, key), none = {};
 
@@ -169,7 +164,7 @@ static __always_inline struct memory_process *process_of(struct memory_process_k
 static __noinline __u64 note_stack(void *ctx, __u64 returns_to)
 {
 	struct stack_key key = {.start_ns = current_start_ns(), .tgid = current_tgid()};
-	struct memory_process_key own = {.start_ns = key.start_ns, .tgid = key.tgid};
+	struct process_key own = {.start_ns = key.start_ns, .tgid = key.tgid};
 	struct memory_process *process;
 	__u64 frames[FRAMES] = {}, hash = 0xcbf29ce484222325ULL;
 	int i;
@@ -281,7 +276,7 @@ UPROBE(cuda_allocated)
 	__u64 thread = bpf_get_current_pid_tgid(), pointer = 0, popped = target_arch == ARCH_X86_64 ? 8 : 0;
 	struct memory_call *found = bpf_map_lookup_elem(&cuda_memory_calls, &thread), call;
 	__u32 result = return_value(ctx);
-	struct memory_process_key own = {};
+	struct process_key own = {};
 	struct memory_process *process;
 	struct memory_key of = {};
 	struct memory_sum *sum;
@@ -318,7 +313,7 @@ UPROBE(cuda_allocated)
 UPROBE(cuda_free)
 {
 	struct pointer_key key = {.pointer = argument(ctx, 0)};
-	struct memory_process_key own = {};
+	struct process_key own = {};
 
 	if (!key.pointer)
 		return;

@@ -12,6 +12,12 @@
 /* /proc/PID/stat counts in ticks of 10 ms (USER_HZ is 100 on x86-64 and arm64). */
 #define TICK_NS 10000000ULL
 
+/* A process in the keys of maps. The start belongs to it: a process that gets the pid of an ended one is another. */
+struct process_key {
+	__u64 start_ns;
+	__u64 tgid;
+};
+
 struct signal_struct {
 	struct {
 		int counter;
