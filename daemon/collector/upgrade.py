@@ -92,7 +92,7 @@ class _Takeover:
         if lost > reported:
             self._lose("ring", "the ring was full", lost - reported)
         if self._consumer.ready is not None:
-            # Only the version that wrote these records can tell what they refer to.
+            # These records refer to state of the version that wrote them.
             if unread := self._source.records_in(self._source.backlog):
                 self._lose("ring", "the version before had not read them when it ended", unread)
             return
@@ -133,7 +133,7 @@ class _Takeover:
         return ours
 
     def _known(self, name: str) -> RingPosition | None:
-        """Returns the position in the log under ``name`` if it is one of this ring."""
+        """Returns the position that the log has under ``name``, None if it belongs to another ring."""
         known = self._log.positions.get(name)
         ours = self._clock.boot_id, self._source.map_id
         return known if known is not None and (known.get("boot_id"), known.get("map_id")) == ours else None

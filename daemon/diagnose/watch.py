@@ -50,7 +50,7 @@ MAX_ABSENT = 30
 RESTORE_TRIES = 4
 # The most rows of other nodes that wait for the next poll.
 MAX_TAKEN = 256
-# What tells that the hook of a finding has started.
+# The columns of a finding by which its hook is known to have started.
 _NAMES = ("finding_id", "found_by", "verdict")
 # The most owners whose jobs ``status`` counts separately.
 _MOST_OWNERS = 3
@@ -139,7 +139,7 @@ class JobWatch:
         self._tries = RESTORE_TRIES
         # Rows of findings that an earlier daemon stored, of jobs that were not seen yet.
         self._restored: dict[_Key, list[Mapping[str, Any]]] = {}
-        # The names of those of jobs that were not seen in the first seconds: their hooks have started.
+        # Of restored findings whose jobs were not seen in the first seconds: their names, as their hooks have started.
         self._closed: dict[_Key, list[Mapping[str, Any]]] = {}
         self._taken: deque[Mapping[str, Any]] = deque(maxlen=MAX_TAKEN)
         self._problems = Problems(clocks.utc)

@@ -31,8 +31,8 @@ INTERVAL_S = 1.0
 READ_TIMEOUT_S = 1.0
 # The pause between two searches for memory files of a process, s: the first, and the longest: most jobs have no file.
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0
-# The most rows that a turn reads: of a table, and of all jobs together, of which each user has an equal share. A row of
-# more than ROW_BYTES counts as several rows, so that a turn reads 16 MB.
+# The most rows that a turn reads: of a table, and of all jobs. Users have equal shares of the latter. A row of more
+# than ROW_BYTES counts as several rows, so that a turn reads 16 MB.
 MAX_ROWS, MAX_TURN_ROWS, ROW_BYTES = 8_192, 65_536, 256
 # The most tables that are read: of a process, of the jobs of a user, of all jobs.
 MAX_OF_PROCESS, MAX_OF_USER, MAX_MEMORIES = 40, 256, 512

@@ -60,8 +60,7 @@ RING = "cuda_syncs"
 # Operations are closed after this time if nobody queries their stream, as with a statically linked runtime.
 GIVE_UP_NS = 60_000_000_000
 _STREAMS, _RESTS, _PROCESSES = "cuda_streams", "cuda_rests", "cuda_processes"
-# Other maps with tgid and start_ns in their keys, in which an old entry would be taken for one of the process's next
-# program.
+# Other maps with tgid and start_ns in their keys. The next program of a process would take an old entry for its own.
 _OF_PROGRAM = ("cuda_events", "cuda_captures_of")
 # The time between two looks for processes that ended and were never identified, s.
 _CHECK_S = 10.0

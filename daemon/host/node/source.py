@@ -102,7 +102,7 @@ class SpaceSource(_HostSource):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._silent: dict[str, int] = {}
-        # The number of readings of which each was left out last; 0 after a single timeout.
+        # By file system, for how many readings it was left out last; 0 after a single timeout.
         self._turns: dict[str, int] = {}
         self._looked = False
 

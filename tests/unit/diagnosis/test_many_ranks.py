@@ -96,7 +96,7 @@ def torn(count: int) -> Callable[[], object]:
 
 
 def receiving(count: int) -> Callable[[], object]:
-    """Each rank waits in a receive of which only its stack is known."""
+    """Each rank waits in a receive that was not recorded: it is seen on its stack alone."""
     stack = thread(f"recv {C10D}:2400", "train train.py:40", since_ns=ago(60))
     case = Case(facts(*(rank(n, stack=stack) for n in range(count))))
     return lambda: case.graph
