@@ -159,13 +159,11 @@ static __always_inline struct memory_process *process_of(struct process_key *key
 /*
  * The hash of the calling thread's stack, under which its frames are kept. At the return of a function its own frame is
  * gone and the frame pointer is its caller's. Kernels differ in the innermost frame that they give, so the return
- * address of the function replaces it.
+ * address of the function replaces it. The frames take half of the stack that a program has: its callers have little.
  */
-static __noinline __u64 note_stack(void *ctx, __u64 returns_to)
+static __noinline __u64 note_stack(void *ctx, __u64 returns_to, struct memory_process *process)
 {
 	struct stack_key key = {.start_ns = current_start_ns(), .tgid = current_tgid()};
-	struct process_key own = {.start_ns = key.start_ns, .tgid = key.tgid};
-	struct memory_process *process;
 	__u64 frames[FRAMES] = {}, hash = 0xcbf29ce484222325ULL;
 	int i;
 
@@ -178,7 +176,6 @@ static __noinline __u64 note_stack(void *ctx, __u64 returns_to)
 	key.stack = hash;
 	if (bpf_map_lookup_elem(&cuda_memory_stacks, &key))
 		return hash;
-	process = process_of(&own);
 	if (process && process->stacks < OF_PROCESS(MAX_STACKS) &&
 	    !bpf_map_update_elem(&cuda_memory_stacks, &key, frames, BPF_NOEXIST))
 		__sync_fetch_and_add(&process->stacks, 1);
@@ -237,8 +234,8 @@ static __always_inline void freed(struct pointer_key *key, struct memory_process
 	__sync_fetch_and_add(&sum->live_bytes, -live.size);
 }
 
-static __always_inline void allocated(struct memory_key *of, struct memory_sum *sum, struct memory_process *process,
-				      __u64 pointer, __u64 size)
+static __noinline int allocated(struct memory_key *of, struct memory_sum *sum, struct memory_process *process,
+				__u64 pointer, __u64 size)
 {
 	struct pointer_key key = {.pointer = pointer, .start_ns = of->start_ns, .tgid = of->tgid};
 	struct live_memory live = {.size = size, .of = *of};
@@ -250,11 +247,12 @@ static __always_inline void allocated(struct memory_key *of, struct memory_sum *
 	if (process->live >= OF_PROCESS(MAX_LIVE) ||
 	    bpf_map_update_elem(&cuda_memory_live, &key, &live, BPF_ANY)) {
 		count_lost(1);
-		return;
+		return 0;
 	}
 	__sync_fetch_and_add(&process->live, 1);
 	__sync_fetch_and_add(&sum->live, 1);
 	__sync_fetch_and_add(&sum->live_bytes, size);
+	return 0;
 }
 
 /* cudaMalloc(pointer, size) and related calls, with the same first arguments */
@@ -293,10 +291,10 @@ UPROBE(cuda_allocated)
 	of.tgid = current_tgid();
 	of.kind = COOKIE_KIND(probe);
 	of.size_class = size_class(call.size);
-	of.stack = note_stack(ctx, call.returns_to);
 	own.start_ns = of.start_ns;
 	own.tgid = of.tgid;
 	process = process_of(&own);
+	of.stack = note_stack(ctx, call.returns_to, process);
 	sum = process ? sum_of(&of, process) : 0;
 	if (!sum || !process)
 		count_lost(0);

@@ -20,6 +20,7 @@ __all__ = ("Object", "kernel_types")
 _LOG_BYTES = 1 << 20
 # BPF_LOG_STATS of linux/bpf_verifier.h: the verifier prints only its counts, at the end.
 _LOG_STATISTICS, _STATISTICS_BYTES = 4, 1 << 16
+_INSTRUCTION_BYTES = 8
 _MESSAGES = 40
 # BPF_F_NO_PREALLOC of include/uapi/linux/bpf.h. A map that is preallocated gets fewer entries, by the factor _LESS.
 _NO_PREALLOC, _LESS = 1, 16
@@ -180,8 +181,18 @@ class Object:
             self._lib.bpf_program__set_log_buf(program, logs[name], _STATISTICS_BYTES)
             self._lib.bpf_program__set_log_level(program, _LOG_STATISTICS)
         if error := -self._lib.bpf_object__load(self._handle):
-            raise AttachError(f"{self.name} does not load ({os.strerror(error)}): {_last_message()}")
+            written = {name: log.value.decode(errors="replace").strip() for name, log in logs.items() if log.value}
+            # Programs load in turn, and the last with a log was refused.
+            refused, text = list(written.items())[-1] if written else ("", _last_message())
+            name = f"{self.name}.{refused}" if refused else self.name
+            raise AttachError(f"{name} does not load ({os.strerror(error)}): {text.replace(chr(10), ' | ')}")
         return {name: log.value.decode(errors="replace") for name, log in logs.items()}
+
+    def instructions(self, program: str) -> bytes:
+        """Returns a loaded program and, behind it, the functions that it calls, as struct bpf_insn of 8 bytes each."""
+        handle = self._programs[program]
+        count = self._lib.bpf_program__insn_cnt(handle)
+        return ctypes.string_at(self._lib.bpf_program__insns(handle), count * _INSTRUCTION_BYTES)
 
     def program_fd(self, name: str) -> int:
         """Returns a new descriptor of a program, which outlives this object."""

@@ -41,6 +41,8 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "bpf_map__initial_value": (_POINTER, [_POINTER, ctypes.POINTER(_SIZE)]),
     "bpf_program__name": (_TEXT, [_POINTER]),
     "bpf_program__fd": (_INTEGER, [_POINTER]),
+    "bpf_program__insns": (_POINTER, [_POINTER]),
+    "bpf_program__insn_cnt": (_SIZE, [_POINTER]),
     "bpf_program__section_name": (_TEXT, [_POINTER]),
     "bpf_program__set_autoload": (_INTEGER, [_POINTER, ctypes.c_bool]),
     "bpf_program__set_expected_attach_type": (_INTEGER, [_POINTER, _INTEGER]),

@@ -10,7 +10,7 @@ import pytest
 from verifier_record import RECORD, grown, series_of
 
 from probing.daemon.bpf.capabilities import detect
-from probing.daemon.bpf.verifier_statistics import statistics
+from probing.daemon.bpf.verifier_statistics import stack_bytes, statistics
 
 
 def test_no_program_grew_by_a_tenth() -> None:
@@ -27,6 +27,11 @@ def test_both_variants_of_each_program_load() -> None:
     plain, guarded = statistics(features.without("preempt")), statistics(features)
     assert plain.keys() == guarded.keys()
     assert all(plain[name].keys() == guarded[name].keys() for name in plain)
+
+
+def test_the_stack_of_each_program_fits_on_every_kernel() -> None:
+    stacks = stack_bytes(detect())
+    assert {f"{name}.{program}" for name in stacks for program, size in stacks[name].items() if size > 512} == set()
 
 
 def test_growth_and_new_programs_are_named() -> None:
