@@ -106,6 +106,9 @@ class Schedule:
         if job.usual_gap_ns is None:
             job = replace(job, usual_gap_ns=before.usual_gap_ns)
         self.job, self._updated = job, now
+        if job.phases != before.phases and self._looks:
+            # The label may excuse the hang that a look found.
+            self._reviews.by(max(now, self._full_at + _EXPLAINED_S))
         if job.failed > before.failed or (job.ended > before.ended and job.living):
             self._deaths = _after_death(now)
         advanced = job.calls > before.calls
@@ -243,6 +246,10 @@ class Reviews:
             self._pause = self._review_s if found else min(2 * self._pause, _MOST * self._review_s)
             self.next = now + self._pause
 
+    def by(self, time: float) -> None:
+        """Plans the next review for ``time`` at the latest."""
+        self.next = min(self.next, time)
+
     def advanced(self, now: float, calls: int) -> None:
         """Measures the pace. ``calls``: the number of operations that the job has called so far."""
         if self._begin is None or calls < self._begin[1]:
@@ -261,5 +268,5 @@ class Reviews:
         if changed and self._changed:
             self._pace, changed = pace, False
             self._pause = self._review_s
-            self.next = min(self.next, max(now, self._last + self._review_s))
+            self.by(max(now, self._last + self._review_s))
         self._changed = changed

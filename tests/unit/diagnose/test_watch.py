@@ -162,6 +162,23 @@ def test_a_label_closes_the_hang_that_it_excuses_until_its_limit() -> None:
     assert [row["verdict"] for row in scene.hooked].count("not_joined") == 2
 
 
+def test_a_label_that_excuses_a_hang_is_looked_at_within_seconds() -> None:
+    job = JobNow("j", "r", 10**18, None, None, 2, 0, 0, late=False, world_size=2, calls=0)
+    schedule = Schedule(job, 0.0, stall_s=10, review_s=300, late=False, phase_limits={"eval": 3600.0})
+    now = replace(job, now_ns=job.now_ns + 20 * 10**9)
+    schedule.update(now, 20.0)
+    schedule.looked(Look("stall", deep=True), 20.0, 0.5, doubtful=False, found=True)
+    # WHEN its owner labels it, again and again
+    for second in range(21, 26):
+        schedule.update(replace(now, phases=(("eval", now.now_ns + second),)), second)
+    # THEN the next look comes once, and no sooner than after other hangs that are explained
+    assert schedule.due() == (28.0, Look("review", deep=False))
+    schedule.looked(Look("review", deep=False), 28.0, 0.5, doubtful=False, found=False)
+    due = schedule.due()
+    assert due is not None
+    assert due[0] > 300
+
+
 def test_a_look_comes_when_a_wait_is_long_enough() -> None:
     # The job is quiet since it began, and a rank waits since a while after that.
     job = JobNow("j", "r", 10**18, None, None, 2, 0, 0, late=False, world_size=2, calls=0)
