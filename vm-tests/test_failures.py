@@ -53,6 +53,15 @@ def wait_for(host: Host, name: str, start: str) -> None:
     )
 
 
+def wait_for_line(host: Host, text: str) -> None:
+    """Waits until the collector has written a line with ``text``."""
+    host.until(lambda: text in _journal(host), what=lambda: f"{text!r} in\n{_journal(host)}")
+
+
+def _journal(host: Host) -> str:
+    return host.guest.run("journalctl --no-pager -o cat -b -u probingd-collector")
+
+
 def test_a_wrong_configuration(host: Host, broken: Broken) -> None:
     with broken(f"cp {CONFIG} /root/kept; sed -i '1i lisen = 7' {CONFIG}", f"mv /root/kept {CONFIG}"):
         line = "error: unknown configuration key 'lisen'; hint: did you mean listen?"
@@ -89,9 +98,12 @@ def test_a_disk_that_becomes_full(host: Host, broken: Broken) -> None:
         wait_for(host, "StatusText", "collecting from ")
         host.guest.run(f"head -c 64M /dev/zero >{STATE}/filler", check=False)
         wait_for(host, "StatusText", "degraded: nothing is stored")
+        # Without a job it takes a while until there are rows to store.
+        wait_for_line(host, "the log takes no rows")
         host.guest.run(f"rm {STATE}/filler")
         wait_for(host, "StatusText", "collecting from ")
-        journal = host.guest.run("journalctl --no-pager -o cat -b -u probingd-collector")
+        wait_for_line(host, "the log takes rows again")
+        journal = _journal(host)
         assert journal.count("the log takes no rows") == journal.count("the log takes rows again") == 1
 
 
