@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help deps install constraints tree check types format docs docs-check man site proto proto-check protocol-release pythons promtool browser test test-with-probes test-unit test-patient test-times test-all torch-wheels frameworks hta jax-wheels nccl-wheels demo screens pictures bench probing-venv opentelemetry soak mutations attacks selects night crowd page-of-thousand timeline-frames group-faults coordination install-host uninstall-host deb rpm newer-deb package-test vm-needs vm-test vm-smoke vm-power-cut wheel wheel-test web gpu-kit vm-test-arm64 image image-test kubernetes verifier-record inject clean
 
+# Where bytecode is not kept, each of twenty processes compiles all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON := .venv/bin/python
 TORCH := torch==2.13.0
 # The versions with which all tests passed; Pythons other than 3.11 use the versions that pyproject.toml allows.

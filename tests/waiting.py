@@ -15,7 +15,7 @@ __all__ = ("DEADLINE_S", "asking", "until", "whole_lines")
 
 T = TypeVar("T")
 _asked_s = 0.0
-# How long a wait rests after it asked, in times of what that took, and at most.
+# How long a wait rests after it looked, in times of what that took, and at most.
 _REST = 4.0
 _LONGEST_REST_S = 1.0
 # A guest whose instructions QEMU translates needs more.
@@ -42,8 +42,8 @@ def until(
 ) -> T:
     """Returns the first true value of ``condition``.
 
-    Calls it every ``poll_s`` seconds, and so rarely that ``asking`` takes a fifth of the time: what asks a daemon
-    must not take the CPU from what it waits for.
+    Calls it every ``poll_s`` seconds, and so rarely that its CPU time, and ``asking``, take a fifth of the time: who
+    waits must not take the CPU from what it waits for.
 
     Raises AssertionError after ``seconds`` without one; the message names ``what``, which may be a function that
     describes the state at that time.
@@ -51,12 +51,13 @@ def until(
     deadline = time.monotonic() + seconds
     with spent("waits for conditions"):
         while True:
-            asked_before = _asked_s
+            asked_before, cpu_before = _asked_s, time.thread_time()
             if value := condition():
                 return value
+            took = max(_asked_s - asked_before, time.thread_time() - cpu_before)
             if time.monotonic() > deadline:
                 raise AssertionError(f"waited {seconds:g} s for {what() if callable(what) else what}")
-            time.sleep(max(poll_s, min(_REST * (_asked_s - asked_before), _LONGEST_REST_S)))
+            time.sleep(max(poll_s, min(_REST * took, _LONGEST_REST_S)))
 
 
 def whole_lines(path: Path) -> list[str]:

@@ -102,7 +102,7 @@ def training(training_log: Path) -> Iterator[str]:
         job = start_process(
             BIN / "torchrun",
             *("--nproc-per-node", "2", "--master-port", str(port)),
-            *(EXAMPLE, "--steps", "1000000", "--delay-ms", "20", "--report-every", "1"),
+            *(EXAMPLE, "--steps", "1000000", "--delay-ms", "40", "--report-every", "1"),
             stdout=log,
             stderr=subprocess.STDOUT,
         )

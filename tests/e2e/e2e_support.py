@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from client_in_process import probingctl
 from costs import spent
@@ -139,15 +140,15 @@ class Daemon:
     def json(self, *args: str) -> Any:
         return json.loads(self.ctl("-f", "json", *args).stdout)
 
-    def query(self, sql: str) -> list[dict[str, Any]]:
-        rows = self.json("query", sql)
-        assert isinstance(rows, list)
-        return rows
-
     def rows(self, sql: str) -> list[dict[str, Any]]:
-        """As ``query``, through the Python client: for many rows."""
+        """Returns the rows of a SELECT by the Python client, which takes a tenth of the CPU time of the command.
+
+        Times are text, since those of Python have no nanoseconds.
+        """
         with asking(), Cluster(self.target) as cluster:
-            rows: list[dict[str, Any]] = cluster.query(sql).to_pylist()
+            table = cluster.query(sql)
+        fields = [f.with_type(pa.string()) if pa.types.is_timestamp(f.type) else f for f in table.schema]
+        rows: list[dict[str, Any]] = table.cast(pa.schema(fields)).to_pylist()
         return rows
 
     def tail(self) -> str:

@@ -60,7 +60,7 @@ class Site:
 
     def states(self, seen_by: int = 0) -> dict[str, str]:
         """Returns the state of each node as one of them sees it."""
-        rows = self.daemons[seen_by].query("SELECT member, state FROM cluster.members")
+        rows = self.daemons[seen_by].rows("SELECT member, state FROM cluster.members")
         return {row["member"]: row["state"] for row in rows}
 
     def ask(self, sql: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -120,7 +120,7 @@ class Site:
     def await_steps(self, job: Ranks, nodes: Sequence[int] = (0, 1, 2)) -> None:
         sql = f"SELECT count(DISTINCT rank) AS n FROM comm.ops WHERE job = '{job.job}' AND op = 'all_reduce'"
         for daemon in (self.daemons[node] for node in nodes):
-            until(lambda daemon=daemon: daemon.query(sql)[0]["n"] == 1, what=job.output)  # type: ignore[misc]
+            until(lambda daemon=daemon: daemon.rows(sql)[0]["n"] == 1, what=job.output)  # type: ignore[misc]
 
 
 def in_group(group: Path) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def in_group(group: Path) -> tuple[str, ...]:
 def findings(daemon: Daemon, job: Ranks) -> list[dict[str, Any]]:
     """Returns the newest row of each open finding that holds the job up, on one node."""
     newest = "row_number() OVER (PARTITION BY finding_id ORDER BY ts DESC) = 1"
-    return daemon.query(
+    return daemon.rows(
         "SELECT verdict, ranks, finding_id, found_by, confidence, stacks FROM diagnosis.findings "
         f"WHERE job = '{job.job}' AND severity = 'error' QUALIFY {newest} AND state = 'open'"
     )

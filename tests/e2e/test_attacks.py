@@ -213,7 +213,7 @@ def test_streams_that_are_not_read(attacked: Daemon, job: Job) -> None:
             stack.enter_context(process)
             stack.callback(process.kill)
         scene.last()
-        assert attacked.query("SELECT 23 AS n FROM comm.ops LIMIT 1") == [{"n": 23}]
+        assert attacked.rows("SELECT 23 AS n FROM comm.ops LIMIT 1") == [{"n": 23}]
 
 
 @long
@@ -221,7 +221,7 @@ def test_streams_that_are_not_read(attacked: Daemon, job: Job) -> None:
 def test_open_queries(attacked: Daemon, job: Job) -> None:
     with beside(attacked, job) as scene, under_way("many_queries.py", attacked.target, "64", SLOW, user=MEMBER):
         scene.last()
-        assert attacked.query("SELECT 23 AS n FROM comm.ops LIMIT 1") == [{"n": 23}]
+        assert attacked.rows("SELECT 23 AS n FROM comm.ops LIMIT 1") == [{"n": 23}]
 
 
 @long
@@ -254,4 +254,4 @@ def test_calls_without_a_message(attacked: Daemon, job: Job, where: str) -> None
 def test_nested_queries(attacked: Daemon, job: Job, sql: str) -> None:
     with beside(attacked, job) as scene, under_way("many_queries.py", attacked.target, "16", sql, user=MEMBER):
         scene.last()
-        assert attacked.query("SELECT 23 AS n FROM comm.ops LIMIT 1") == [{"n": 23}]
+        assert attacked.rows("SELECT 23 AS n FROM comm.ops LIMIT 1") == [{"n": 23}]

@@ -38,7 +38,7 @@ def test_socket_taken(daemon: Daemon, base: Path) -> None:
     other = Daemon(base, "n2")
     other.socket = daemon.socket
     assert_error(run_daemon(other), 1, str(daemon.socket))
-    assert daemon.query("SELECT count(*) AS n FROM probing.losses")
+    assert daemon.rows("SELECT count(*) AS n FROM probing.losses")
 
 
 def test_state_directory_locked(daemon: Daemon, base: Path) -> None:
@@ -81,7 +81,7 @@ def test_state_directory_full(make_daemon: MakeDaemon, run_job: Callable[..., An
         until(lambda: daemon.json("status")["state"] == "running", what=lambda: daemon.json("status"))
         # What happened while nothing could be written is there.
         started = f"SELECT pid FROM process.events WHERE event = 'start' AND pid = {job.pid}"
-        until(lambda: daemon.query(started), what="the start of the process")
+        until(lambda: daemon.rows(started), what="the start of the process")
     finally:
         daemon.stop()
         subprocess.run(["umount", str(daemon.state)], check=True)
@@ -157,7 +157,7 @@ def test_target_not_reachable(base: Path) -> None:
 )
 def test_bad_requests(shared_daemon: Daemon, argv: list[str], code: int, word: str) -> None:
     assert_error(shared_daemon.ctl(*argv, check=None), code, word)
-    assert shared_daemon.query("SELECT count(*) AS n FROM comm.ops")
+    assert shared_daemon.rows("SELECT count(*) AS n FROM comm.ops")
 
 
 def test_a_process_that_exits_while_it_is_read(daemon: Daemon, run_job: Callable[..., Any]) -> None:

@@ -98,7 +98,7 @@ def test_no_name_is_in_the_archive(
     def stored() -> list[dict[str, Any]]:
         job.stdin.write("\n")
         job.stdin.flush()
-        return daemon.query("SELECT line FROM process.logs")
+        return daemon.rows("SELECT line FROM process.logs")
 
     # GIVEN that each place that the report could take it from has the canary
     proc = Path(f"/proc/{job.pid}")
@@ -108,12 +108,12 @@ def test_no_name_is_in_the_archive(
         "directory": str((proc / "cwd").readlink()),
         "row of the process": rows[0]["command"],
         "node": rows[0]["node"],
-        "configuration": str(daemon.query("SELECT value FROM probing.config WHERE key = 'token_file'")),
-        "settings": str(daemon.query("SELECT value FROM probing.settings WHERE key = 'variables.watch'")),
+        "configuration": str(daemon.rows("SELECT value FROM probing.config WHERE key = 'token_file'")),
+        "settings": str(daemon.rows("SELECT value FROM probing.settings WHERE key = 'variables.watch'")),
         "sources": str([s["reason"] for s in daemon.json("status")["sources"] if s["state"] == "degraded"]),
         "log": daemon.log.read_text(),
         "lines": str(until(stored, what="a line of the trainer")),
-        "members": str(daemon.query("SELECT member, labels FROM cluster.members")),
+        "members": str(daemon.rows("SELECT member, labels FROM cluster.members")),
     }
     assert [place for place, text in unredacted.items() if CANARY not in text] == []
     # WHEN an admin asks for a report

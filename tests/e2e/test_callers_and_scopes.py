@@ -64,9 +64,10 @@ def test_a_limit_deletes_only_by_admin_confirmed_and_after_its_grace(
     port = free_port()
     limits = ("--store.part-bytes", "65536", "--store.grace-s", str(GRACE_S), "--host.cpu-interval-s", "0.1")
     daemon = listening(make_daemon, base, port, *limits).start()
-    # A process whose rows fill the log.
+    # A process whose threads fill the log with rows, although they rest most of the time.
     code = (
-        "import threading\ndef spin():\n    while True: pass\nfor _ in range(7): threading.Thread(target=spin).start()"
+        "import threading, time\ndef work():\n    while not time.sleep(0.005): sum(range(10_000))\n"
+        "for _ in range(7): threading.Thread(target=work).start()"
     )
     run_job(
         sys.executable,
@@ -78,7 +79,7 @@ def test_a_limit_deletes_only_by_admin_confirmed_and_after_its_grace(
 
     def oldest() -> str:
         """Returns the first time of the stored rows; the year 9999 where no segment is left."""
-        (row,) = daemon.query("SELECT min(oldest) AS ts FROM probing.store WHERE kind = 'segments'")
+        (row,) = daemon.rows("SELECT min(oldest) AS ts FROM probing.store WHERE kind = 'segments'")
         return str(row["ts"] or "9999")
 
     def segment() -> str:

@@ -136,22 +136,20 @@ def scene(
     made.kernel_log.write_text(f"3,901,{time.monotonic_ns() // 1000},-;{xid.format(crash.pid)}\n")
     # Settings of a job, variables, an exit with a status.
     steps = "SELECT job FROM train.steps WHERE wait_ns IS NOT NULL LIMIT 1"
-    (row,) = until(lambda: daemon.query(steps), what=lambda: f"steps: {daemon.tail()}")
+    (row,) = until(lambda: daemon.rows(steps), what=lambda: f"steps: {daemon.tail()}")
     daemon.ctl("vars", "--job", row["job"], "step", "loss", "--watch")
     daemon.ctl("config", "logs.enabled=false", "--job", row["job"])
     assert crash.stdin is not None
     crash.stdin.close()
-    until(
-        lambda: daemon.query("SELECT 1 AS x FROM python.training_metrics WHERE loss IS NOT NULL LIMIT 1"), what="loss"
-    )
+    until(lambda: daemon.rows("SELECT 1 AS x FROM python.training_metrics WHERE loss IS NOT NULL LIMIT 1"), what="loss")
     with pytest.raises(HTTPError):
         urlopen(f"http://{made.address}/metrics", timeout=60)
     made.page = until(lambda: _page_of_all(made.address), what="a page with steps and segments")
     # One rank of the training stands still: a finding, with the time-out that will end it.
-    ranks = daemon.query(f"SELECT pid FROM process.processes WHERE job = '{row['job']}' AND rank = 1")
+    ranks = daemon.rows(f"SELECT pid FROM process.processes WHERE job = '{row['job']}' AND rank = 1")
     os.kill(ranks[0]["pid"], signal.SIGSTOP)
     found = "SELECT 1 AS x FROM diagnosis.findings WHERE ends IS NOT NULL LIMIT 1"
-    until(lambda: daemon.query(found), what=lambda: f"the finding: {daemon.tail()}")
+    until(lambda: daemon.rows(found), what=lambda: f"the finding: {daemon.tail()}")
     # What its peers have in flight is only seen while they wait.
     made.in_flight = made.filled()["comm.inflight"]
     os.kill(ranks[0]["pid"], signal.SIGCONT)

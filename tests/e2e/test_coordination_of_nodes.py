@@ -80,7 +80,7 @@ def test_the_coordinator_names_the_culprit_on_all_nodes(request: pytest.FixtureR
     site.kill(0)
     until(lambda: site.states(1)["n1"] == "failed", what=lambda: site.states(1))
     sql = f"SELECT count(*) AS n FROM diagnosis.findings WHERE job = '{job.job}' AND found_by = 'n2'"
-    until(lambda: site.daemons[1].query(sql)[0]["n"], what=site.daemons[1].tail)
+    until(lambda: site.daemons[1].rows(sql)[0]["n"], what=site.daemons[1].tail)
     assert len(site.hangs()) == 1
     # The verdict lacks a witness.
     [row] = findings(site.daemons[2], job)

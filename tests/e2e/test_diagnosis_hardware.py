@@ -48,7 +48,7 @@ def job(daemon: Daemon, double: NvmlDouble, case: str) -> Iterator[Ranks]:
             for number, process in enumerate(ranks.processes):
                 double.set({f"gpu{number}.compute.count": 1, f"gpu{number}.compute.0": f"{process.pid},1009000000"})
             users = "SELECT DISTINCT rank, device_id FROM gpu.processes WHERE job = 'JOB' AND rank IS NOT NULL"
-            until(lambda: len(daemon.query(users.replace("JOB", ranks.job))) == 2, what=daemon.tail)
+            until(lambda: len(daemon.rows(users.replace("JOB", ranks.job))) == 2, what=daemon.tail)
             yield ranks
         finally:
             ranks.kill()
@@ -61,7 +61,7 @@ def findings(daemon: Daemon, ranks: Ranks) -> dict[str, dict[str, Any]]:
         "SELECT verdict, arg_max(ranks, ts) AS ranks, arg_max(sentence, ts) AS sentence,"
         " arg_max(severity, ts) AS severity FROM diagnosis.findings WHERE job = 'JOB' GROUP BY verdict"
     )
-    return {row["verdict"]: row for row in daemon.query(sql.replace("JOB", ranks.job))}
+    return {row["verdict"]: row for row in daemon.rows(sql.replace("JOB", ranks.job))}
 
 
 @contextmanager
@@ -160,7 +160,7 @@ def test_errors_of_nvlink_on_two_gpus_are_one_fault_of_their_fabric(
 
 
 def test_a_node_whose_hardware_is_well(daemon: Daemon) -> None:
-    until(lambda: daemon.query("SELECT 1 FROM gpu.utilization LIMIT 1"), what=daemon.tail)
+    until(lambda: daemon.rows("SELECT 1 FROM gpu.utilization LIMIT 1"), what=daemon.tail)
     found = json.loads(daemon.ctl("-f", "json", "health", check=None).stdout)
     assert [(node["node"], node["gpus"]) for node in found] == [("n1", 2)]
     assert [one for one in found[0]["findings"] if one["verdict"].startswith("gpu")] == []

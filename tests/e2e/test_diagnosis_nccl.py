@@ -75,7 +75,7 @@ def found(daemon: Daemon, job: str, wanted: Callable[[Diagnosed], bool]) -> Diag
     last: list[Any] = []
 
     def both() -> Diagnosed | None:
-        rows = daemon.query(
+        rows = daemon.rows(
             f"SELECT verdict, ranks, sentence FROM diagnosis.findings WHERE job = '{job}' AND severity = 'error'"
             " QUALIFY ts = max(ts) OVER (PARTITION BY finding_id) AND state = 'open'"
         )
@@ -157,7 +157,7 @@ def test_an_asynchronous_error_names_the_rank_that_had_it_first(watching: Daemon
     job.ranks.do("do 1 all_reduce 11 7")
     job.ranks.do(f"async {SYSTEM_ERROR}", [1])
     sql = f"SELECT pid FROM comm.communicators WHERE job = '{job.name}' AND async_error = 'ncclSystemError'"
-    until(lambda: watching.query(sql), what="the error")
+    until(lambda: watching.rows(sql), what="the error")
     job.ranks.do(f"async {REMOTE_ERROR}", [0, 2])
     answer = found(watching, job.name, is_verdict("communicator_error"))
     assert answer["ranks"] == "1"
@@ -231,4 +231,4 @@ def test_doubles_that_work_are_healthy(watching: Daemon, job: Job) -> None:
     assert diagnosed(watching, job.name)["verdict"] == "healthy"
     job.ranks.hear()
     sql = f"SELECT verdict FROM diagnosis.findings WHERE job = '{job.name}' AND severity <> 'note'"
-    assert watching.query(sql) == []
+    assert watching.rows(sql) == []

@@ -41,7 +41,7 @@ def job(daemon: Daemon, pair: Pair) -> Iterator[Ranks]:
 def found(daemon: Daemon, verdict: str) -> dict[str, Any] | None:
     """Returns the newest row of the findings with this verdict."""
     sql = f"SELECT ranks, sentence FROM diagnosis.findings WHERE verdict = '{verdict}' ORDER BY ts DESC LIMIT 1"
-    return next(iter(daemon.query(sql)), None)
+    return next(iter(daemon.rows(sql)), None)
 
 
 @long
@@ -53,7 +53,7 @@ def test_the_rank_whose_path_loses_packets_is_named(make_daemon: Callable[..., D
         daemon.before = ("nsenter", f"--net=/run/netns/{pair.far}")
         daemon.start()
         with job(daemon, pair) as ranks:
-            until(lambda: daemon.query("SELECT 1 FROM train.steps LIMIT 1"), what=ranks.output)
+            until(lambda: daemon.rows("SELECT 1 FROM train.steps LIMIT 1"), what=ranks.output)
             assert found(daemon, "packet_loss") is None
             pair.drop_some(pair.near, 0.05)
             loss = until(lambda: found(daemon, "packet_loss"), 90, what=lambda: known(daemon, ranks))
@@ -74,7 +74,7 @@ def test_a_port_that_counts_errors_is_named(base: Path, make_daemon: Callable[..
     for device in ("mlx5_0", "mlx5_1"):
         make_port(devices, device, 1)
     daemon = watching(make_daemon("n1", f"--net.sysfs={base}/sys", "--net.interval_s=0.2")).start()
-    until(lambda: len(daemon.query("SELECT DISTINCT hca FROM rdma.ports")) == 2, what=daemon.tail)
+    until(lambda: len(daemon.rows("SELECT DISTINCT hca FROM rdma.ports")) == 2, what=daemon.tail)
 
     def health() -> list[dict[str, Any]]:
         [node] = json.loads(daemon.ctl("-f", "json", "health", check=None).stdout)

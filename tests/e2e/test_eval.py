@@ -27,13 +27,13 @@ def test_code_in_the_ranks_of_a_job(make_daemon: Callable[..., Daemon], tmp_path
     daemon = make_daemon("n1", "--inject.enabled=true", "--inject.users=root").start()
     port = free_port()
     job = f"n1/127.0.0.1:{port}"
-    ranks = start_ranks(tmp_path / "job.log", EXAMPLE, "--steps", "1000000", "--delay-ms", "5", port=port)
+    ranks = start_ranks(tmp_path / "job.log", EXAMPLE, "--steps", "1000000", "--delay-ms", "20", port=port)
     try:
         running = f"SELECT rank, pid FROM process.processes WHERE role = 'trainer' AND job = '{job}' ORDER BY rank"
-        until(lambda: len(daemon.query(running)) == 2, what="two ranks")
-        rows = daemon.query(running)
+        until(lambda: len(daemon.rows(running)) == 2, what="two ranks")
+        rows = daemon.rows(running)
         counted = f"SELECT count(*) AS n FROM comm.ops WHERE job = '{job}'"
-        until(lambda: daemon.query(counted)[0]["n"] > 20, what="operations before it")
+        until(lambda: daemon.rows(counted)[0]["n"] > 20, what="operations before it")
         code = "import torch.distributed as dist; print(dist.get_rank(), dist.get_world_size(), dist.get_backend())"
         found = daemon.json("eval", "--job", job, "--limit", "20s", code)
         assert [(one["rank"], one["pid"], one["output"]) for one in found] == [
@@ -56,7 +56,7 @@ def test_code_in_the_ranks_of_a_job(make_daemon: Callable[..., Daemon], tmp_path
         failed = daemon.ctl("eval", str(rows[0]["pid"]), "--limit", "20s", "1 // 0", check=1)
         assert "the code raised ZeroDivisionError" in failed.stderr
 
-        audit = daemon.query("SELECT rank, pid, caller, state, code, result FROM probing.audit ORDER BY ts")
+        audit = daemon.rows("SELECT rank, pid, caller, state, code, result FROM probing.audit ORDER BY ts")
         assert [(row["state"], row["result"]) for row in audit if row["code"] == "1 // 0"] == [
             ("begun", ""),
             ("ended", "the code raised ZeroDivisionError"),
@@ -71,8 +71,8 @@ def test_code_in_the_ranks_of_a_job(make_daemon: Callable[..., Daemon], tmp_path
         until(lambda: is_urgent(injector), what=Path(f"/proc/{injector}/limits").read_text)
         assert asking.wait() == 1
         until(lambda: not daemon.children().get(INJECTOR), what="the end of the injectors")
-        before = daemon.query(counted)[0]["n"]
-        until(lambda: daemon.query(counted)[0]["n"] > before + 20, what="operations after it")
+        before = daemon.rows(counted)[0]["n"]
+        until(lambda: daemon.rows(counted)[0]["n"] > before + 20, what="operations after it")
     finally:
         end_process(ranks)
 
@@ -95,4 +95,4 @@ def test_without_enabling_nothing_can_be_reached(daemon: Daemon) -> None:
     with connect(str(inner / "control" / "collector.sock")) as control, pytest.raises(UsageError, match="no request"):
         control.request({"op": "eval", "pids": [1], "code": "1", "seconds": 1.0}, timeout=30)
     assert INJECTOR not in daemon.children()
-    assert daemon.query("SELECT count(*) AS n FROM probing.audit") == [{"n": 0}]
+    assert daemon.rows("SELECT count(*) AS n FROM probing.audit") == [{"n": 0}]

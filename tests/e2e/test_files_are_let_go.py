@@ -76,7 +76,7 @@ def test_after_the_last_process(own_daemon: Daemon, doubles: Doubles, disk: Path
         assert not unmounted(disk)
         user.kill()
         user.wait()
-    until(lambda: unmounted(disk), what="the file system to be free")
+    until(lambda: unmounted(disk), what="the file system to be free", poll_s=0.1)
     assert own_daemon.json("status")["state"] == "running"
 
 
@@ -105,7 +105,7 @@ def test_a_child_that_was_forked_keeps_the_probes(
         assert probed(own_daemon, disk / "0") == 1
     finally:
         os.kill(child, signal.SIGKILL)
-    until(lambda: unmounted(disk), what="the file system to be free")
+    until(lambda: unmounted(disk), what="the file system to be free", poll_s=0.1)
 
 
 @long
@@ -121,6 +121,6 @@ def test_after_a_restart(
     ended.wait()
     assert not unmounted(disk)
     daemon.start()
-    until(lambda: unmounted(disk), what="the file system to be free")
+    until(lambda: unmounted(disk), what="the file system to be free", poll_s=0.1)
     assert probed(daemon, doubles.folder) == 2
     assert stays.poll() is None

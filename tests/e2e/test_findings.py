@@ -47,7 +47,7 @@ def hook_into(base: Path) -> tuple[str, Path]:
 
 
 def rows(daemon: Daemon, port: int, state: str = "") -> list[dict[str, Any]]:
-    found = daemon.query(f"SELECT * FROM diagnosis.findings WHERE job LIKE '%:{port}' ORDER BY ts")
+    found = daemon.rows(f"SELECT * FROM diagnosis.findings WHERE job LIKE '%:{port}' ORDER BY ts")
     return [row for row in found if state in ("", row["state"])]
 
 
@@ -110,7 +110,7 @@ def test_a_stall_is_named_once_shown_by_each_command_and_closed_with_the_job(
     daemon = make_daemon("n1", "--diagnose.stall_s", "2", "--diagnose.hook", command).start()
     job, gate = stalling()
     own = f"job LIKE '%:{port}'"
-    until(lambda: daemon.query(f"SELECT * FROM comm.progress WHERE calls > 50 AND {own}"), what="operations")
+    until(lambda: daemon.rows(f"SELECT * FROM comm.progress WHERE calls > 50 AND {own}"), what="operations")
     gate.touch()
     found = opened(daemon, port)
     assert (found["node"], found["ranks"], found["victims"]) == ("n1", "1", "0")
@@ -165,7 +165,7 @@ def test_a_job_that_advances_and_ends_has_no_finding(
     job = torchrun("--steps", "60", port=port)
     assert job.wait(120) == 0
     own = f"job LIKE '%:{port}'"
-    until(lambda: daemon.query(f"SELECT * FROM comm.progress WHERE ended IS NOT NULL AND {own}"), what="the end")
+    until(lambda: daemon.rows(f"SELECT * FROM comm.progress WHERE ended IS NOT NULL AND {own}"), what="the end")
     assert rows(daemon, port) == []
     sources = daemon.json("status")["sources"]
     assert [source["state"] for source in sources if source["name"] == "diagnose"] == ["running"]

@@ -50,7 +50,7 @@ def test_the_dump_of_a_job_becomes_rows(
     daemon: Daemon, tmp_path: Path, run_job: Callable[..., subprocess.Popen[Any]], then: str
 ) -> None:
     job, port = job_of(run_job, tmp_path / then, then)
-    rows = until(lambda: daemon.query(ROWS.format(job.pid)), what=f"the dump of a job that will {then}")
+    rows = until(lambda: daemon.rows(ROWS.format(job.pid)), what=f"the dump of a job that will {then}")
     assert rows == [
         {
             "job": f"n1/127.0.0.1:{port}",

@@ -234,9 +234,9 @@ def test_5_and_11_where_code_is_allowed(make_daemon: Callable[..., Daemon], tmp_
     try:
         job = f"n1/127.0.0.1:{port}"
         own = f"SELECT rank FROM process.processes WHERE role = 'trainer' AND job = '{job}'"
-        until(lambda: len(daemon.query(own)) == 2, what=daemon.tail)
+        until(lambda: len(daemon.rows(own)) == 2, what=daemon.tail)
         counted = f"SELECT count(*) AS n FROM comm.ops WHERE job = '{job}'"
-        until(lambda: daemon.query(counted)[0]["n"] > 23, what=daemon.tail)
+        until(lambda: daemon.rows(counted)[0]["n"] > 23, what=daemon.tail)
         code = "import torch.distributed as dist; print(f'Rank: {dist.get_rank()}/{dist.get_world_size()}')"
         assert daemon.ctl("eval", "--rank", "0", "--limit", "20s", code).stdout == "Rank: 0/2\n"
         step = daemon.ctl("eval", "--rank", "1", "--limit", "20s", "print(f'Step: {trainer.current_step}')").stdout
@@ -250,12 +250,12 @@ def test_5_and_11_where_code_is_allowed(make_daemon: Callable[..., Daemon], tmp_
         assert [row["rank"] for row in times] == [0, 1]
         assert all(row["value"] > 1.7e9 for row in times)
         until(lambda: _rows(daemon, "SELECT * FROM python.test") == 2, what=daemon.tail)
-        rows = daemon.query("SELECT * FROM python.test ORDER BY rank")
+        rows = daemon.rows("SELECT * FROM python.test ORDER BY rank")
         assert [(row["rank"], row["col1"], row["col2"]) for row in rows] == [(0, 0, "first"), (1, 1, "first")]
-        assert {(row["x"], row["y"]) for row in daemon.query("SELECT * FROM python.points")} == {(7, 0.5)}
+        assert {(row["x"], row["y"]) for row in daemon.rows("SELECT * FROM python.points")} == {(7, 0.5)}
         phases = "SELECT DISTINCT name, phase FROM python.trace_event ORDER BY name"
-        until(lambda: len(daemon.query(phases)) == 2, what=daemon.tail)
-        assert [row["name"] for row in daemon.query(phases)] == ["forward", "optimizer"]
+        until(lambda: len(daemon.rows(phases)) == 2, what=daemon.tail)
+        assert [row["name"] for row in daemon.rows(phases)] == ["forward", "optimizer"]
     finally:
         end_process(ranks)
 

@@ -91,7 +91,7 @@ def test_each_group_is_a_communicator(daemon: Daemon, grid: Grid) -> None:
     grid.steps(STEPS)
     total = sum(calls * grid.made * len(ranks) for ranks, (_, _, calls) in GROUPS.items())
     sql = f"SELECT count(*) AS n FROM comm.ops WHERE job = '{grid.job}'"
-    until(lambda: daemon.query(sql) == [{"n": total}], what="all operations")
+    until(lambda: daemon.rows(sql) == [{"n": total}], what="all operations")
     found = communicators(daemon, grid)
     assert set(found) == set(GROUPS)
     assert len({own["comm"] for own in found.values()}) == 5

@@ -59,11 +59,11 @@ def test_gpus_and_the_ranks_on_them(
     assert job.stdout.readline() == "ready\n"
     double.set({"gpu5.compute.count": 1, "gpu5.compute.0": f"{job.pid},1009000000"})
     sql = f"SELECT rank, device_id, used_bytes FROM gpu.processes WHERE pid = {job.pid} AND rank IS NOT NULL LIMIT 1"
-    found = until(lambda: daemon.query(sql), what=lambda: f"the rank on its GPU: {daemon.tail()}")
+    found = until(lambda: daemon.rows(sql), what=lambda: f"the rank on its GPU: {daemon.tail()}")
     assert found == [{"rank": 0, "device_id": 5, "used_bytes": 1009000000}]
-    rows = daemon.query("SELECT device_id, any_value(power_w) AS w FROM gpu.utilization GROUP BY device_id ORDER BY 1")
+    rows = daemon.rows("SELECT device_id, any_value(power_w) AS w FROM gpu.utilization GROUP BY device_id ORDER BY 1")
     assert [row["w"] for row in rows] == [double.values[f"gpu{n}.power_mw"] / 1000 for n in range(8)]  # type: ignore[operator]
-    assert len(daemon.query("SELECT * FROM gpu.devices")) == 8
+    assert len(daemon.rows("SELECT * FROM gpu.devices")) == 8
     assert "rank 0" in daemon.ctl("topo").stdout
     assert daemon.json("gpu")[5]["processes"][0]["rank"] == 0
     (pid,) = daemon.children()[MODULE]
@@ -76,16 +76,16 @@ def test_gpus_and_the_ranks_on_them(
 @long
 def test_a_driver_that_hangs_shows_and_nothing_else_waits(gpu_daemon: Daemon, double: NvmlDouble) -> None:
     daemon = gpu_daemon
-    until(lambda: daemon.query("SELECT 1 FROM gpu.utilization LIMIT 1"), what=daemon.tail)
+    until(lambda: daemon.rows("SELECT 1 FROM gpu.utilization LIMIT 1"), what=daemon.tail)
     double.write(hang="nvmlDeviceGetFieldValues")
     until(lambda: source(daemon)["state"] == "degraded", what=lambda: str(source(daemon)))
     sql = "SELECT event, detail FROM gpu.events WHERE event = 'call_hung'"
-    (row, *_) = until(lambda: daemon.query(sql), what=daemon.tail)
+    (row, *_) = until(lambda: daemon.rows(sql), what=daemon.tail)
     assert "nvmlDeviceGetFieldValues" in row["detail"]
     assert "nvmlDeviceGetFieldValues" in daemon.json("status")["reason"]
     double.set({}, drop=("hang",))
     until(lambda: source(daemon)["state"] == "running", what=lambda: str(source(daemon)))
-    until(lambda: daemon.query("SELECT 1 FROM gpu.events WHERE event = 'driver_back'"), what=daemon.tail)
+    until(lambda: daemon.rows("SELECT 1 FROM gpu.events WHERE event = 'driver_back'"), what=daemon.tail)
     assert daemon.stop() == 0
 
 

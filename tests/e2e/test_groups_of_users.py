@@ -69,7 +69,7 @@ def launchers(scene: Scene) -> Iterator[Launchers]:
     """Root's launcher, with the workers n1-0 and n1-1."""
     made = Launchers(scene.user)
     made.start(scene.daemon, "--slots", "2")
-    until(lambda: len(scene.daemon.query("FROM cluster.workers")) == 2, what=scene.daemon.tail)
+    until(lambda: len(scene.daemon.rows("FROM cluster.workers")) == 2, what=scene.daemon.tail)
     yield made
     made.close()
 
@@ -94,7 +94,7 @@ def test_each_user_has_workers_and_groups_of_the_own(scene: Scene, launchers: La
 
     worker = subprocess.Popen([*scene.words(LAUNCH), "worker", "--name", "n1-7"], env=scene.env, start_new_session=True)
     try:
-        until(lambda: daemon.query(f"FROM cluster.workers WHERE worker = 'n1-7' AND uid = {OTHER}"), what=daemon.tail)
+        until(lambda: daemon.rows(f"FROM cluster.workers WHERE worker = 'n1-7' AND uid = {OTHER}"), what=daemon.tail)
 
         # Root's group wants the other user's worker: it is not obeyed there.
         user.ctl(daemon, "group", "create", "greedy", "--workers", "n1-7", "--master", "n1", "--", *user.command)
@@ -134,4 +134,4 @@ def test_without_groups_no_call_reaches_them(make_daemon: Callable[..., Daemon],
     launchers.start(daemon, "--slots", "1")
     assert launchers.processes["n1"].wait(60) == 1
     assert "not enabled" in (user.home / "n1.launcher.log").read_text()
-    assert daemon.query("FROM cluster.workers") == []
+    assert daemon.rows("FROM cluster.workers") == []

@@ -54,7 +54,7 @@ def copied(doubles: Doubles, folder: Path) -> Path:
 
 
 def losses(daemon: Daemon, where: str) -> list[dict[str, Any]]:
-    return daemon.query(f"SELECT DISTINCT pid, reason FROM probing.losses WHERE stage = 'attach' AND {where}")
+    return daemon.rows(f"SELECT DISTINCT pid, reason FROM probing.losses WHERE stage = 'attach' AND {where}")
 
 
 @long

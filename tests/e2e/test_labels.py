@@ -60,7 +60,7 @@ def send_as(uid: int, path: Path, request: dict[str, Any]) -> None:
 
 def test_labels_of_each_way_and_the_limit_of_their_phase(make_daemon: Callable[..., Daemon], job: Job) -> None:
     # W and the limits of phases are its own.
-    daemon = make_daemon("n1", "--diagnose.stall_s", "2", "--diagnose.checkpoint_s", "6")
+    daemon = make_daemon("n1", "--diagnose.stall_s", "2", "--diagnose.checkpoint_s", "3")
     daemon.start()
     path = Path(f"{daemon.target.removeprefix('unix:')}.d/public/labels.sock")
     job.tell("steps 23")

@@ -78,7 +78,7 @@ def test_lines_are_collected_for_the_job_that_asks(
     daemon.ctl("config", "logs.enabled", "--job", one.job, "--reset")
     until(lambda: watched() == "0 processes", what="nobody to be watched")
     one.write("NCCL WARN after that")
-    assert daemon.query("SELECT count(*) AS n FROM process.logs") == [{"n": 1}]
+    assert daemon.rows("SELECT count(*) AS n FROM process.logs") == [{"n": 1}]
 
 
 # Rank 1 raises once a file is there: an exception that no pattern names.

@@ -41,7 +41,7 @@ def test_a_daemon_shows_its_own_health(make_daemon: Callable[..., Daemon], base:
     # THEN the parts of the page that come from the daemon itself are whole
     own = ("cost", "segments", "log")
     assert [found["probingd_scrape_success", (("part", part),)] for part in own] == [1, 1, 1]
-    names = {row["source"] for row in daemon.query("SELECT source FROM probing.sources")}
+    names = {row["source"] for row in daemon.rows("SELECT source FROM probing.sources")}
     states = {key: value for key, value in found.items() if key[0] == "probingd_source_state"}
     assert {dict(labels)["source"] for _, labels in states} == names
     assert sum(states.values()) == len(names)

@@ -40,7 +40,7 @@ def test_a_hung_rank_is_found_in_sql(daemon: Daemon, run_job: Launch, tmp_path: 
     job = f"n1/127.0.0.1:{port}"
     until(lambda: len([r for r in daemon.json("ps") if r["job"] == job]) == 2, what="the ranks to be known")
     sql = f"SELECT DISTINCT rank, frame_type FROM python.backtrace WHERE job = '{job}' AND func LIKE '%allreduce%'"
-    found = until(lambda: daemon.query(sql), what="a native frame of the collective")
+    found = until(lambda: daemon.rows(sql), what="a native frame of the collective")
     assert found == [{"rank": 0, "frame_type": "Native"}]
     # The thread that called it waits in C++ inside its Python: one stack, the script's frames outside.
     caller = until(lambda: waiting(daemon, ranks[0].pid), what="the calling thread to wait")

@@ -32,7 +32,7 @@ def test_operations_and_communicators_of_a_job(daemon: Daemon, start_job: Callab
     check(rows, calls)
     assert {row["timing_source"] for row in rows if row["count"] == 1000} == {"watchdog"}
     assert {row["timing_source"] for row in rows if row["count"] == 43} == {"blocking_wait"}
-    known = daemon.query(
+    known = daemon.rows(
         "SELECT DISTINCT rank, size, job_rank, name, made_by, identity, state FROM comm.communicators"
         f" WHERE job = '{job.name}' AND comm = '{world}' AND made_by IS NOT NULL ORDER BY rank"
     )
@@ -75,7 +75,7 @@ def test_an_abort_ends_what_was_open(daemon: Daemon, start_job: Callable[[], Job
     job.ranks.do("drain")
     job.ranks.do("do 1 all_gather 7 7", [0, 1])
     until(
-        lambda: len(daemon.query(f"SELECT pid FROM comm.inflight WHERE job = '{job.name}' AND op = 'all_gather'")) == 2,
+        lambda: len(daemon.rows(f"SELECT pid FROM comm.inflight WHERE job = '{job.name}' AND op = 'all_gather'")) == 2,
         what="operations in flight",
     )
     job.ranks.do("abort world", [0, 1])
@@ -118,7 +118,7 @@ def test_processes_that_live_for_milliseconds_hold_up_nobody(
     assert parent.stdout is not None
     assert parent.stdout.readline() == "ready\n"
     sql = f"SELECT job FROM process.processes WHERE pid={parent.pid}"
-    (known,) = until(lambda: daemon.query(sql), what="the parent")
+    (known,) = until(lambda: daemon.rows(sql), what="the parent")
     # WHEN it forks 23 of them, while a job goes on
     parent.stdin.write("23\n")
     parent.stdin.flush()
@@ -131,7 +131,7 @@ def test_processes_that_live_for_milliseconds_hold_up_nobody(
     assert (json.loads(done.stdout), done.stderr) == ([{"n": 101 * SIZE}], "")
     # AND each child has its row, in the job of its parent, and nothing stays in flight
     sql = f"SELECT pid, job, rank, count FROM comm.ops WHERE pid IN ({', '.join(map(str, children))}) ORDER BY pid"
-    rows = until(lambda: len(found := daemon.query(sql)) == 23 and found, what="rows of all children")
+    rows = until(lambda: len(found := daemon.rows(sql)) == 23 and found, what="rows of all children")
     assert rows == [{"pid": pid, "job": known["job"], "rank": None, "count": 23} for pid in sorted(children)]
-    assert daemon.query(f"SELECT pid FROM comm.inflight WHERE pid IN ({', '.join(map(str, children))})") == []
-    assert daemon.query("SELECT count FROM probing.losses WHERE table_name = 'comm.ops' AND stage = 'ring'") == []
+    assert daemon.rows(f"SELECT pid FROM comm.inflight WHERE pid IN ({', '.join(map(str, children))})") == []
+    assert daemon.rows("SELECT count FROM probing.losses WHERE table_name = 'comm.ops' AND stage = 'ring'") == []

@@ -87,7 +87,7 @@ def pins_of(daemon: Daemon, job: DirectJob) -> list[Path]:
 
 def losses(daemon: Daemon, job: DirectJob) -> list[dict[str, Any]]:
     pids = ", ".join(str(rank.pid) for rank in job.ranks)
-    return daemon.query(f"SELECT * FROM probing.losses WHERE pid IN ({pids}) AND table_name = 'comm.ops' ORDER BY ALL")
+    return daemon.rows(f"SELECT * FROM probing.losses WHERE pid IN ({pids}) AND table_name = 'comm.ops' ORDER BY ALL")
 
 
 def is_zombie(pid: int) -> bool:
@@ -146,5 +146,5 @@ def test_where_nothing_pins_the_gap_is_a_row(old_daemon: Any, run_job: Any, tmp_
     make_rounds_until_one_is_seen(daemon, job)
     assert not unseen & keys(seen(daemon, job))
     when = f"epoch_ns(ts_from) <= {killed_ns} AND epoch_ns(ts_to) > {killed_ns}"
-    gaps = daemon.query(f"SELECT pid FROM probing.losses WHERE table_name = 'comm.ops' AND stage = 'attach' AND {when}")
+    gaps = daemon.rows(f"SELECT pid FROM probing.losses WHERE table_name = 'comm.ops' AND stage = 'attach' AND {when}")
     assert {gap["pid"] for gap in gaps} >= {rank.pid for rank in job.ranks}

@@ -107,7 +107,7 @@ def test_a_hang_that_began_while_no_daemon_ran_is_named(
     go_on = tmp_path / "go-on"
     ranks("sleep", go_on)
     seen = "SELECT count(*) AS n FROM comm.ops WHERE op = 'all_reduce' AND state = 'done'"
-    until(lambda: daemon.query(seen)[0]["n"] == 2 * STEPS, what="the operations before")
+    until(lambda: daemon.rows(seen)[0]["n"] == 2 * STEPS, what="the operations before")
     daemon.stop()
     go_on.touch()
     log = tmp_path / "job.log"
@@ -116,7 +116,7 @@ def test_a_hang_that_began_while_no_daemon_ran_is_named(
     rows = silent_ranks(daemon)
     assert (rows[0]["waits_in"], rows[0]["began_unseen"]) == ("gloo::allreduce", True)
     assert (rows[1]["waits_in"], rows[1]["python"].split()[0]) == (None, "main")
-    assert daemon.query(seen)[0]["n"] == 2 * STEPS
+    assert daemon.rows(seen)[0]["n"] == 2 * STEPS
 
 
 def silent_ranks(daemon: Daemon) -> dict[int, dict[str, Any]]:

@@ -142,7 +142,7 @@ def test_daemon_in_the_middle(make_daemon: Callable[..., Daemon], run_job: Any, 
     assert len(calls) == before + len(later)
     # What lay before is not claimed, and the gap is reported.
     assert_equal(daemon, job, later)
-    gaps = daemon.query("SELECT pid, source, stage FROM probing.losses WHERE table_name = 'comm.ops'")
+    gaps = daemon.rows("SELECT pid, source, stage FROM probing.losses WHERE table_name = 'comm.ops'")
     assert {r.pid for r in job.ranks} & {g["pid"] for g in gaps}
 
 
@@ -217,7 +217,7 @@ def test_a_stalled_operation_is_in_flight(daemon: Daemon, run_job: Any, tmp_path
     job.do("rounds 1")
     job.do("stall")
     (row,) = until(
-        lambda: daemon.query(f"SELECT rank, op, state, age_ns, seq FROM comm.inflight WHERE job = '{job.job}'"),
+        lambda: daemon.rows(f"SELECT rank, op, state, age_ns, seq FROM comm.inflight WHERE job = '{job.job}'"),
         what="the stalled call",
     )
     assert (row["rank"], row["op"], row["state"]) == (0, "all_reduce", "started")
@@ -225,7 +225,7 @@ def test_a_stalled_operation_is_in_flight(daemon: Daemon, run_job: Any, tmp_path
     assert row["seq"] == json.loads(job.lists[0].read_text().splitlines()[-1])["seq"]
     job.ranks[0].kill()
     abandoned = f"SELECT rank, op FROM comm.ops WHERE job = '{job.job}' AND state = 'abandoned'"
-    assert until(lambda: daemon.query(abandoned), what="the end of the call") == [{"rank": 0, "op": "all_reduce"}]
+    assert until(lambda: daemon.rows(abandoned), what="the end of the call") == [{"rank": 0, "op": "all_reduce"}]
 
 
 @pytest.fixture(scope="module")

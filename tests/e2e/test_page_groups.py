@@ -82,7 +82,7 @@ def tokens_in(base: Path, values: dict[str, str]) -> Path:
 def serving(launchers: Launchers, daemon: Daemon, slots: int) -> None:
     """Starts a launcher, and waits until its workers are there."""
     launchers.start(daemon, "--slots", str(slots), "--allow", "*")
-    until(lambda: len(daemon.query("FROM cluster.workers")) == slots, what=daemon.tail)
+    until(lambda: len(daemon.rows("FROM cluster.workers")) == slots, what=daemon.tail)
 
 
 def row_of(tab: Tab, rank: int) -> Locator:
@@ -112,7 +112,7 @@ def test_a_group_from_its_workers_to_its_end(
     serving(launchers, first, 2)
     serving(launchers, second, 1)
     known = "SELECT count(*) AS n FROM cluster.members WHERE state = 'healthy'"
-    until(lambda: first.query(known) == [{"n": 2}], what=first.tail)
+    until(lambda: first.rows(known) == [{"n": 2}], what=first.tail)
     words = ("--token-file", str(first.base / "token"), "--all-nodes")
     with page_of(first, browser, *words) as tab:
         page = tab.page

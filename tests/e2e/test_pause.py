@@ -14,10 +14,8 @@ from waiting import until
 
 
 def operations(daemon: Daemon, port: int) -> int:
-    count: int = daemon.query(f"SELECT count(*) AS n FROM comm.ops WHERE job LIKE '%:{port}' AND state = 'done'")[0][
-        "n"
-    ]
-    return count
+    (row,) = daemon.rows(f"SELECT count(*) AS n FROM comm.ops WHERE job LIKE '%:{port}' AND state = 'done'")
+    return int(row["n"])
 
 
 def grows(daemon: Daemon, port: int) -> bool:
@@ -28,7 +26,7 @@ def grows(daemon: Daemon, port: int) -> bool:
 
 def test_pause_and_resume(own_daemon: Daemon, ranks_job: Callable[..., Any], tmp_path: Path) -> None:
     port = free_port()
-    ranks_job(EXAMPLE, "--steps", "1000000", "--delay-ms", "2", "--report-every", "10", port=port)
+    ranks_job(EXAMPLE, "--steps", "1000000", "--delay-ms", "10", "--report-every", "5", port=port)
     until(lambda: operations(own_daemon, port), what="operations")
     log = tmp_path / "job.log"
 
@@ -36,7 +34,7 @@ def test_pause_and_resume(own_daemon: Daemon, ranks_job: Callable[..., Any], tmp
         return log.read_text().count("step ")
 
     def stands_still() -> bool:
-        """No operation is seen while the job makes some hundred of them."""
+        """No operation is seen while the job makes dozens of them."""
         count, begin = operations(own_daemon, port), steps()
         until(lambda: steps() >= begin + 5, what="the job to go on")
         return operations(own_daemon, port) == count
@@ -54,7 +52,7 @@ def test_pause_and_resume(own_daemon: Daemon, ranks_job: Callable[..., Any], tmp
     own_daemon.ctl("pause", "--resume")
     assert grows(own_daemon, port)
     gap = "SELECT 1 AS one FROM probing.losses WHERE reason = 'all probes were paused' AND table_name = 'comm.ops'"
-    until(lambda: own_daemon.query(gap), what="the gap as a row")
+    until(lambda: own_daemon.rows(gap), what="the gap as a row")
 
     switch = Path(f"{own_daemon.socket}.d") / "pause"
     switch.touch()

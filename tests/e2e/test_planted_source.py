@@ -28,8 +28,8 @@ def toy(base: Path) -> Iterator[Daemon]:
 
 
 def test_its_tables_answer(toy: Daemon) -> None:
-    rows = until(lambda: toy.query("SELECT node, load_1m FROM toy.load") or None, what="a tick")
+    rows = until(lambda: toy.rows("SELECT node, load_1m FROM toy.load") or None, what="a tick")
     assert rows[0]["node"] == "toy"
-    assert toy.query("SELECT count(*) AS n FROM toy.load_now WHERE running > 0") == [{"n": 1}]
-    (state,) = [s for s in toy.query("SELECT source, state FROM probing.sources") if s["source"] == "load"]
+    assert toy.rows("SELECT count(*) AS n FROM toy.load_now WHERE running > 0") == [{"n": 1}]
+    (state,) = [s for s in toy.rows("SELECT source, state FROM probing.sources") if s["source"] == "load"]
     assert state["state"] == "running"

@@ -62,11 +62,11 @@ def test_a_probe_from_the_file_to_all_nodes(
     job.stdin.flush()
     assert job.stdout.readline() == "done\n"
     wanted = [{"node": "n1", "rank": 3, "n": 23}]
-    until(lambda: daemon.query(COUNT) == wanted, what="its rows")
+    until(lambda: daemon.rows(COUNT) == wanted, what="its rows")
     assert daemon.json("query", COUNT, "--nodes", daemon.target) == wanted
     assert "user.library_loads" in daemon.ctl("tables").stdout
     what = "DISTINCT pid, failed, duration_ns > 0 AS took"
-    (row,) = daemon.query(f"SELECT {what} FROM user.library_loads WHERE path = 'libm.so.6'")
+    (row,) = daemon.rows(f"SELECT {what} FROM user.library_loads WHERE path = 'libm.so.6'")
     assert row == {"pid": job.pid, "failed": 0, "took": True}
     # What is wrong with a probe is said of that probe, and the others go on.
     (probes / "broken.toml").write_text((EXAMPLES / "library_loads.toml").read_text())
@@ -78,4 +78,4 @@ def test_a_probe_from_the_file_to_all_nodes(
         path.unlink()
     until(lambda: not state_of(daemon, "user:library_loads"), what="both to be gone")
     daemon.stop()
-    assert daemon.start().query(COUNT) == wanted
+    assert daemon.start().rows(COUNT) == wanted

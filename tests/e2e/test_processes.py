@@ -72,7 +72,7 @@ def test_equal_jobs_stay_apart(daemon: Daemon, torchrun: Launch) -> None:
 
     def runs() -> set[tuple[str, str]]:
         sql = f"SELECT DISTINCT job, run FROM comm.ops WHERE job LIKE '%:{first}'"
-        return {(r["job"], r["run"]) for r in daemon.query(sql)}
+        return {(r["job"], r["run"]) for r in daemon.rows(sql)}
 
     until(runs, what="operations of the first run")
     jobs[0].terminate()
@@ -101,7 +101,7 @@ def test_exit_is_an_event(daemon: Daemon, torchrun: Launch, tmp_path: Path) -> N
     of_ranks = f"event = 'exit' AND role = 'trainer' AND job = 'n1/127.0.0.1:{port}'"
     events = until(
         lambda: (
-            (found := daemon.query(f"SELECT rank, exit_code, signal FROM process.events WHERE {of_ranks}"))
+            (found := daemon.rows(f"SELECT rank, exit_code, signal FROM process.events WHERE {of_ranks}"))
             and len(found) == 2
             and found
         ),
@@ -123,7 +123,7 @@ def test_ranks_of_mp_spawn_are_known_from_their_first_collective(
     wanted = {int(rank): int(pid) for rank, pid in lines}
 
     def known() -> dict[int, int]:
-        rows = daemon.query(f"SELECT rank, pid FROM process.processes WHERE world_size = 3 AND job = 'pid:{job.pid}'")
+        rows = daemon.rows(f"SELECT rank, pid FROM process.processes WHERE world_size = 3 AND job = 'pid:{job.pid}'")
         return {row["rank"]: row["pid"] for row in rows}
 
     # THEN each is known, also the one that has called nothing yet
@@ -131,4 +131,4 @@ def test_ranks_of_mp_spawn_are_known_from_their_first_collective(
     # AND so are their operations when they go on
     late.touch()
     sql = f"SELECT DISTINCT rank, pid FROM comm.ops WHERE job = 'pid:{job.pid}' AND rank IS NOT NULL"
-    until(lambda: {row["rank"]: row["pid"] for row in daemon.query(sql)} == wanted, what="operations of all three")
+    until(lambda: {row["rank"]: row["pid"] for row in daemon.rows(sql)} == wanted, what="operations of all three")

@@ -45,7 +45,7 @@ def pins(daemon: Daemon) -> list[Path]:
 
 @pytest.mark.usefixtures("daemon")
 def test_each_process_has_its_rights_and_no_more(daemon: Daemon) -> None:
-    daemon.query("SELECT 1 AS one FROM comm.ops")  # so that an SQL worker runs
+    daemon.rows("SELECT 1 AS one FROM comm.ops")  # so that an SQL worker runs
     until(lambda: daemon.children().get("probing.daemon.confined.reader"), what="readers")
     children = daemon.children()
     uid, caps = rights(children["probing.daemon.collector"][0])
@@ -84,7 +84,7 @@ def test_the_key_of_the_node_is_for_its_service_alone(daemon: Daemon) -> None:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[Any]]:
     """Two ranks that train until the last of these tests ends."""
-    started = start_ranks(tmp_path_factory.mktemp("job") / "job.log", EXAMPLE, "--steps", "1000000", "--delay-ms", "2")
+    started = start_ranks(tmp_path_factory.mktemp("job") / "job.log", EXAMPLE, "--steps", "1000000", "--delay-ms", "20")
     yield started
     end_process(started)
 
@@ -92,7 +92,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[A
 def test_stop_leaves_nothing(make_daemon: Callable[..., Daemon], job: subprocess.Popen[Any]) -> None:
     before = bpf_objects()
     daemon = make_daemon().start()
-    until(lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"), what="operations")
+    until(lambda: daemon.rows("SELECT 1 AS one FROM comm.ops LIMIT 1"), what="operations")
     assert pins(daemon)
     assert daemon.stop() == 0
     assert pins(daemon) == []
@@ -105,7 +105,7 @@ def test_stop_leaves_nothing(make_daemon: Callable[..., Daemon], job: subprocess
 @pytest.mark.usefixtures("job")
 def test_restart_keeps_the_pins_and_every_operation(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon().start()
-    until(lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"), what="operations")
+    until(lambda: daemon.rows("SELECT 1 AS one FROM comm.ops LIMIT 1"), what="operations")
     kept = set(pins(daemon))
     daemon.stop(signal.SIGUSR1)
     assert set(pins(daemon)) == kept
@@ -114,10 +114,10 @@ def test_restart_keeps_the_pins_and_every_operation(make_daemon: Callable[..., D
     gaps = """
         SELECT max(gap) AS gap FROM (
           SELECT seq - lag(seq) OVER (PARTITION BY job, rank, comm ORDER BY seq) AS gap FROM comm.ops)"""
-    first = daemon.query("SELECT max(seq) AS seq FROM comm.ops")[0]["seq"]
-    until(lambda: daemon.query("SELECT max(seq) AS seq FROM comm.ops")[0]["seq"] > first, what="new operations")
-    assert daemon.query(gaps)[0]["gap"] == 1
-    assert daemon.query("SELECT count(*) - count(DISTINCT (pid, start_ns, comm, seq)) AS twice FROM comm.ops") == [
+    first = daemon.rows("SELECT max(seq) AS seq FROM comm.ops")[0]["seq"]
+    until(lambda: daemon.rows("SELECT max(seq) AS seq FROM comm.ops")[0]["seq"] > first, what="new operations")
+    assert daemon.rows(gaps)[0]["gap"] == 1
+    assert daemon.rows("SELECT count(*) - count(DISTINCT (pid, start_ns, comm, seq)) AS twice FROM comm.ops") == [
         {"twice": 0}
     ]
 
@@ -126,7 +126,7 @@ def test_restart_keeps_the_pins_and_every_operation(make_daemon: Callable[..., D
 def test_programs_of_a_dead_daemon_do_nothing(make_daemon: Callable[..., Daemon]) -> None:
     """The heartbeat is set back by 61 s instead of waiting for a minute: it is all that the programs look at."""
     daemon = make_daemon().start()
-    until(lambda: daemon.query("SELECT 1 AS one FROM comm.ops LIMIT 1"), what="operations")
+    until(lambda: daemon.rows("SELECT 1 AS one FROM comm.ops LIMIT 1"), what="operations")
     assert daemon.process is not None
     # The supervisor first, so that nobody starts another collector.
     for pid in (daemon.process.pid, *daemon.children()["probing.daemon.collector"]):
@@ -161,7 +161,7 @@ def program_runs(daemon: Daemon) -> int:
 
 def test_each_process_has_a_filter_of_system_calls(daemon: Daemon) -> None:
     """Readers and the service have one whatever starts them; their own answers are those of the unit test."""
-    daemon.query("SELECT 1 AS one FROM comm.ops")
+    daemon.rows("SELECT 1 AS one FROM comm.ops")
     until(lambda: daemon.children().get("probing.daemon.confined.reader"), what="readers")
     found = {module: {status_of(pid)["Seccomp"] for pid in pids} for module, pids in daemon.children().items()}
     for module in ("collector", "service", "confined.reader", "confined.parser", "confined.sql_worker"):

@@ -72,7 +72,7 @@ def functions(daemon: Daemon, job: str, where: str = "on_cpu") -> set[tuple[int,
 
 
 def last_ns(daemon: Daemon, job: str) -> int:
-    rows = daemon.query(f"SELECT coalesce(max(epoch_ns(ts)), 0) AS t FROM python.samples WHERE job = '{job}'")
+    rows = daemon.rows(f"SELECT coalesce(max(epoch_ns(ts)), 0) AS t FROM python.samples WHERE job = '{job}'")
     return int(rows[0]["t"])
 
 
@@ -89,7 +89,7 @@ def test_what_ranks_do_is_sampled(daemon: Daemon, working: Working) -> None:
     source = SCRIPT.read_text().splitlines()
     (frames,) = {
         json.dumps(r["frames"])
-        for r in daemon.query(
+        for r in daemon.rows(
             f"SELECT frames[2:] AS frames FROM python.samples JOIN python.stacks USING (stack_id) "
             f"WHERE job = '{job}' AND on_cpu AND frames[1].func = 'spin'"
         )
@@ -98,7 +98,7 @@ def test_what_ranks_do_is_sampled(daemon: Daemon, working: Working) -> None:
         assert frame["file"] == str(SCRIPT)
         called = {"work": "spin(", "main": "work()", "<module>": "main()"}[frame["func"]]
         assert called in source[frame["lineno"] - 1]
-    (row,) = daemon.query(
+    (row,) = daemon.rows(
         f"SELECT count(*) AS n, bool_and(gil) AS gil, min(count) AS least, "
         f"max(abs(duration_ns - count * 1000000000 // 19)) AS off "
         f"FROM python.samples WHERE job = '{job}' AND on_cpu AND rank = 0 AND tid = {ranks[0].pid}"
@@ -109,7 +109,7 @@ def test_what_ranks_do_is_sampled(daemon: Daemon, working: Working) -> None:
     assert row["off"] <= row["n"]
     # A thread cannot sleep for longer than it is there. Its waits for the interpreter lock, before, are weighted.
     asleep = next(n for n, text in enumerate(source, 1) if "time.sleep(9999)" in text)
-    (row,) = daemon.query(
+    (row,) = daemon.rows(
         f"SELECT sum(duration_ns) AS off_ns, epoch_ns(now()) - min(epoch_ns(ts)) AS lived_ns "
         f"FROM python.samples JOIN (SELECT DISTINCT ON (stack_id) stack_id, frames FROM python.stacks) "
         f"USING (stack_id) WHERE job = '{job}' AND rank = 0 AND NOT on_cpu "
@@ -136,8 +136,8 @@ def test_sampling_is_switched_by_job_and_process(
     assert last_ns(daemon, one) == stopped
     daemon.ctl("config", "sampling.hz=99", "--pid", str(ranks[1].pid), "--for", "10m")
     fast = f"SELECT count(*) AS n FROM python.samples WHERE job = '{one}' AND epoch_ns(ts) > {stopped} AND rank = 1"
-    until(lambda: daemon.query(fast)[0]["n"], what="samples of that process")
-    (row,) = daemon.query(
+    until(lambda: daemon.rows(fast)[0]["n"], what="samples of that process")
+    (row,) = daemon.rows(
         f"SELECT max(abs(duration_ns - count * 1000000000 // 99)) AS off, count(DISTINCT rank) AS ranks "
         f"FROM python.samples WHERE job = '{one}' AND epoch_ns(ts) > {stopped} AND on_cpu"
     )
@@ -150,7 +150,7 @@ def test_sampling_is_switched_by_job_and_process(
     until(
         lambda: (
             last_ns(daemon, one) > 0
-            and daemon.query(
+            and daemon.rows(
                 f"SELECT 1 AS one FROM python.samples WHERE job = '{one}' AND rank = 0"
                 f" AND epoch_ns(ts) > {stopped} LIMIT 1"
             )
@@ -182,12 +182,12 @@ def test_one_that_ends_at_once_keeps_its_samples(daemon: Daemon, run_job: Launch
     flag = tmp_path / "go"
     job = run_job(sys.executable, "-c", BURST, flag, env=rank_env(0, port, 1))
     sampled = f"SELECT 1 AS one FROM python.samples WHERE pid = {job.pid} LIMIT 1"
-    until(lambda: daemon.query(sampled), what="the process to be sampled")
+    until(lambda: daemon.rows(sampled), what="the process to be sampled")
     flag.touch()
     assert job.wait(30) == 0
     stack = ("late", "only_now", "<module>", "<module>")
     until(lambda: (0, stack) in functions(daemon, f"n1/127.0.0.1:{port}"), what="its last stack")
-    (row,) = daemon.query(
+    (row,) = daemon.rows(
         f"SELECT max(frames[2].lineno) AS line, any_value(frames[2].file) AS file, sum(count) AS n FROM python.samples "
         f"JOIN python.stacks USING (stack_id) WHERE pid = {job.pid} AND frames[2].func = 'only_now' AND on_cpu"
     )
@@ -238,7 +238,7 @@ def test_watched_variables_become_rows(daemon: Daemon, working: Working) -> None
     daemon.ctl("vars", "--job", job, "state.step", "state.loss", "--watch", "--interval", "200ms")
     metrics = f"SELECT rank, step, loss FROM python.training_metrics WHERE job = '{job}' ORDER BY ts"
     rows = until(
-        lambda: (r := daemon.query(metrics)) and {0, 1} <= {m["rank"] for m in r} and r, what="steps of both ranks"
+        lambda: (r := daemon.rows(metrics)) and {0, 1} <= {m["rank"] for m in r} and r, what="steps of both ranks"
     )
     for rank in (0, 1):
         steps = [r["step"] for r in rows if r["rank"] == rank]
@@ -248,7 +248,7 @@ def test_watched_variables_become_rows(daemon: Daemon, working: Working) -> None
         near = [8.0 / (1 + step) for step in (row["step"] - 1, row["step"], row["step"] + 1) if step >= 0]
         assert min(abs(row["loss"] - n) for n in near) < 1e-9
     names = f"SELECT DISTINCT name FROM python.variables WHERE job = '{job}' ORDER BY name"
-    assert [r["name"] for r in daemon.query(names)] == ["state.loss", "state.step"]
+    assert [r["name"] for r in daemon.rows(names)] == ["state.loss", "state.step"]
     daemon.ctl("vars", "--job", job, "--unwatch")
     assert not [s for s in daemon.json("config", "variables.watch") if s["job"] == job and s["value"]]
     assert "TracerPid:\t0" in Path(f"/proc/{ranks[0].pid}/status").read_text()

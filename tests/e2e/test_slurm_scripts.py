@@ -101,7 +101,7 @@ def test_a_node_before_and_after_a_job(
     ended = ("events", "--job", JOB)
     until(lambda: len([each for each in daemon.json(*ended) if each["event"] == "exit"]) == 2, what="both exits")
     # The daemon has stored what it finds itself.
-    until(lambda: daemon.query("SELECT 1 FROM diagnosis.findings WHERE verdict = 'rank_died'"), what=daemon.tail)
+    until(lambda: daemon.rows("SELECT 1 FROM diagnosis.findings WHERE verdict = 'rank_died'"), what=daemon.tail)
     assert scripts.run("epilog") == 0
     assert scripts.kept() == [f"{JOB}.facts", f"{JOB}.txt"]
     text = (scripts.answers / f"{JOB}.txt").read_text()
@@ -118,7 +118,7 @@ def test_a_node_before_and_after_a_job(
     assert scripts.kept() == [f"{JOB}.facts"]
     assert "job 815: no diagnosis" in scripts.said()
     # A GPU that fails between two jobs.
-    until(lambda: daemon.query("SELECT 1 FROM gpu.utilization LIMIT 1"), what=daemon.tail)
+    until(lambda: daemon.rows("SELECT 1 FROM gpu.utilization LIMIT 1"), what=daemon.tail)
     # The machine of the test may have other faults, such as a full file system.
     assert "fail    gpu_health" not in daemon.ctl("preflight", check=None).stdout
     double.set({"gpu0.lost": GPU_IS_LOST})

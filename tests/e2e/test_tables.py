@@ -61,26 +61,24 @@ MAY_BE_EMPTY = {
 def test_everyday_time_expressions(daemon: Daemon, training: str, expressions: tuple[str, ...]) -> None:
     last = f"SELECT max(seq) AS seq FROM comm.ops WHERE job = '{training}'"
     # The job goes on: only operations that have ended by now count.
-    of_job = f"job = '{training}' AND seq <= {until(lambda: daemon.query(last)[0]['seq'], what='operations')}"
+    of_job = f"job = '{training}' AND seq <= {until(lambda: daemon.rows(last)[0]['seq'], what='operations')}"
     # The last operations may still arrive, so one query counts all operations and the matches.
     counts = ", ".join(f"count(*) FILTER ({text}) AS n{number}" for number, text in enumerate(expressions))
-    (row,) = daemon.query(f"SELECT count(*) AS total, {counts} FROM comm.ops WHERE {of_job}")
+    (row,) = daemon.rows(f"SELECT count(*) AS total, {counts} FROM comm.ops WHERE {of_job}")
     assert row["total"] > 0
     matched = {text: row[f"n{number}"] for number, text in enumerate(expressions)}
     assert matched == dict.fromkeys(expressions, row["total"])
-    (span,) = daemon.query(
-        "SELECT max(ts) - min(ts) AS span, now() - max(ts) AS ago, age(max(ts)) AS age FROM comm.ops"
-    )
+    (span,) = daemon.rows("SELECT max(ts) - min(ts) AS span, now() - max(ts) AS ago, age(max(ts)) AS age FROM comm.ops")
     assert None not in span.values()
 
 
 def test_every_column_has_a_doc(daemon: Daemon) -> None:
-    rows = daemon.query(
+    rows = daemon.rows(
         "SELECT table_schema || '.' || table_name AS t, column_name AS c, description AS d FROM probing.column_docs"
     )
     assert {(r["t"], r["c"]) for r in rows} == {(t.name, c.name) for t in NAMED for c in t.columns}
     assert all(len(r["d"]) > 10 for r in rows)
-    documented = daemon.query("SELECT table_schema || '.' || table_name AS t, description AS d FROM probing.table_docs")
+    documented = daemon.rows("SELECT table_schema || '.' || table_name AS t, description AS d FROM probing.table_docs")
     assert {r["t"] for r in documented} == {t.name for t in NAMED}
 
 
@@ -91,7 +89,7 @@ def test_every_table_answers_with_its_columns(daemon: Daemon) -> None:
             f"(SELECT count(r) FROM (SELECT {', '.join(c.name for c in table.columns)} FROM {table.name} LIMIT 1) r)"
             for table in NAMED[start : start + 8]
         ]
-        (found,) = daemon.query(f"SELECT {', '.join(f'{row} AS t{i}' for i, row in enumerate(rows))}")
+        (found,) = daemon.rows(f"SELECT {', '.join(f'{row} AS t{i}' for i, row in enumerate(rows))}")
         assert set(found.values()) <= {0, 1}
 
 
@@ -109,13 +107,13 @@ def test_every_row_has_node_and_time(daemon: Daemon, training: str) -> None:
     )
     Path("/dev/kmsg").write_text("a line of the tests of probingd\n")
     for table in awaited:
-        until(lambda table=table: daemon.query(f"SELECT 1 AS one FROM {table} LIMIT 1"), what=table)
+        until(lambda table=table: daemon.rows(f"SELECT 1 AS one FROM {table} LIMIT 1"), what=table)
     daemon.ctl("vars", "--job", training, "--unwatch")
     counts = [
         f"SELECT '{table}' AS name, count(*) AS n, count(ts) AS ts, count(node) AS node FROM {table}"
         for table in TABLES
     ]
-    rows = daemon.query(" UNION ALL ".join(counts))
+    rows = daemon.rows(" UNION ALL ".join(counts))
     assert {row["name"] for row in rows} == set(TABLES)
     for row in rows:
         assert row["n"] == row["ts"] == row["node"], row

@@ -57,12 +57,12 @@ def stranger(site: Site, job: Ranks, *connected: str) -> None:
     """Starts the process of the node that was taken over, and waits until the others hear of it."""
     site.run_rank(job, 2, TAKEN, 3, HONEST[0], [sys.executable, "-c", _STRANGER, *connected])
     sql = f"SELECT count(*) AS n FROM process.processes WHERE job = '{job.job}' AND role = 'trainer'"
-    until(lambda: site.daemons[TAKEN].query(sql)[0]["n"] >= 1, what=site.daemons[TAKEN].tail)
+    until(lambda: site.daemons[TAKEN].rows(sql)[0]["n"] >= 1, what=site.daemons[TAKEN].tail)
 
 
 def reason(daemon: Daemon) -> str:
     """What `status` says of the diagnosis of jobs."""
-    [row] = daemon.query("SELECT reason FROM probing.sources WHERE source = 'diagnose'")
+    [row] = daemon.rows("SELECT reason FROM probing.sources WHERE source = 'diagnose'")
     return row["reason"] or ""
 
 

@@ -14,14 +14,14 @@ def test_one_query_over_two_nodes(daemon: Daemon, training: str, make_daemon: Ca
     one, two = daemon, make_daemon("n2").start()
     # Each node has its own name for a job that is local to it.
     of_job = f"job LIKE '%:{training.rpartition(':')[2]}'"
-    (last,) = until(lambda: two.query(f"SELECT max(seq) AS seq FROM comm.ops WHERE {of_job} HAVING max(seq) > 0"))
+    (last,) = until(lambda: two.rows(f"SELECT max(seq) AS seq FROM comm.ops WHERE {of_job} HAVING max(seq) > 0"))
     # Both saw the 23 operations that come now, of two ranks.
     these = f"{of_job} AND seq > {last['seq']} AND seq <= {last['seq'] + 23}"
     sql = f"SELECT node, count(*) AS n FROM comm.ops WHERE {these} GROUP BY node ORDER BY node"
     for node in (one, two):
         expected = [{"node": node.name, "n": 2 * 23}]
-        until(lambda node=node, rows=expected: node.query(sql) == rows, what=node.tail)  # type: ignore[misc]
-    counts = one.query(sql), two.query(sql)
+        until(lambda node=node, rows=expected: node.rows(sql) == rows, what=node.tail)  # type: ignore[misc]
+    counts = one.rows(sql), two.rows(sql)
 
     # WHEN both are asked at once
     nodes = f"{one.target},{two.target}"

@@ -84,7 +84,7 @@ def screens(directory: Path, name: str, target: Daemon, *more: list[str]) -> Non
 
 def operations(target: Daemon, at_least: int) -> None:
     sql = "SELECT count(*) AS n FROM comm.ops"
-    until(lambda: target.query(sql)[0]["n"] >= at_least, what="operations")
+    until(lambda: target.rows(sql)[0]["n"] >= at_least, what="operations")
 
 
 def healthy(directory: Path, base: Path) -> None:
@@ -103,7 +103,7 @@ def paused(directory: Path, base: Path) -> None:
 def hung(directory: Path, base: Path) -> None:
     with daemon(base) as target, job(base / "job.log", JOBS / "stops.py", "199", "sleep"):
         operations(target, 2 * 199)
-        until(lambda: target.query("SELECT 1 AS one FROM comm.inflight WHERE age_ns > 2e9"), what="who waits")
+        until(lambda: target.rows("SELECT 1 AS one FROM comm.inflight WHERE age_ns > 2e9"), what="who waits")
         screens(directory, "hung", target)
 
 
