@@ -146,9 +146,9 @@ class CsvWriter:
 
 
 def csv_text(names: Sequence[str], rows: Sequence[Record], *, terminal: bool) -> str:
-    """Returns rows of JSON's types as CSV."""
+    """Returns rows of JSON's types as CSV; a row may lack some of ``names``."""
     head = [escape(name) if terminal else name for name in names]
-    return _csv_lines([head, *([_csv_value(row[name], terminal) for name in names] for row in rows)])
+    return _csv_lines([head, *([_csv_value(row.get(name), terminal) for name in names] for row in rows)])
 
 
 def _csv_lines(rows: Iterable[Sequence[Any]]) -> str:
