@@ -137,6 +137,8 @@ def logs(settings: Settings, options: LogOptions) -> None:
         _write_log(b"".join(lines))
         while options.follow:
             time.sleep(_FOLLOW_S)
+            # Otherwise all parts of the log would stay in memory.
+            node.outcomes.clear()
             data, position = node.group_log(group.spec.name, options.rank, position)
             _write_log(data)
 
