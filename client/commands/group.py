@@ -115,7 +115,7 @@ def delete(settings: Settings, options: Options) -> None:
 def status(settings: Settings, options: StatusOptions) -> None:
     with opened(all_nodes(settings)) as cluster:
         groups = seen(cluster)
-    chosen = living_groups(groups) if options.name is None else [named(groups, options.name)]
+        chosen = living_groups(groups) if options.name is None else [named(groups, options.name)]
     rows = [group_row(groups, group) for group in chosen]
     width = terminal_width() if settings.output is None else None
     text = render(_GROUPS, rows, width, bold=width is not None)

@@ -1,4 +1,4 @@
-"""``group logs`` over nodes that know a group."""
+"""``group status`` and ``group logs`` over nodes that know a group, and one that does not answer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 class GroupNode(FakeNode):
-    """A node that knows the group llama, and answers each question for its log with a line."""
+    """A node that knows the group llama, if ``knows``, and answers each question for its log with a line."""
+
+    knows = True
 
     def Group(self, request: pb.GroupRequest, context: grpc.ServicerContext) -> pb.GroupReply:
-        return pb.GroupReply(node=self.name, groups=[record().to_json()])
+        return pb.GroupReply(node=self.name, groups=[record().to_json()] if self.knows else [])
 
     def GroupLog(self, request: pb.GroupLogRequest, context: grpc.ServicerContext) -> pb.GroupLogReply:
         start = max(0, getattr(request, "from"))
@@ -40,6 +42,14 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Grou
     yield made
     for node in made:
         node.stop()
+
+
+def test_a_group_that_a_silent_node_may_know_is_not_said_to_be_missing(nodes: list[GroupNode], ctl: Run) -> None:
+    assert "llama" in ctl("group", "status", "llama")[1]
+    nodes[0].knows = False
+    nodes[1].stop()
+    code, _, err = ctl("group", "status", "llama")
+    assert (code, err.splitlines()[0]) == (4, "error: there is no group llama on the nodes that answered")
 
 
 def test_a_log_that_is_followed_is_not_kept(nodes: list[GroupNode], ctl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
