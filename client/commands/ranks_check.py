@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from probing.api.errors import UsageError
+from probing.api.errors import QueryRejected, UsageError
 from probing.api.text import escape, numbers_text, plural, sql_text
 from probing.client.options import Job
 from probing.client.render.output import write_objects, write_table
@@ -43,6 +43,8 @@ _STEPS = """
 SELECT node, job, run, pid, start_ns, max(step) AS step, arg_max(source, step) AS source FROM train.steps
 WHERE ts > now() - INTERVAL 10 MINUTE AND {where} GROUP BY node, job, run, pid, start_ns
 """
+# A seed that has not answered has no name.
+_MEMBERS = "SELECT DISTINCT member FROM cluster.members WHERE member <> ''"
 _STATEMENTS = {"trainers": _TRAINERS, "envs": _ENVS, "steps": _STEPS}
 RANK_FIELDS = (
     Field("WORKER", "worker", flex=True),
@@ -115,7 +117,7 @@ def _jobs(cluster: Cluster, job: str | None, workers: Sequence[Worker]) -> list[
     runs: dict[tuple[str, str], list[Row]] = {}
     for row in trainers:
         runs.setdefault((row["job"], row["run"]), []).append(row)
-    everywhere = cluster.many and not any(outcome.failed for outcome in cluster.outcomes)
+    everywhere = _everywhere(cluster)
     found = []
     for (name, incarnation), rows in sorted(runs.items()):
         members = [_placed(row, env.get(_process(row), {}), known.get(_process(row))) for row in rows]
@@ -126,6 +128,19 @@ def _jobs(cluster: Cluster, job: str | None, workers: Sequence[Worker]) -> list[
         violations = [*check_ranks(members, whole=everywhere or local), *check_workers(members, workers)]
         found.append(_run(name, incarnation, members, violations))
     return found
+
+
+def _everywhere(cluster: Cluster) -> bool:
+    """Returns whether all nodes that the asked nodes know were asked, and answered."""
+    if not cluster.many or any(outcome.failed for outcome in cluster.outcomes):
+        return False
+    asked = {answered.node for outcome in cluster.outcomes for answered in outcome.answered}
+    try:
+        answers = cluster.of_nodes(asked).query_each(_MEMBERS)
+    except QueryRejected:
+        # A token that is limited to jobs does not see which nodes there are.
+        return False
+    return asked.issuperset(row["member"] for answer in answers for row in rows_of(answer))
 
 
 def _run(job: str, run: str, members: Sequence[Placed], violations: Sequence[Violation]) -> Row:
