@@ -11,6 +11,7 @@ import typer
 
 from probing.api.errors import QueryRejected, UsageError
 from probing.api.text import escape, numbers_text, plural, sql_text
+from probing.client.absence import claim
 from probing.client.options import Job
 from probing.client.render.output import write_objects, write_table
 from probing.client.render.rows import Row, rows_of
@@ -28,7 +29,7 @@ EXAMPLES = (
     "probingctl ranks check --all-nodes --job 4711",
     "probingctl ranks check --workers gn6-0,gn39-0,gn7-0 --master gn6-0",
 )
-_WRONG = 3
+_WRONG, _UNDECIDED = 3, 4
 _MOST_BYTES = 1 << 20
 _TRAINERS = """
 SELECT node, job, run, pid, start_ns, rank, local_rank, node_rank, world_size, coalesce(pod, container) AS box
@@ -79,10 +80,11 @@ def run(settings: Settings, options: Options) -> None:
         found = _jobs(cluster, job, workers)
         if not found and job is not None:
             require_live(cluster, job)
+        silent = any(outcome.failed for outcome in cluster.outcomes)
     width = terminal_width() if settings.output is None else None
     flat = [{**{name: own[name] for name in ("job", "run")}, **v} for own in found for v in own["violations"]]
     write_objects(settings, found, _text(found, width), flat)
-    raise typer.Exit(_WRONG if flat else 0)
+    raise typer.Exit(_WRONG if flat else _UNDECIDED if silent else 0)
 
 
 def _workers(text: str, master: str) -> list[Worker]:
@@ -188,7 +190,7 @@ def _text(found: Sequence[Row], width: int | None) -> str:
     for own in found:
         world = own["world_size"]
         number = plural(len(own["ranks"]), "rank") + ("" if world in (None, len(own["ranks"])) else f" of {world}")
-        state = "in order" if own["ok"] else plural(len(own["violations"]), "violation")
+        state = claim("in order") if own["ok"] else plural(len(own["violations"]), "violation")
         lines.append(f"job {own['job']}  run {own['run']}  {number} ({numbers_text(own['ranks'])}): {state}")
         lines += [f"  {violation['text']}" for violation in own["violations"]]
     return "".join(part + "\n" for line in lines for part in wrapped(escape(line), width)) or "(no job with ranks)\n"

@@ -85,6 +85,13 @@ def test_ranks_of_nodes_that_were_not_asked_are_not_missing(ctl: Run, cluster: t
     assert ctl("ranks", "check", "--nodes", beta.address)[::2] == (0, "")
 
 
+def test_a_node_that_does_not_answer_leaves_it_undecided(ctl: Run, cluster: tuple[FakeNode, FakeNode]) -> None:
+    cluster[1].stop()
+    code, out, err = ctl("ranks", "check", "--all-nodes")
+    assert (code, out) == (4, "job j1  run r1  2 ranks of 4 (0-1): in order on the nodes that answered\n")
+    assert err.startswith(f"warning: node {cluster[1].address} is missing: ")
+
+
 def test_steps_of_one_node_must_be_in_accord(ctl: Run, cluster: tuple[FakeNode, FakeNode]) -> None:
     now = time.time_ns() - 5 * SECOND
     cluster[0].insert("train.steps", [step("alpha", 0, 97, now), step("alpha", 1, 89, now)])
