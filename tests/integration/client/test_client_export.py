@@ -207,6 +207,27 @@ def test_a_node_that_fails_leaves_no_rows(pair: tuple[FakeNode, FakeNode], ctl: 
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["out"]
 
 
+@pytest.mark.parametrize("name", ["out", "ops.parquet"])
+def test_an_export_that_lacks_rows_is_none_under_strict(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, name: str
+) -> None:
+    pair[1].warnings = ["1 damaged segment left out"]
+    words = ("export", *_both(pair), "--tables", "comm.ops", "-o", str(tmp_path / name))
+    code, _, err = ctl(*words, "--strict")
+    assert (code, "be/ta does not have all rows: 1 damaged segment left out" in err) == (4, True)
+    assert not (tmp_path / name).exists()
+    code, _, err = ctl(*words)
+    assert (code, err) == (0, "warning: be/ta: comm.ops: 1 damaged segment left out\n")
+
+
+def test_an_export_warns_of_a_table_of_which_no_day_is_left(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path
+) -> None:
+    pair[0].warnings = ["1 damaged segment left out"]
+    code, _, err = ctl("export", "--tables", "probing.losses", "-o", str(tmp_path / "out"))
+    assert (code, err) == (0, "warning: alpha: probing.losses: 1 damaged segment left out\n")
+
+
 def test_wrong_use(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cases: tuple[tuple[tuple[str, ...], str], ...] = (
