@@ -15,6 +15,7 @@ from probing.api.errors import PeerError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.cluster import Cluster
 from probing.client.collectives.silence import silent
+from probing.client.diagnosis.endings import facts_of_exits
 from probing.client.main import main
 
 _TORCH = "/usr/lib/libtorch_cpu.so"
@@ -251,6 +252,10 @@ def test_no_first_failure_is_named_where_older_ends_are_left_out(tmp_path: Path,
     with FakeNode(tmp_path, "alpha", {"process.events": [*dead, *loaders]}) as node:
         # The end of rank 2 is the oldest that is read.
         assert "FAILED FIRST" not in ask(node, "top", "--once")
+        # Without its data loaders all ends of the job are read.
+        with Cluster(node.address) as cluster:
+            (facts,) = facts_of_exits(cluster, "j1")
+        assert [rank.rank for rank in facts.ranks] == [1, 2]
         node.replace("process.events", [*dead, *loaders[:-2]])
         assert "FAILED FIRST: rank 1 " in ask(node, "top", "--once")
 
