@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from probing.api.errors import PartialAnswer, PeerError, ProbingError
+from probing.api.text import sql_table
 from probing.client.export.files import Counts, Directory, OneFile, Place
 from probing.client.export.plan import COLUMNS, TABLES, Day, Found, Plan, Wanted
 from probing.client.render.progress import Progress
@@ -123,7 +124,11 @@ class Export:
             try:
                 for table in chosen:
                     written.tables[table.name] = Counts()
-                    for day in self._days(written, table):
+                    days = self._days(written, table)
+                    if not days and isinstance(place, OneFile):
+                        nothing = f"SELECT * FROM {sql_table(table.name)} WHERE false"
+                        place.expect(self._query(node, nothing, self._cluster.timeout).table.schema)
+                    for day in days:
                         self._day(written, place, table, day)
             except BaseException as e:
                 self._forget(written, place, e)

@@ -207,6 +207,20 @@ def test_a_node_that_fails_leaves_no_rows(pair: tuple[FakeNode, FakeNode], ctl: 
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["out"]
 
 
+def test_a_file_without_rows_has_its_columns(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path) -> None:
+    for kind in ("parquet", "csv"):
+        target = tmp_path / f"losses.{kind}"
+        assert ctl("export", *_both(pair), "--tables", "probing.losses", "-o", str(target))[::2] == (0, "")
+        with duckdb.connect() as db:
+            assert db.sql(f"SELECT * FROM '{target}'").columns == list(TABLES["probing.losses"].logical.names)
+    # A node without rows changes nothing for those that have some.
+    ops = tmp_path / "ops.parquet"
+    words = ("--tables", "comm.ops", "--job", "j1", "--since", "2026-11-18", "--until", "2026-11-30", "-o", str(ops))
+    pair[1].replace("comm.ops", [])
+    assert ctl("export", *_both(pair), *words)[0] == 0
+    assert pq.read_table(ops).num_rows == 100
+
+
 @pytest.mark.parametrize("name", ["out", "ops.parquet"])
 def test_an_export_that_lacks_rows_is_none_under_strict(
     pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, name: str
