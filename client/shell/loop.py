@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import ProbingError, UsageError
 from probing.api.text import age, escape, plural
+from probing.client.absence import require_all
 from probing.client.expressions import with_rows_of_expressions
 from probing.client.job_hints import Emptiness, hint_at_jobs
 from probing.client.render.output import write_stream
@@ -123,7 +124,10 @@ class Shell:
                 hint_at_jobs(cluster, sql, params)
 
     def _show(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], progress: Progress) -> str:
-        """Writes the first rows, as a table or with a line for each column; returns the text below them."""
+        """Writes the first rows, as a table or with a line for each column; returns the text below them.
+
+        Raises PartialAnswer if there is no row and a node did not answer.
+        """
         import pyarrow as pa
 
         found: list[Row] = []
@@ -132,6 +136,8 @@ class Shell:
             if len(found) > FIRST_ROWS:
                 break
         progress.stop()
+        if not found:
+            require_all()
         kept = found[:FIRST_ROWS]
         width = terminal_width() or 100
         grid = Grid(fields_of(schema, flex=True), kept, width)
