@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import NotFound, ProbingError, UsageError
@@ -36,11 +37,11 @@ def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
     name = sql_text(text)
     where = f"job = {name} OR run = {name} OR suffix(job, {name}) OR starts_with(job, {sql_text(text + '.')})"
     asked = len(cluster.outcomes)
-    for table in _JOB_TABLES:
+    for place, table in enumerate(_JOB_TABLES, 1):
         by_pid = f" OR pid = {int(text)}" if table != "diagnosis.findings" and _is_pid(text) else ""
         answers = cluster.query_each(f"SELECT DISTINCT job FROM {table} WHERE {where}{by_pid}")
         jobs = sorted({str(job) for answer in answers for job in answer.column(0).to_pylist() if job})
-        if text in jobs:
+        if text in jobs or (jobs and _is_elsewhere(cluster, text, jobs, _JOB_TABLES[place:])):
             return text
         # A job that is shown without its owner is chosen before another user's job of the same name.
         jobs = [job for job in jobs if not names_owner(job)] or jobs
@@ -55,6 +56,17 @@ def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
     if group := _group_text(cluster, name):
         raise NotFound(f"group {text} has no processes: {group}", hint=f"probingctl group status {text}")
     raise NotFound(f"there is no job {text}", hint="`probingctl ps` lists the jobs that run now")
+
+
+def _is_elsewhere(cluster: Queries, text: str, jobs: Sequence[str], tables: Sequence[str]) -> bool:
+    """Returns whether ``text`` is the whole name of a job in one of ``tables``, such as a job that has ended, while
+    the name of each of ``jobs`` only ends with it, or a pid or run of theirs is equal to it.
+    """
+    # Of a Slurm job that begins before its steps, the steps are meant.
+    if not tables or any(job.startswith(f"{text}.") for job in jobs):
+        return False
+    statements = {table: f"SELECT job FROM {table} WHERE job = {sql_text(text)} LIMIT 1" for table in tables}
+    return any(answer.num_rows for answer in cluster.query_all(statements, each=statements).values())
 
 
 def _group_text(cluster: Queries, name: str) -> str:

@@ -302,8 +302,10 @@ class Nodes:
     def keep_names(self, gathered: Gathered[T]) -> Gathered[T]:
         """Keeps the names of the nodes that answered, for ``of_nodes``; returns ``gathered``."""
         for answered in gathered.answered:
-            self._names.pop(answered.address, None)
-            self._names[answered.address] = answered.node
+            # ``some`` names a node by its address if the node has not told its name.
+            if answered.node != answered.address:
+                self._names.pop(answered.address, None)
+                self._names[answered.address] = answered.node
         return gathered
 
     def each(self, ask: Callable[[Node, float], Awaitable[tuple[str, T]]]) -> Gathered[T]:
@@ -323,7 +325,7 @@ class Nodes:
             except NotFound as e:
                 # Another node may have what was asked for.
                 missing.append(e)
-                return node.address, None
+                return self._names.get(node.address, node.address), None
             return reply.node, reply
 
         replies = [a.value for a in self.each(attempt).answered if a.value is not None]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = (
     "hint",
     "job_named",
+    "missing_rows",
     "notice_lines",
     "opened",
     "pause_lines",
@@ -77,6 +78,23 @@ def opened(settings: Settings) -> Iterator[Cluster]:
             name = failed["node"] or failed["address"]
             where = f" ({failed['address']})" if failed["node"] else ""
             warn(f"node {name}{where} is missing: {failed['reason']}")
+        for text in missing_rows(cluster.outcomes):
+            warn(text)
+
+
+def missing_rows(outcomes: Sequence[Gathered[Any]]) -> list[str]:
+    """Returns what nodes said about rows that their answers to SELECTs lack, each text once.
+
+    The warnings of streamed rows are not in ``outcomes``.
+    """
+    from probing.federation.execution.answer import Reply
+
+    found: dict[str, None] = {}
+    for answered in (answered for outcome in outcomes for answered in outcome.answered):
+        for reply in answered.value if isinstance(answered.value, tuple) else ():
+            if isinstance(reply, Reply):
+                found |= {f"{reply.node}: {text}": None for text in reply.warnings}
+    return list(found)
 
 
 def _report(outcomes: Sequence[Gathered[Any]]) -> OutcomeReport:

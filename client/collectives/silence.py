@@ -213,14 +213,15 @@ def _unseen(cluster: Cluster, rows: Sequence[Row]) -> dict[Process, tuple[str, s
     gaps, starts, ops = (rows_of(tables[name]) for name in _UNSEEN)
     began = {_key(r): r["ts"] for r in starts}
     last = {_key(r): r["last"] for r in ops}
+    by_process: dict[tuple[str, int | None], list[Row]] = {}
+    for gap in gaps:
+        by_process.setdefault((gap["node"], gap["pid"]), []).append(gap)
     found: dict[Process, tuple[str, str, str | None]] = {}
     for row in rows:
+        # A gap without a pid is of all processes of the node.
+        of_row = (gap for pid in (row["pid"], None) for gap in by_process.get((row["node"], pid), ()))
         # Pids are reused: a gap that ended before this process began belongs to an earlier process.
-        own = [
-            g
-            for g in gaps
-            if g["node"] == row["node"] and g["pid"] in (row["pid"], None) and g["until"] > began.get(_key(row), "")
-        ]
+        own = [gap for gap in of_row if gap["until"] > began.get(_key(row), "")]
         if own:
             newest = max(own, key=lambda g: str(g["until"]))
             found[row["node"], row["pid"]] = newest["until"], newest["reason"], last.get(_key(row))

@@ -50,7 +50,7 @@ SELECT job, run, comm, arg_max(parallel_role, ts) AS role FROM comm.communicator
 """
 _SAMPLES = """
 SELECT node, pid, start_ns, stack_id, sum(duration_ns) AS ns FROM python.samples
-WHERE coalesce(trains, tid = pid) AND {window} GROUP BY node, pid, start_ns, stack_id ORDER BY ns DESC LIMIT 20000
+WHERE coalesce(trains, tid = pid) AND {window} GROUP BY node, pid, start_ns, stack_id ORDER BY ns DESC LIMIT {most}
 """
 _SYNCS = """
 SELECT node, pid, start_ns, sum(duration_ns) AS ns FROM cuda.syncs WHERE {window} GROUP BY node, pid, start_ns
@@ -60,6 +60,8 @@ _STACKS = "SELECT stack_id, any_value(frames) AS frames FROM python.stacks WHERE
 _RECOGNISED = "Steps are recognised after 10 s of repetition."
 # A line is shown if no step has ended for this many times the usual duration, and at least this many ns.
 _USUAL, _LONG_NS = 5, 5_000_000_000
+# Most pairs of a process and a stack that are read; the rarest are left out.
+_MOST_SAMPLES = 20_000
 # Most stacks that are asked for in one query, and in all; samples with other stacks count as computing.
 _CHUNK, _MOST_STACKS = 1000, 5000
 
@@ -127,8 +129,13 @@ def collect(cluster: Cluster, job: str | None, during: Interval) -> list[Row]:
         return []
     begin, end = min(row["t_from"] for row in steps), max(row["t_to"] for row in steps)
     window = f"ts >= make_timestamp_ns({begin}) AND ts <= make_timestamp_ns({end}) AND {where}"
-    tables = cluster.query_all({name: sql.format(window=window, where=where) for name, sql in _FOUND.items()})
+    given = {"window": window, "where": where, "most": _MOST_SAMPLES}
+    tables = cluster.query_all({name: sql.format(**given) for name, sql in _FOUND.items()})
     waits, roles, samples, syncs = (rows_of(tables[name]) for name in _FOUND)
+    if len(samples) == _MOST_SAMPLES:
+        warn(
+            f"IO counts only the {_MOST_SAMPLES:,} most frequent stacks of ranks: ask for one job, or less with --since"
+        )
     io = _io_shares(cluster, samples)
     gpu = {_process(row): row["ns"] for row in syncs}
     role = {(row["job"], row["run"], row["comm"]): row["role"] or "unknown" for row in roles}

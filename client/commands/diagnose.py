@@ -99,14 +99,18 @@ def run(settings: Settings, options: Options) -> None:
 
             show(settings, cluster, job, during, full=options.full)
             return
-        if options.skill is not None:
-            from probing.client.diagnosis.skill import run_skill
-
-            run_skill(settings, cluster, options.skill, job, options.parameters or ())
         if options.watch:
             _watch(settings, cluster, job)
             return
-        found = _found(cluster, job, options.save)
+        if options.skill is not None:
+            from probing.client.diagnosis.skill import run_skill
+
+            code = run_skill(settings, cluster, options.skill, job, options.parameters or ())
+        else:
+            found = _found(cluster, job, options.save)
+    # An exit within the context would leave out its warnings of nodes that did not answer.
+    if options.skill is not None:
+        raise typer.Exit(code)
     _finish(settings, found)
 
 

@@ -115,7 +115,7 @@ def delete(settings: Settings, options: Options) -> None:
 def status(settings: Settings, options: StatusOptions) -> None:
     with opened(all_nodes(settings)) as cluster:
         groups = seen(cluster)
-    chosen = living_groups(groups) if options.name is None else [named(groups, options.name)]
+        chosen = living_groups(groups) if options.name is None else [named(groups, options.name)]
     rows = [group_row(groups, group) for group in chosen]
     width = terminal_width() if settings.output is None else None
     text = render(_GROUPS, rows, width, bold=width is not None)
@@ -137,6 +137,8 @@ def logs(settings: Settings, options: LogOptions) -> None:
         _write_log(b"".join(lines))
         while options.follow:
             time.sleep(_FOLLOW_S)
+            # Otherwise all parts of the log would stay in memory.
+            node.outcomes.clear()
             data, position = node.group_log(group.spec.name, options.rank, position)
             _write_log(data)
 

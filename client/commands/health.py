@@ -14,7 +14,7 @@ from probing.api.text import escape, plural
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row
 from probing.client.render.table import terminal_width, wrapped
-from probing.client.session import opened
+from probing.client.session import opened, warn
 from probing.client.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def run(settings: Settings) -> None:
     lines = [*(line for one in nodes for line in _lines(*one)), *damaged]
     text = "".join(part + "\n" for line in lines for part in wrapped(escape(line), width or 1 << 16))
     objects = [_object(*one) for one in nodes]
+    for line in damaged if settings.format != "table" else ():
+        warn(line)
     write_objects(settings, objects, text, [row for one in nodes for row in _flat(one[0], one[1])])
     if any(found for _, found, _ in nodes):
         raise typer.Exit(_WRONG)

@@ -12,10 +12,11 @@ import typer
 
 from probing.api.errors import NotFound, UsageError
 from probing.api.text import escape, sql_text
+from probing.client.jobs import silent_nodes
 from probing.client.options import Job, Rank, Since, Until
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, dump_line, rows_of
-from probing.client.session import job_named, opened, warn
+from probing.client.session import job_named, missing_rows, opened, warn
 from probing.client.settings import Settings
 from probing.client.times import Bound, Interval, interval
 from probing.client.zone import clock_ms
@@ -83,9 +84,22 @@ def run(settings: Settings, options: Options) -> None:
         if not follow:
             write_objects(settings, found, lines_text(found, during, chosen), found)
             return
+        told: list[str] = []
         for rows in followed(cluster, chosen, found):
+            told = _warned(cluster, told)
             sys.stdout.write("".join(dump_line(rows)) if settings.format == "jsonl" else _lines(rows, chosen))
             sys.stdout.flush()
+
+
+def _warned(cluster: Cluster, told: Sequence[str]) -> list[str]:
+    """Warns of each node that did not answer the last question or lacks rows, unless ``told`` says so, and returns
+    the texts."""
+    texts = [f"node {node} is missing: {reason}" for node, reason in silent_nodes(cluster).items()]
+    texts += missing_rows(cluster.outcomes)
+    for text in texts:
+        if text not in told:
+            warn(text)
+    return texts
 
 
 def collect(cluster: Cluster, chosen: Filter, during: Interval) -> list[Row]:
@@ -101,6 +115,8 @@ def followed(cluster: Cluster, chosen: Filter, found: Sequence[Row]) -> Iterator
     seen = dict.fromkeys(map(_identity, found))
     while True:
         time.sleep(FOLLOW_S)
+        # Otherwise the lines of all answers would stay in memory.
+        cluster.outcomes.clear()
         rows = collect(cluster, chosen, _LATE)
         yield [row for row in rows if _identity(row) not in seen]
         # Earlier lines are remembered for longer, because they come again if the clock of a node is set back.

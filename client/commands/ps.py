@@ -103,8 +103,6 @@ def run(settings: Settings, options: Options) -> None:
             write_objects(settings, rows, above + table, rows)
         else:
             write_rows(settings, answer.table)
-        for warning in answer.warnings:
-            warn(warning)
 
 
 def _asked(cluster: Cluster, where: str) -> tuple[Answer, Verdicts]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from probing.api.errors import UsageError
+from probing.api.errors import QueryRejected, UsageError
 from probing.api.text import escape, numbers_text, plural, sql_text
+from probing.client.absence import claim
 from probing.client.options import Job
 from probing.client.render.output import write_objects, write_table
 from probing.client.render.rows import Row, rows_of
@@ -28,7 +29,7 @@ EXAMPLES = (
     "probingctl ranks check --all-nodes --job 4711",
     "probingctl ranks check --workers gn6-0,gn39-0,gn7-0 --master gn6-0",
 )
-_WRONG = 3
+_WRONG, _UNDECIDED = 3, 4
 _MOST_BYTES = 1 << 20
 _TRAINERS = """
 SELECT node, job, run, pid, start_ns, rank, local_rank, node_rank, world_size, coalesce(pod, container) AS box
@@ -43,6 +44,8 @@ _STEPS = """
 SELECT node, job, run, pid, start_ns, max(step) AS step, arg_max(source, step) AS source FROM train.steps
 WHERE ts > now() - INTERVAL 10 MINUTE AND {where} GROUP BY node, job, run, pid, start_ns
 """
+# A seed that has not answered has no name.
+_MEMBERS = "SELECT DISTINCT member FROM cluster.members WHERE member <> ''"
 _STATEMENTS = {"trainers": _TRAINERS, "envs": _ENVS, "steps": _STEPS}
 RANK_FIELDS = (
     Field("WORKER", "worker", flex=True),
@@ -77,10 +80,11 @@ def run(settings: Settings, options: Options) -> None:
         found = _jobs(cluster, job, workers)
         if not found and job is not None:
             require_live(cluster, job)
+        silent = any(outcome.failed for outcome in cluster.outcomes)
     width = terminal_width() if settings.output is None else None
     flat = [{**{name: own[name] for name in ("job", "run")}, **v} for own in found for v in own["violations"]]
     write_objects(settings, found, _text(found, width), flat)
-    raise typer.Exit(_WRONG if flat else 0)
+    raise typer.Exit(_WRONG if flat else _UNDECIDED if silent else 0)
 
 
 def _workers(text: str, master: str) -> list[Worker]:
@@ -115,7 +119,7 @@ def _jobs(cluster: Cluster, job: str | None, workers: Sequence[Worker]) -> list[
     runs: dict[tuple[str, str], list[Row]] = {}
     for row in trainers:
         runs.setdefault((row["job"], row["run"]), []).append(row)
-    everywhere = cluster.many and not any(outcome.failed for outcome in cluster.outcomes)
+    everywhere = _everywhere(cluster)
     found = []
     for (name, incarnation), rows in sorted(runs.items()):
         members = [_placed(row, env.get(_process(row), {}), known.get(_process(row))) for row in rows]
@@ -126,6 +130,19 @@ def _jobs(cluster: Cluster, job: str | None, workers: Sequence[Worker]) -> list[
         violations = [*check_ranks(members, whole=everywhere or local), *check_workers(members, workers)]
         found.append(_run(name, incarnation, members, violations))
     return found
+
+
+def _everywhere(cluster: Cluster) -> bool:
+    """Returns whether all nodes that the asked nodes know were asked, and answered."""
+    if not cluster.many or any(outcome.failed for outcome in cluster.outcomes):
+        return False
+    asked = {answered.node for outcome in cluster.outcomes for answered in outcome.answered}
+    try:
+        answers = cluster.of_nodes(asked).query_each(_MEMBERS)
+    except QueryRejected:
+        # A token that is limited to jobs does not see which nodes there are.
+        return False
+    return asked.issuperset(row["member"] for answer in answers for row in rows_of(answer))
 
 
 def _run(job: str, run: str, members: Sequence[Placed], violations: Sequence[Violation]) -> Row:
@@ -173,7 +190,7 @@ def _text(found: Sequence[Row], width: int | None) -> str:
     for own in found:
         world = own["world_size"]
         number = plural(len(own["ranks"]), "rank") + ("" if world in (None, len(own["ranks"])) else f" of {world}")
-        state = "in order" if own["ok"] else plural(len(own["violations"]), "violation")
+        state = claim("in order") if own["ok"] else plural(len(own["violations"]), "violation")
         lines.append(f"job {own['job']}  run {own['run']}  {number} ({numbers_text(own['ranks'])}): {state}")
         lines += [f"  {violation['text']}" for violation in own["violations"]]
     return "".join(part + "\n" for line in lines for part in wrapped(escape(line), width)) or "(no job with ranks)\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +10,8 @@ import typer
 from probing.api.errors import NotFound
 from probing.api.rdma_counters import COUNTERS, HW_COUNTERS, PACKETS
 from probing.api.text import bits, sql_text
-from probing.client.absence import require_all
 from probing.client.options import Since, Until
-from probing.client.render.output import write_table
+from probing.client.render.output import write_objects, write_table
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field
 from probing.client.session import opened
@@ -110,18 +108,23 @@ class Options:
 def run(settings: Settings, options: Options) -> None:
     sql = _HISTORY if options.history else _PORTS
     where = "true" if options.hca is None else f"hca = {sql_text(options.hca)}"
+    during = interval(options.since, options.until)
     with opened(settings) as cluster:
-        rows = _read(cluster, sql.format(during=interval(options.since, options.until).sql(), hca=where))
+        rows = _read(cluster, sql.format(during=during.sql(), hca=where))
         if options.hca and not rows:
-            raise NotFound(f"there is no RDMA device {options.hca}", hint="`probingctl rdma` lists the devices")
+            raise NotFound(
+                f"there are no rows of RDMA device {options.hca} {during.text()}",
+                hint="`probingctl rdma` lists the devices",
+            )
     if settings.format != "table":
         write_table(settings, (), rows)
     elif rows:
         fields = _HISTORY_FIELDS if options.history else _FIELDS
         write_table(settings, fields, [{**row, **_shown(row)} for row in rows])
     else:
-        require_all()
-        sys.stdout.write(f"no RDMA devices on {'any node' if settings.all_nodes else 'this node'}\n")
+        # Rows of an earlier interval may have been deleted by now.
+        what = "no RDMA devices" if during.open else f"no rows of RDMA devices {during.text()}"
+        write_objects(settings, (), f"{what} on {'any node' if settings.all_nodes else 'this node'}\n", ())
 
 
 def _read(cluster: Cluster, sql: str) -> list[Row]:

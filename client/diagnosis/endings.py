@@ -7,6 +7,7 @@ the exits.
 from __future__ import annotations
 
 import signal as signals
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,16 @@ __all__ = ("MOST", "death_text", "ended", "ended_sql", "events", "exits", "facts
 
 # The most rows of one answer; older rows are left out.
 MOST = 1000
+# The most rows that are read of all nodes, or, where each node is asked by itself, of a node.
+_MOST_READ = 10 * MOST
 # The first failure of a run is searched for this long before the interval, s.
 _BEFORE_S = 86400
+_ENDS = "'exit', 'oom_kill'"
 _EVENTS = f"""
 SELECT ts, node, job, run, rank, role, pid, start_ns, event, exit_code, signal,
   {{recent}} AS recent
 FROM process.events WHERE event IN ({{kinds}}) AND {{before}} AND {{where}}
-ORDER BY ts DESC LIMIT {10 * MOST}
+ORDER BY ts DESC LIMIT {_MOST_READ}
 """
 
 
@@ -41,12 +45,13 @@ def events(cluster: Cluster, where: str, during: Interval) -> list[Row]:
     ``where`` is an SQL condition on process.events.
     """
     rows, findings = _asked(cluster, where, during, ("start", "identified", "exit", "oom_kill"))
+    whole = _is_whole(rows)
     rows = sorted([*_starts(cluster, rows, during), *rows], key=lambda row: str(row["ts"]))
     # A process may be identified a moment after its start, so its newest row has its job and rank.
     newest = {_process(row): row for row in rows}
     for row in rows:
         row.update({name: newest[_process(row)][name] for name in ("job", "run", "rank", "role")})
-    return recent(row for row in _described(rows, findings) if row["event"] != "identified")
+    return recent(row for row in _described(rows, findings, whole=whole) if row["event"] != "identified")
 
 
 def _starts(cluster: Cluster, rows: list[Row], during: Interval) -> list[Row]:
@@ -75,15 +80,21 @@ def exits(rows: Iterable[Row], findings: Iterable[Row]) -> list[Row]:
     """Returns the exits among ``rows``, oldest first, with the columns of ``events`` and ``recent`` (whether the exit
     lies in the interval). ``findings``: the rows of diagnosis.findings about deaths."""
     ordered = sorted(rows, key=lambda row: str(row["ts"]))
-    return [row for row in _described(ordered, findings) if row["event"] == "exit"]
+    return [row for row in _described(ordered, findings, whole=_is_whole(ordered)) if row["event"] == "exit"]
 
 
 def facts_of_exits(cluster: Cluster, job: str) -> list[Facts]:
     """Returns the facts of the last run of ``job`` that ended: its ranks with their exits; empty if no exit is
     stored.
     """
-    sql = _EVENTS.format(kinds="'exit', 'oom_kill'", recent="true", before="true", where=f"job = {sql_text(job)}")
-    runs = _by_run(exits(rows_of(cluster.query(sql)), ()))
+    rows: list[Row] = []
+    # Data loaders are many, and mostly end with their rank.
+    for more in ("", " AND coalesce(role, '') <> 'data_loader'"):
+        where = f"job = {sql_text(job)}{more}"
+        rows = rows_of(cluster.query(_EVENTS.format(kinds=_ENDS, recent="true", before="true", where=where)))
+        if _is_whole(rows):
+            break
+    runs = _by_run(exits(rows, ()))
     return [_facts(max(runs.values(), key=lambda rows: str(rows[-1]["ts"])))] if runs else []
 
 
@@ -104,13 +115,21 @@ def _asked(cluster: Cluster, where: str, during: Interval, kinds: tuple[str, ...
     return rows_of(tables["events"])[::-1], rows_of(tables["deaths"])
 
 
-def _described(rows: list[Row], findings: Iterable[Row]) -> list[Row]:
+def _is_whole(rows: Sequence[Row]) -> bool:
+    """Returns whether ``rows`` are all that the nodes have, so that none of them lacks its oldest."""
+    of_nodes = Counter(row["node"] for row in rows)
+    return len(rows) != _MOST_READ and max(of_nodes.values(), default=0) < _MOST_READ
+
+
+def _described(rows: list[Row], findings: Iterable[Row], *, whole: bool) -> list[Row]:
+    """Returns ``rows`` with ``oom``, ``first`` and ``detail``. ``whole``: no older rows were left out, among which the
+    first failure may be."""
     out_of_memory = {_process(row) for row in rows if row["event"] == "oom_kill"}
     for row in rows:
         row["oom"], row["first"] = _process(row) in out_of_memory, False
     dead = dead_ranks(findings)
     for run, ends in _by_run(row for row in rows if row["event"] == "exit").items():
-        if (first := _first(ends, dead.get(run))) is not None:
+        if (whole or run in dead) and (first := _first(ends, dead.get(run))) is not None:
             first["first"] = True
     for row in rows:
         row["detail"] = _detail(row)

@@ -19,13 +19,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, NoReturn
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import FormatError, NotFound, PeerError, ProbingError, UsageError
 from probing.api.text import escape
+from probing.client.absence import claim
 from probing.client.diagnosis.skill_file import Skill, Step, load_skill, templated, values_of
+from probing.client.jobs import silent_nodes
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Field, render, show_value, terminal_width, wrapped
@@ -172,9 +172,13 @@ _MOST_ROWS = 1000
 _SHOWN_ROWS = 20
 
 
-def run_skill(settings: Settings, cluster: Cluster, path: Path, job: str | None, given: Sequence[str]) -> NoReturn:
-    """Writes the answer and exits with code 3 if a rule of severity error or warning holds, 4 if a step failed.
-    ``given``: parameters as NAME=VALUE; ``job``: the value of the parameter ``job``."""
+def run_skill(settings: Settings, cluster: Cluster, path: Path, job: str | None, given: Sequence[str]) -> int:
+    """Writes the answer, and returns the exit code: 3 if a rule of severity error or warning holds, else 4 if a step
+    failed or a node did not answer.
+
+    ``given``: parameters as NAME=VALUE; ``job``: the value of the parameter ``job``.
+    """
+    asked = len(cluster.outcomes)
     skill = load_skill(path)
     values = values_of(skill, _given(skill, job, given), everywhere=len(_addresses(cluster)) > 1)
     rules = _rules(skill, values)
@@ -202,8 +206,8 @@ def run_skill(settings: Settings, cluster: Cluster, path: Path, job: str | None,
     width = terminal_width() if settings.output is None else None
     write_objects(settings, answer, _people(answer, width), findings)
     wrong = any(finding["severity"] != "info" for finding in findings)
-    failed = any(step["status"] == "failed" for step in steps)
-    raise typer.Exit(_WRONG if wrong else _UNDECIDED if failed else 0)
+    unknown = any(step["status"] == "failed" for step in steps) or bool(silent_nodes(cluster, asked))
+    return _WRONG if wrong else _UNDECIDED if unknown else 0
 
 
 def _addresses(cluster: Cluster) -> Sequence[str]:
@@ -284,7 +288,7 @@ def _people(answer: Mapping[str, Any], width: int | None) -> str:
         lines = [step["title"], *([f"  {step['status']}: {step['note']}"] if step["note"] else [])]
         parts.append(_lines(lines, width) + _table(step, width))
     findings = [f"{finding['severity']}: {finding['message']}" for finding in answer["findings"]]
-    parts.append(_section("Findings:", findings or ["none"], width))
+    parts.append(_section("Findings:", findings or [claim("none")], width))
     parts.append(_lines(answer["summary"].splitlines(), width))
     parts.append(_section("Do next:", answer["next_steps"], width))
     return "\n".join(part for part in parts if part)

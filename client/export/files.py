@@ -140,7 +140,13 @@ class OneFile:
         self._kind = kind
         self._lock = threading.Lock()
         self._schema: pa.Schema | None = None
+        self._of_none: pa.Schema | None = None
         self._writer: Writer | None = None
+
+    def expect(self, schema: pa.Schema) -> None:
+        """Sets the columns that the file has if no node has a row: without them it would be no file of its format."""
+        with self._lock:
+            self._of_none = schema
 
     def day(self, where: Where, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Counts:
         with self._lock:
@@ -161,5 +167,7 @@ class OneFile:
         return self._writer
 
     def end(self) -> None:
+        if self._writer is None and self._of_none is not None:
+            self._writer = writer_of(self._kind, self._file, self._of_none, terminal=False)
         if self._writer is not None:
             self._writer.end()

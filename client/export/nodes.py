@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from probing.api.errors import PeerError, ProbingError
+from probing.api.errors import PartialAnswer, PeerError, ProbingError
+from probing.api.text import sql_table
 from probing.client.export.files import Counts, Directory, OneFile, Place
 from probing.client.export.plan import COLUMNS, TABLES, Day, Found, Plan, Wanted
 from probing.client.render.progress import Progress
@@ -123,7 +124,11 @@ class Export:
             try:
                 for table in chosen:
                     written.tables[table.name] = Counts()
-                    for day in self._days(node, table):
+                    days = self._days(written, table)
+                    if not days and isinstance(place, OneFile):
+                        nothing = f"SELECT * FROM {sql_table(table.name)} WHERE false"
+                        place.expect(self._query(node, nothing, self._cluster.timeout).table.schema)
+                    for day in days:
                         self._day(written, place, table, day)
             except BaseException as e:
                 self._forget(written, place, e)
@@ -144,7 +149,10 @@ class Export:
         rows = sum(counts.rows for counts in written.tables.values())
         for counts in written.tables.values():
             Directory.forget(counts)
-        if rows and isinstance(place, OneFile) and isinstance(error, ProbingError):
+        if isinstance(error, PartialAnswer):
+            # Under --strict: the node has sent all rows that it has.
+            self._broken = error
+        elif rows and isinstance(place, OneFile) and isinstance(error, ProbingError):
             # In one file the rows that the node has already sent cannot be removed again.
             self._broken = PeerError(f"{written.node.address} broke off: {error.message}", hint=error.hint)
 
@@ -155,17 +163,20 @@ class Export:
             raise twice(name, other)
 
     def _query(self, node: Node, sql: str, seconds: float) -> Reply:
-        return wait(node.replies({"": sql}, seconds, Room(_MAX_BYTES)))[0]
+        return wait(node.replies({"": sql}, seconds, Room(_MAX_BYTES), strict=self._cluster.strict))[0]
 
-    def _days(self, node: Node, table: Found) -> list[Day]:
+    def _days(self, written: _Written, table: Found) -> list[Day]:
         if table.live or not table.timed:
             return self._wanted.days(table, None)
-        return self._wanted.days(table, self._query(node, self._wanted.days_sql(table), _STREAM_S))
+        reply = self._query(written.node, self._wanted.days_sql(table), _STREAM_S)
+        # A day all of whose rows are missing is not asked for, and would have no warning.
+        written.warnings.extend(f"{table.name}: {warning}" for warning in reply.warnings)
+        return self._wanted.days(table, reply)
 
     def _day(self, written: _Written, place: Place, table: Found, day: Day) -> None:
         if self._stopped:
             raise PeerError("the export was ended")
-        stream = wait(written.node.stream(day.sql, _STREAM_S))
+        stream = wait(written.node.stream(day.sql, _STREAM_S, strict=self._cluster.strict))
         try:
             rows: Iterator[Any] = self._progress.counting(batches(stream), to_terminal=False)
             name = (table.name, day.date, written.name)

@@ -77,11 +77,18 @@ def write_objects(settings: Settings, objects: Sequence[Record] | Record, text: 
         _write_text(settings, text)
     elif settings.format == "csv":
         on_terminal = settings.output is None and sys.stdout.isatty()
-        _write_text(settings, csv_text(list(flat[0]) if flat else [], flat, terminal=on_terminal))
+        _write_text(settings, csv_text(_names(flat), flat, terminal=on_terminal))
     else:
         import pyarrow as pa
 
-        write_rows(settings, pa.Table.from_pylist([dict(row) for row in flat]))
+        # Arrow would take the columns of the first row, and leave out all others.
+        names = _names(flat)
+        write_rows(settings, pa.Table.from_pylist([{name: row.get(name) for name in names} for row in flat]))
+
+
+def _names(rows: Sequence[Record]) -> list[str]:
+    """Returns the names of the columns of ``rows``; a row need not have all of them, as a GPU without a reading."""
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def write_table(settings: Settings, fields: Sequence[Field], rows: Sequence[Record]) -> None:

@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from probing.api.text import age, encoded, escape, escape_json
 from probing.client.render.rows import Record, Row, columns_of, dump_line, names_of, rows_of, storable, storable_schema
@@ -146,9 +146,9 @@ class CsvWriter:
 
 
 def csv_text(names: Sequence[str], rows: Sequence[Record], *, terminal: bool) -> str:
-    """Returns rows of JSON's types as CSV."""
+    """Returns rows of JSON's types as CSV; a row may lack some of ``names``."""
     head = [escape(name) if terminal else name for name in names]
-    return _csv_lines([head, *([_csv_value(row[name], terminal) for name in names] for row in rows)])
+    return _csv_lines([head, *([_csv_value(row.get(name), terminal) for name in names] for row in rows)])
 
 
 def _csv_lines(rows: Iterable[Sequence[Any]]) -> str:
@@ -222,6 +222,20 @@ class _Arrow:
         self._writer.close()
 
 
+class _Sink(io.RawIOBase):
+    """A file for a writer that cannot be given up: without ``file`` what is written goes nowhere."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self.file: IO[bytes] | None = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return len(data) if self.file is None else self.file.write(data)
+
+
 class _Parquet:
     """Writes Parquet. Collects batches for a row group, because small groups are slow to read. Types that Parquet lacks
     become text.
@@ -230,10 +244,15 @@ class _Parquet:
     def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
         import pyarrow.parquet as pq
 
-        self._writer = pq.ParquetWriter(sink, storable_schema(schema), compression="zstd")
+        self._sink = _Sink(sink)
+        self._writer = pq.ParquetWriter(cast("IO[bytes]", self._sink), storable_schema(schema), compression="zstd")
         self._batches: list[pa.RecordBatch] = []
         self._rows = 0
         self._bytes = 0
+
+    def __del__(self) -> None:
+        # A writer that was not ended would now end the file, as if it were complete, or fail because it is closed.
+        self._sink.file = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)

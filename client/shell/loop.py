@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from probing.api.errors import ProbingError, UsageError
 from probing.api.text import age, escape, plural
+from probing.client.absence import require_all
 from probing.client.expressions import with_rows_of_expressions
 from probing.client.job_hints import Emptiness, hint_at_jobs
 from probing.client.render.output import write_stream
@@ -18,7 +19,7 @@ from probing.client.render.progress import Progress
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Grid, show_value, terminal_width
 from probing.client.render.writers import FIRST_ROWS, fields_of
-from probing.client.session import opened, warn
+from probing.client.session import missing_rows, opened, warn
 from probing.client.settings import Settings, format_of
 from probing.client.shell.words import COMMANDS, command_in, statements
 
@@ -114,13 +115,19 @@ class Shell:
             if settings.format == "table" or settings.output is not None:
                 sys.stdout.write(f"({said}{took})\n")
                 sys.stdout.flush()
+            # A merged answer is among the outcomes, of which ``opened`` warns.
+            told = missing_rows(cluster.outcomes)
             for warning in rows.warnings:
-                warn(warning)
+                if warning not in told:
+                    warn(warning)
             if answer.empty:
                 hint_at_jobs(cluster, sql, params)
 
     def _show(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], progress: Progress) -> str:
-        """Writes the first rows, as a table or with a line for each column; returns the text below them."""
+        """Writes the first rows, as a table or with a line for each column; returns the text below them.
+
+        Raises PartialAnswer if there is no row and a node did not answer.
+        """
         import pyarrow as pa
 
         found: list[Row] = []
@@ -129,6 +136,8 @@ class Shell:
             if len(found) > FIRST_ROWS:
                 break
         progress.stop()
+        if not found:
+            require_all()
         kept = found[:FIRST_ROWS]
         width = terminal_width() or 100
         grid = Grid(fields_of(schema, flex=True), kept, width)

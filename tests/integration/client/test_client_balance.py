@@ -12,6 +12,7 @@ import pytest
 from client_fake_node import SECOND, FakeNode, communicator, operation, process, sample, stack
 
 from probing.api.proto.probing.v1 import node_pb2 as pb
+from probing.client.commands import balance
 
 Run = Callable[..., tuple[int, str, str]]
 MS = 1_000_000
@@ -110,6 +111,13 @@ def test_a_wait_for_a_rank_that_was_not_asked_for_is_not_known(ctl: Run, cluster
     (job,) = json.loads(out)
     assert [(r["wait"], r["communication"], r["waits_for"]) for r in job["ranks"]] == [(None, 0.6, None)] * 2
     assert job["roles"] == []
+
+
+def test_samples_that_are_left_out_are_said(ctl: Run, cluster: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ctl("balance", "--all-nodes")[2] == ""
+    monkeypatch.setattr(balance, "_MOST_SAMPLES", 2)
+    warning = "warning: IO counts only the 2 most frequent stacks of ranks: ask for one job, or less with --since\n"
+    assert ctl("balance", "--all-nodes")[::2] == (0, warning)
 
 
 def test_a_job_without_steps(ctl: Run, cluster: list[FakeNode]) -> None:

@@ -497,6 +497,38 @@ def test_warnings_of_nodes_reach_stderr(pair: tuple[FakeNode, FakeNode], ctl: Ru
 
 
 @pytest.mark.parametrize("where", [(), ("--all-nodes",)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(
+            "ps",
+            "ps --ended",
+            "events",
+            "top --once",
+            "nccl",
+            "balance",
+            "logs",
+            "net",
+            "rdma",
+            "gpu",
+            "memory",
+            "topo",
+        ),
+        *("ranks check", "nodes", "diagnose --history", "query SELECT_COUNT", "query SELECT_PID"),
+    ],
+)
+def test_each_command_warns_of_rows_that_a_node_lacks(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, command: str, where: tuple[str, ...]
+) -> None:
+    sql = {"SELECT_COUNT": "SELECT count(*) FROM process.processes", "SELECT_PID": "SELECT pid FROM process.processes"}
+    pair[0].warnings = ["comm.ops: 1 damaged segment left out"]
+    for node in pair:
+        node.settings["logs.enabled"] = "true"
+    code, _, err = ctl(*(sql.get(word, word) for word in command.split()), *where)
+    assert (code, err) == (0, "warning: alpha: comm.ops: 1 damaged segment left out\n")
+
+
+@pytest.mark.parametrize("where", [(), ("--all-nodes",)])
 @pytest.mark.parametrize("sql", ["SELECT pid FROM process.processes", "SELECT count(*) FROM process.processes"])
 def test_rows_that_are_missing_are_an_error_under_strict(
     pair: tuple[FakeNode, FakeNode], ctl: Run, where: tuple[str, ...], sql: str

@@ -207,6 +207,41 @@ def test_a_node_that_fails_leaves_no_rows(pair: tuple[FakeNode, FakeNode], ctl: 
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["out"]
 
 
+def test_a_file_without_rows_has_its_columns(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path) -> None:
+    for kind in ("parquet", "csv"):
+        target = tmp_path / f"losses.{kind}"
+        assert ctl("export", *_both(pair), "--tables", "probing.losses", "-o", str(target))[::2] == (0, "")
+        with duckdb.connect() as db:
+            assert db.sql(f"SELECT * FROM '{target}'").columns == list(TABLES["probing.losses"].logical.names)
+    # A node without rows changes nothing for those that have some.
+    ops = tmp_path / "ops.parquet"
+    words = ("--tables", "comm.ops", "--job", "j1", "--since", "2026-11-18", "--until", "2026-11-30", "-o", str(ops))
+    pair[1].replace("comm.ops", [])
+    assert ctl("export", *_both(pair), *words)[0] == 0
+    assert pq.read_table(ops).num_rows == 100
+
+
+@pytest.mark.parametrize("name", ["out", "ops.parquet"])
+def test_an_export_that_lacks_rows_is_none_under_strict(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, name: str
+) -> None:
+    pair[1].warnings = ["1 damaged segment left out"]
+    words = ("export", *_both(pair), "--tables", "comm.ops", "-o", str(tmp_path / name))
+    code, _, err = ctl(*words, "--strict")
+    assert (code, "be/ta does not have all rows: 1 damaged segment left out" in err) == (4, True)
+    assert not (tmp_path / name).exists()
+    code, _, err = ctl(*words)
+    assert (code, err) == (0, "warning: be/ta: comm.ops: 1 damaged segment left out\n")
+
+
+def test_an_export_warns_of_a_table_of_which_no_day_is_left(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path
+) -> None:
+    pair[0].warnings = ["1 damaged segment left out"]
+    code, _, err = ctl("export", "--tables", "probing.losses", "-o", str(tmp_path / "out"))
+    assert (code, err) == (0, "warning: alpha: probing.losses: 1 damaged segment left out\n")
+
+
 def test_wrong_use(pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cases: tuple[tuple[tuple[str, ...], str], ...] = (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from client_fake_node import SECOND, FakeNode, process
 
@@ -211,6 +214,25 @@ def test_gpus_that_are_lost_or_idle(tmp_path: Path, ctl: Run, monkeypatch: pytes
         assert "lost: the GPU has fallen off the bus" in lines[1]
         assert lines[2].split()[:5] == ["n", "1", "-", "-", "0%"]
         assert lines[2].endswith("-")
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_rows_of_a_gpu_without_a_reading(tmp_path: Path, ctl: Run, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
+    devices = [device("n", number, **({"state": "lost"} if number == lost else {})) for number in range(2)]
+    tables = {"gpu.devices": devices, "gpu.utilization": [reading("n", 1 - lost)]}
+    with FakeNode(tmp_path, "n", tables) as node:
+        monkeypatch.setenv("PROBING_TARGET", node.address)
+        code, out, err = ctl("gpu", "-f", "csv")
+        assert (code, err) == (0, "")
+        shown = list(csv.DictReader(io.StringIO(out)))
+        file = tmp_path / "gpus.parquet"
+        assert ctl("gpu", "-o", str(file))[0] == 0
+        stored = pq.read_table(file).to_pylist()
+    # The devices stand in order, and the one that is lost has no reading.
+    utils = [None if number == lost else 97.0 for number in range(2)]
+    assert [(row["device_id"], row["gpu_util_pct"]) for row in stored] == list(enumerate(utils))
+    assert [row["gpu_util_pct"] for row in shown] == ["" if util is None else str(util) for util in utils]
+    assert list(stored[0]) == list(shown[0])
 
 
 def test_a_node_without_gpus_says_so(tmp_path: Path, ctl: Run, monkeypatch: pytest.MonkeyPatch) -> None:

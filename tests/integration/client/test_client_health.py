@@ -69,6 +69,10 @@ def test_what_could_not_be_read_is_said(ctl: Run, nodes: tuple[FakeNode, FakeNod
     code, out, _ = ctl("health")
     assert code == 4
     assert out.startswith("node alpha: the facts are malformed")
+    # The formats for programs have no line for it.
+    code, out, err = ctl("health", "-f", "json")
+    assert (code, json.loads(out)) == (4, [])
+    assert err.startswith("warning: node alpha: the facts are malformed")
 
 
 def test_a_node_that_does_not_answer_is_missing(ctl: Run, nodes: tuple[FakeNode, FakeNode]) -> None:

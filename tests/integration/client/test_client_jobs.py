@@ -61,6 +61,22 @@ def test_a_job_is_named_in_five_ways(node: FakeNode, ctl: Run) -> None:
     assert _ranks(ctl, "12.1") == [4]
 
 
+def test_the_whole_name_of_an_ended_job_is_meant_although_a_job_that_runs_fits(node: FakeNode, ctl: Run) -> None:
+    now = operation("alpha", 0, 1)["ts"]
+
+    def gone(job: str) -> dict[str, object]:
+        ended = {"node": "alpha", "ts": now, "job": job, "run": "r8", "pid": 9, "start_ns": 1, "rank": 0}
+        return {**ended, "role": "trainer", "event": "exit", "exit_code": 1}
+
+    # Of jobs that run, one ends with 507, one has the process 1000, one the run r2, and one is a step of 4711.
+    node.insert("process.events", [gone("507"), gone("1000"), gone("r2"), gone("4711")])
+    for name in ("507", "1000", "r2"):
+        code, out, _ = ctl("events", "-f", "json", "--job", name)
+        assert (code, [row["job"] for row in json.loads(out)]) == (0, [name])
+        assert ctl("ps", "--job", name)[2].startswith(f"error: job {name} ended at ")
+    assert _ranks(ctl, "4711") == [1]
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -150,6 +151,40 @@ def test_follow_shows_each_line_once(nodes: list[FakeNode], monkeypatch: pytest.
         nodes[1].insert("process.logs", [line("beta", 3, 0, "NCCL WARN", "new")])
         assert [row["line"] for row in next(going)] == ["new"]
         assert next(going) == []
+
+
+def test_follow_keeps_no_answer(nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "FOLLOW_S", 0.0)
+    with Cluster(nodes[0].address, nodes=tuple(node.address for node in nodes)) as cluster:
+        going = logs.followed(cluster, logs.Filter("j1", None, None), [])
+        kept = []
+        for rows in itertools.islice(going, 4):
+            kept.append(len(cluster.outcomes))
+            assert len(rows) <= 2
+    assert kept[1:] == [1, 1, 1]
+
+
+def test_follow_warns_of_a_node_that_goes_away(
+    ask: Callable[..., tuple[int, str, str]], nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter((None, None, nodes[1].stop, None, None))
+    collect = logs.collect
+
+    def looked(*arguments: Any) -> list[dict[str, Any]]:
+        try:
+            meanwhile = next(looks)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+        if meanwhile is not None:
+            meanwhile()
+        return collect(*arguments)
+
+    monkeypatch.setattr(logs, "FOLLOW_S", 0.0)
+    monkeypatch.setattr(logs, "collect", looked)
+    code, out, err = ask("--follow")
+    assert (code, len(out.splitlines())) == (130, 2)
+    (warning,) = err.splitlines()
+    assert warning.startswith(f"warning: node {nodes[1].address} is missing: ")
 
 
 def test_follow_has_no_end(ask: Callable[..., tuple[int, str, str]]) -> None:

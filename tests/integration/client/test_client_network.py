@@ -134,6 +134,16 @@ def test_nothing_is_said_of_a_node_without_rows(ctl: Run, tmp_path: Path, monkey
     with FakeNode(tmp_path, "n", {}) as node:
         monkeypatch.setenv("PROBING_TARGET", node.address)
         assert ctl("rdma") == (0, "no RDMA devices on this node\n", "")
+        file = tmp_path / "ports.txt"
+        assert ctl("rdma", "-o", str(file)) == (0, "", "")
+        assert file.read_text() == "no RDMA devices on this node\n"
+        # There may have been devices, whose rows are gone.
+        past = ("--since", "2d", "--until", "1d")
+        nothing = "no rows of RDMA devices from 2d00h ago until 24h00m ago on this node\n"
+        assert ctl("rdma", *past) == (0, nothing, "")
+        error = "error: there are no rows of RDMA device mlx5_0 from 2d00h ago until 24h00m ago"
+        code, _, err = ctl("rdma", "mlx5_0", *past)
+        assert (code, err.splitlines()[0]) == (1, error)
         code, out, _ = ctl("net")
         assert (code, out.splitlines()[0]) == (0, "no rows of interfaces yet")
         assert ctl("net", "--job", "nobody")[0] == 1

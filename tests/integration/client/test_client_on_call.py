@@ -15,6 +15,7 @@ from probing.api.errors import PeerError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.cluster import Cluster
 from probing.client.collectives.silence import silent
+from probing.client.diagnosis.endings import facts_of_exits
 from probing.client.main import main
 
 _TORCH = "/usr/lib/libtorch_cpu.so"
@@ -234,6 +235,29 @@ def test_the_first_failure_is_the_first_however_long_ago(tmp_path: Path, ask: As
         for command in (("nccl", "--since", "2m"), ("top", "--once")):
             assert line in ask(node, *command)
         assert [row["first"] for row in json.loads(ask(node, "events", "--since", "2m", "-f", "json"))] == [False]
+
+
+def test_no_first_failure_is_named_where_older_ends_are_left_out(tmp_path: Path, ask: Ask) -> None:
+    now = time.time_ns()
+    ends = (1, now - 60 * SECOND), (2, now - 50 * SECOND)
+    dead = [{**began("alpha", rank, ts), "event": "exit", "exit_code": 1} for rank, ts in ends]
+    loader = {
+        **began("alpha", 3, now - 40 * SECOND),
+        "rank": None,
+        "role": "data_loader",
+        "event": "exit",
+        "signal": 15,
+    }
+    loaders = [{**loader, "pid": 5000 + number} for number in range(10_000 - 1)]
+    with FakeNode(tmp_path, "alpha", {"process.events": [*dead, *loaders]}) as node:
+        # The end of rank 2 is the oldest that is read.
+        assert "FAILED FIRST" not in ask(node, "top", "--once")
+        # Without its data loaders all ends of the job are read.
+        with Cluster(node.address) as cluster:
+            (facts,) = facts_of_exits(cluster, "j1")
+        assert [rank.rank for rank in facts.ranks] == [1, 2]
+        node.replace("process.events", [*dead, *loaders[:-2]])
+        assert "FAILED FIRST: rank 1 " in ask(node, "top", "--once")
 
 
 def test_a_job_that_stands_still_shows_how_long(tmp_path: Path, ask: Ask) -> None:

@@ -70,6 +70,16 @@ def test_merged_stacks_of_a_job_over_all_nodes(pair: tuple[FakeNode, FakeNode], 
     ]
 
 
+def test_the_report_names_a_node_that_does_not_have_the_job(
+    pair: tuple[FakeNode, FakeNode], ctl: Run, tmp_path: Path
+) -> None:
+    pair[1].threads = []
+    report = tmp_path / "report.json"
+    assert ctl("stacks", "--job", "j1", "--all-nodes", "--report", str(report))[::2] == (0, "")
+    answered = {entry["address"]: entry["node"] for entry in json.loads(report.read_text())["answered"]}
+    assert answered == {node.address: node.name for node in pair}
+
+
 def test_merged_stacks_of_other_threads_and_of_ranks_that_cannot_be_read(
     pair: tuple[FakeNode, FakeNode], ctl: Run
 ) -> None:

@@ -247,6 +247,21 @@ def test_a_refusal_of_a_node_is_printed(node: FakeNode, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "error: no\nhint: leave it\\x1b[31m\n"
 
 
+def test_no_row_is_not_said_where_a_node_does_not_answer(
+    node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from probing.client.settings import Settings
+    from probing.client.shell.loop import Shell
+
+    nodes = (node.address, f"unix:{tmp_path}/nobody.sock")
+    sql = "SELECT pid FROM process.processes WHERE pid = 1;"
+    Shell(Settings(target=node.address, nodes=nodes, all_nodes=True)).take(sql)
+    out, err = capsys.readouterr()
+    assert ("0 rows" in out, err.splitlines()[0]) == (False, "error: nothing was found on the nodes that answered")
+    Shell(Settings(target=node.address)).take(sql)
+    assert "(0 rows" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("text", "found", "rest"),
     [

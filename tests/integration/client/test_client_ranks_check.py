@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from client_fake_node import SECOND, FakeNode, process
 
+from probing.api.errors import QueryRejected
 from probing.api.proto.probing.v1 import node_pb2 as pb
 
 Run = Callable[..., tuple[int, str, str]]
@@ -66,6 +67,29 @@ def test_one_node_has_not_seen_the_ranks_of_others(ctl: Run, cluster: tuple[Fake
     cluster[0].insert("process.envs", env("alpha", 0, LOCAL_WORLD_SIZE="4") + env("alpha", 1, LOCAL_WORLD_SIZE="4"))
     code, out, _ = ctl("ranks", "check", "--job", "j1")
     assert (code, out.splitlines()[1]) == (3, "  RANK 2-3 of 4 have no process")
+
+
+def test_ranks_of_nodes_that_were_not_asked_are_not_missing(ctl: Run, cluster: tuple[FakeNode, FakeNode]) -> None:
+    alpha, beta = cluster
+    beta.replace("process.processes", [process("beta", 2, 1002, local_rank=0)])
+    members = [{"node": "alpha", "ts": 1, "member": n.name, "address": n.address} for n in cluster]
+    alpha.insert("cluster.members", members)
+    for some in (("--where", "node=alpha"), ("--nodes", alpha.address)):
+        code, out, err = ctl("ranks", "check", *some)
+        assert (code, out, err) == (0, "job j1  run r1  2 ranks of 4 (0-1): in order\n", "")
+    for every in ("--all-nodes", f"--nodes={alpha.address},{beta.address}"):
+        code, out, _ = ctl("ranks", "check", every)
+        assert (code, out.splitlines()[1]) == (3, "  RANK 3 of 4 has no process")
+    # A token that is limited to jobs does not see the nodes.
+    beta.broken = {"cluster.members": QueryRejected("the token is limited to jobs")}
+    assert ctl("ranks", "check", "--nodes", beta.address)[::2] == (0, "")
+
+
+def test_a_node_that_does_not_answer_leaves_it_undecided(ctl: Run, cluster: tuple[FakeNode, FakeNode]) -> None:
+    cluster[1].stop()
+    code, out, err = ctl("ranks", "check", "--all-nodes")
+    assert (code, out) == (4, "job j1  run r1  2 ranks of 4 (0-1): in order on the nodes that answered\n")
+    assert err.startswith(f"warning: node {cluster[1].address} is missing: ")
 
 
 def test_steps_of_one_node_must_be_in_accord(ctl: Run, cluster: tuple[FakeNode, FakeNode]) -> None:

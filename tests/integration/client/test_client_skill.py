@@ -81,6 +81,19 @@ def test_all_nodes(ctl: Run, pair: tuple[FakeNode, FakeNode], skill: Path) -> No
     assert (found["summary"], found["next_steps"]) == ("4 ranks, {unknown}", ["look at rank 2"])
 
 
+def test_a_node_that_does_not_answer_leaves_it_undecided(
+    ctl: Run, pair: tuple[FakeNode, FakeNode], skill: Path
+) -> None:
+    text = SKILL.replace("- {id: empty, ", "- {id: full, ").replace(
+        "step:nothing | rows == 0", "step:nothing | rows > 0"
+    )
+    skill.write_text(text)
+    pair[1].stop()
+    code, out, err = ctl("diagnose", "--all-nodes", "--skill", str(skill))
+    assert (code, "  - none on the nodes that answered\n" in out) == (4, True)
+    assert f"warning: node {pair[1].address} is missing: " in err
+
+
 def test_one_node_and_people(ctl: Run, pair: tuple[FakeNode, FakeNode], skill: Path) -> None:
     skill.write_text(SKILL.replace("    - {id: view, title: Probing's own table", "    - {id: view, title: Another"))
     code, out, _ = ctl("diagnose", "--skill", str(skill), "--set", "least=9")

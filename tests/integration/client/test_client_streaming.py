@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import gc
 import io
 import json
 import math
@@ -330,6 +331,21 @@ def _csv(table: pa.Table) -> str:
         writer.write(batch)
     writer.end()
     return sink.getvalue().decode()
+
+
+def test_parquet_that_breaks_off_is_not_ended() -> None:
+    batch = pa.record_batch({"n": range(200_000)})
+    sink, closed = io.BytesIO(), io.BytesIO()
+    for file in (sink, closed):
+        writer = writer_of("parquet", file, batch.schema, terminal=False)
+        writer.write(batch)
+        if file is closed:
+            file.close()
+        # A file that is closed by now is no unraisable error, which would fail the test.
+        del writer
+        gc.collect()
+    written = sink.getvalue()
+    assert (written[:4], len(written) > 4, written[-4:] == b"PAR1") == (b"PAR1", True, False)
 
 
 def test_a_table_for_people_keeps_its_values_whole_beyond_the_first_rows() -> None:
