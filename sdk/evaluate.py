@@ -146,14 +146,23 @@ def compiled(code: str) -> Any:
         return compile(code, FILE, "exec", dont_inherit=True)
 
 
-def limited(code: Any, names: dict[str, Any], seconds: float) -> Any:
-    """Returns the value of the code. If a debugger has set a trace function, it stays, and no time limit applies."""
+def fields_of_value(code: Any, names: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns the fields of the value of the code, or of its exception: their texts may take code of the program."""
+    try:
+        value = eval(code, names)  # noqa: S307
+        return [] if value is None else [("value", text_of(value)), ("type", name_of(type(value)))]
+    except Exception as error:
+        return list(fields_of(error))
+
+
+def limited(code: Any, names: dict[str, Any], seconds: float) -> list[tuple[str, str]]:
+    """Returns ``fields_of_value``. If a debugger has set a trace function, it stays, and no time limit applies."""
     if sys.gettrace() is not None:
-        return eval(code, names)  # noqa: S307
+        return fields_of_value(code, names)
     globals()["end_of_code"] = time.monotonic() + seconds
     sys.settrace(limit)
     try:
-        return eval(code, names)  # noqa: S307
+        return fields_of_value(code, names)
     finally:
         sys.settrace(None)
 
@@ -167,10 +176,7 @@ def evaluate(code: str, names: dict[str, Any], seconds: float) -> Iterator[tuple
     try:
         sys.stdout, sys.stderr = mine
         try:
-            value = limited(compiled(code), names, seconds)
-            if value is not None:
-                yield "value", text_of(value)
-                yield "type", name_of(type(value))
+            yield from limited(compiled(code), names, seconds)
         finally:
             if sys.stdout is mine[0]:
                 sys.stdout = before[0]
