@@ -77,6 +77,8 @@ def test_bad_code_harms_nothing(python: str) -> None:
         raised = {
             "while True: pass": "TimeoutError",
             "def f():\n while True: len('')\nf()": "TimeoutError",
+            # A function of another file, which calls no other.
+            "exec(compile('def g():\\n while True:\\n  x = 1', 'lib.py', 'exec'))\ng()": "TimeoutError",
             # Only the text of the value, or of the exception, never ends.
             "type('Slow', (), {'__repr__': lambda self: [0 for _ in iter(int, 1)]})()": "TimeoutError",
             "raise type('Slow', (Exception,), {'__str__': lambda self: [0 for _ in iter(int, 1)]})()": "TimeoutError",
@@ -107,6 +109,14 @@ def test_the_process_ends_while_it_runs_the_code(python: str) -> None:
         with pytest.raises(ProcessGone, match="ended"):
             evaluated(process.pid, "__import__('os')._exit(7)")
         assert process.wait(30) == 7
+
+
+@each_interpreter
+def test_a_generator_of_the_program_is_not_traced_afterwards(python: str) -> None:
+    with busy(python) as process:
+        made = "import __main__\nexec(compile('def g():\\n while True: yield 1', 'lib.py', 'exec'), __main__.__dict__)"
+        assert "error" not in evaluated(process.pid, f"{made}\n__main__.steps = __main__.g()")
+        assert evaluated(process.pid, "next(steps), steps.gi_frame.f_trace")["value"] == "(1, None)"
 
 
 def test_a_function_that_the_code_leaves_behind_keeps_its_names() -> None:
