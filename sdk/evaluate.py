@@ -27,6 +27,8 @@ BEGUN, DONE = b"\1\0\0\0", b"\2\0\0\0"
 HEAD = 64
 MAX_OUTPUT, MAX_TEXT, MAX_FRAMES, MAX_ITEMS = 256 << 10, 64 << 10, 64, 1000
 FILE = "<eval>"
+# CO_GENERATOR, CO_COROUTINE and CO_ASYNC_GENERATOR of Include/cpython/code.h.
+SUSPENDED = 0x20 | 0x80 | 0x200
 SESSIONS, MAX_SESSIONS = "__probing_sessions__", 4
 
 
@@ -125,13 +127,16 @@ def fields_of(error: BaseException) -> Iterator[tuple[str, str]]:
 
 
 def limit(frame: FrameType, event: str, argument: Any) -> Any:
-    """The trace function: ends code that runs past ``end_of_code``. Called for each instruction and each function."""
+    """The trace function: ends code that runs past ``end_of_code``. Called for each instruction, and for each line and
+    each function of other files.
+    """
     del event, argument
     if time.monotonic() > globals()["end_of_code"]:
         globals()["is_overdue"] = True
         raise GeneratorExit
     if frame.f_code.co_filename != FILE:
-        return None
+        # A generator of the program would keep the trace function.
+        return None if frame.f_code.co_flags & SUSPENDED else limit
     # Up to 3.11 lines do not show that ``while True: pass`` runs on, and an exception of the call for a line is lost
     # when one for an instruction follows (maybe_call_line_trace in Python/ceval.c). From 3.12 on lines show all.
     frame.f_trace_opcodes = sys.version_info < (3, 12)
@@ -146,14 +151,23 @@ def compiled(code: str) -> Any:
         return compile(code, FILE, "exec", dont_inherit=True)
 
 
-def limited(code: Any, names: dict[str, Any], seconds: float) -> Any:
-    """Returns the value of the code. If a debugger has set a trace function, it stays, and no time limit applies."""
+def fields_of_value(code: Any, names: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns the fields of the value of the code, or of its exception: their texts may take code of the program."""
+    try:
+        value = eval(code, names)  # noqa: S307
+        return [] if value is None else [("value", text_of(value)), ("type", name_of(type(value)))]
+    except Exception as error:
+        return list(fields_of(error))
+
+
+def limited(code: Any, names: dict[str, Any], seconds: float) -> list[tuple[str, str]]:
+    """Returns ``fields_of_value``. If a debugger has set a trace function, it stays, and no time limit applies."""
     if sys.gettrace() is not None:
-        return eval(code, names)  # noqa: S307
+        return fields_of_value(code, names)
     globals()["end_of_code"] = time.monotonic() + seconds
     sys.settrace(limit)
     try:
-        return eval(code, names)  # noqa: S307
+        return fields_of_value(code, names)
     finally:
         sys.settrace(None)
 
@@ -167,10 +181,7 @@ def evaluate(code: str, names: dict[str, Any], seconds: float) -> Iterator[tuple
     try:
         sys.stdout, sys.stderr = mine
         try:
-            value = limited(compiled(code), names, seconds)
-            if value is not None:
-                yield "value", text_of(value)
-                yield "type", name_of(type(value))
+            yield from limited(compiled(code), names, seconds)
         finally:
             if sys.stdout is mine[0]:
                 sys.stdout = before[0]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from probing.api.errors import InternalError, ProbingError
-from probing.daemon.ipc import Channel, ChannelClosed, Message
+from probing.daemon.ipc import Channel, ChannelClosed, ChannelTimeout, Message
 from probing.daemon.supervisor.journal import log_to_stderr
 
 __all__ = ("inherit", "internal_error", "requests", "serve")
@@ -63,7 +63,8 @@ def serve(
     """Answers each request by ``answer(request)`` until the connection closes.
 
     The descriptors of an answer are closed after it is sent. A bad request does not end the process: a ProbingError is
-    sent as the answer, and for any other exception the error that ``error_of`` returns.
+    sent as the answer, and for any other exception the error that ``error_of`` returns. An answer that is too large for
+    a message is replaced by an error.
     """
     with suppress(ChannelClosed):
         for request in requests(channel):
@@ -77,6 +78,11 @@ def serve(
                 reply = Message({"error": error_of(e).to_dict()})
             try:
                 channel.send(reply.header, reply.payload, reply.fds)
+            except (ChannelClosed, ChannelTimeout):
+                raise
+            except ProbingError as e:
+                # Nothing of an answer that is too large was sent.
+                channel.send({"error": e.to_dict()})
             finally:
                 reply.close_fds()
 

@@ -67,7 +67,8 @@ class FrameTable:
             raise UnsupportedTarget("the index of call frame information is in a format that no linker writes today")
         cursor.take(_FORMATS.get(frame_encoding & 0x0F, (8, False))[0])
         count = min(cursor.number(4), (header.file_size - cursor.at) // 8, _MAX_FUNCTIONS)
-        table = np.frombuffer(elf.read_upto(header.offset + cursor.at, count * 8), "<i4").reshape(-1, 2)
+        data = elf.read_upto(header.offset + cursor.at, count * 8)
+        table = np.frombuffer(data[: len(data) & -8], "<i4").reshape(-1, 2)
         self._starts = np.ascontiguousarray(table[:, 0])
         self._entries = np.ascontiguousarray(table[:, 1])
         self._cies: dict[int, Cie] = {}

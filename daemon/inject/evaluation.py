@@ -213,7 +213,8 @@ class _Region:
                     )
             elif now > deadline + _GRACE_S:
                 raise TargetTimeout(
-                    f"the code still runs in process {pid}: it is in C code, where it cannot be interrupted",
+                    f"the code still runs in process {pid}: it is in C code, where it cannot be interrupted, or it"
+                    " has caught the exception that ends it",
                     hint="`probingctl stacks` shows where the code is; the result of the code will not be read",
                 )
             time.sleep(pause)

@@ -25,6 +25,8 @@ IOV_MAX = 1024
 # User addresses end here or below on all supported platforms.
 _TOP = 1 << 56
 _MAX_RANGE = 1 << 20
+# The most bytes of one call: they are in memory three times for a moment.
+_BATCH_BYTES = 8 << 20
 
 Range = tuple[int, int]
 
@@ -76,11 +78,14 @@ class ProcessMemory:
         return result
 
     def _read_batch(self, remote: array[int]) -> list[bytes | None]:
-        """Returns the bytes of the ranges before the first fault, and None for the faulty range, if there is one."""
+        """Returns the bytes of the first ranges that fit into one call, up to the first fault, and None for the faulty
+        range, if there is one.
+        """
         if self.calls >= self._max_calls:
             raise CorruptTarget(f"process {self.pid}: a request took more than {self._max_calls} reads")
         self.calls += 1
         ends = list(accumulate(remote[1::2]))
+        ends = ends[: max(1, bisect_right(ends, _BATCH_BYTES))]
         buffer = ctypes.create_string_buffer(ends[-1])
         local = array("Q", (ctypes.addressof(buffer), ends[-1]))
         count = self._copy(local, remote, len(ends))

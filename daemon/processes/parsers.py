@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
 from probing.api.typed import typed, typed_json
@@ -25,11 +25,20 @@ PARSERS = Policy("parser")
 FILES_IDLE_S = 30.0
 PARSE_TIMEOUT_S = 5.0
 MAX_CACHED_FILES, MAX_CACHED_SYMBOLS = 256, 8_192
+# How long a refusal is cached, s: a file that could not be read may be readable later, with the same size and time.
+REFUSED_S = 300.0
 _T = TypeVar("_T")
 
 
 class _Symbols(TypedDict):
     found: FileSymbols
+
+
+class _Refusal(NamedTuple):
+    """Why a file has no symbols, until a time on time.monotonic()."""
+
+    error: UnsupportedTarget
+    until: float
 
 
 class ParserPool:
@@ -38,7 +47,7 @@ class ParserPool:
     def __init__(self, socket_path: str, policy: Policy = PARSERS) -> None:
         self._pool = Pool(socket_path, policy)
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[Any, ...], FileSymbols | UnsupportedTarget] = OrderedDict()
+        self._known: OrderedDict[tuple[Any, ...], FileSymbols | _Refusal] = OrderedDict()
 
     def close(self) -> None:
         self._pool.close()
@@ -46,7 +55,7 @@ class ParserPool:
     def symbols(self, fd: int, patterns: Sequence[str], timeout: float = 10.0) -> FileSymbols:
         """Returns the symbols of the ELF file ``fd`` whose names match ``patterns``.
 
-        The caller keeps ``fd``. Answers and refusals are cached by (device, inode, size, mtime). Raises
+        The caller keeps ``fd``. Answers and, for REFUSED_S, refusals are cached by (device, inode, size, mtime). Raises
         UnsupportedTarget for a file that is malformed or exceeds a limit, TargetTimeout if no answer comes in time.
         """
         found = os.fstat(fd)
@@ -55,21 +64,19 @@ class ParserPool:
             answer = self._known.get(key)
             if answer is not None:
                 self._known.move_to_end(key)
-        if answer is None:
+        if answer is None or (isinstance(answer, _Refusal) and time.monotonic() >= answer.until):
             answer = self._parsed(key, fd, patterns, timeout)
-        if isinstance(answer, UnsupportedTarget):
-            raise UnsupportedTarget(answer.message, hint=answer.hint)
+        if isinstance(answer, _Refusal):
+            raise UnsupportedTarget(answer.error.message, hint=answer.error.hint)
         return answer
 
-    def _parsed(
-        self, key: tuple[Any, ...], fd: int, patterns: Sequence[str], timeout: float
-    ) -> FileSymbols | UnsupportedTarget:
-        answer: FileSymbols | UnsupportedTarget
+    def _parsed(self, key: tuple[Any, ...], fd: int, patterns: Sequence[str], timeout: float) -> FileSymbols | _Refusal:
+        answer: FileSymbols | _Refusal
         try:
             header = self.call("symbols", fds=[fd], timeout=timeout, patterns=list(patterns))
             answer = answer_of(_Symbols, header)["found"]
         except UnsupportedTarget as e:
-            answer = e
+            answer = _Refusal(e, time.monotonic() + REFUSED_S)
         with self._lock:
             self._known[key] = answer
             while len(self._known) > MAX_CACHED_FILES or self._symbols() > MAX_CACHED_SYMBOLS:

@@ -128,6 +128,9 @@ class ReaderPool:
             else:
                 if isinstance(answer, Message):
                     self._quarantines.end(*key)
+                elif isinstance(answer, ChannelClosed) and key[0]:
+                    # The process ended two readers: it would end them all, one by one.
+                    self._quarantines.add(*key, op, min(SHORT_QUARANTINE_S, self._quarantine_s))
                 yield key, answer
 
     def _given_up(self, key: _Key, op: str, why: ChannelTimeout, timeout: float) -> TargetTimeout:

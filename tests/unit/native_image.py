@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-__all__ = ("CODE", "SIZE", "Function", "cfi", "descriptor", "image", "uleb")
+__all__ = ("CODE", "HEADER", "SIZE", "Function", "cfi", "descriptor", "image", "uleb")
 
 HEADER, FRAMES, SYMBOLS, STRINGS, SECTIONS, CODE, SIZE = 0x1000, 0x2000, 0x8000, 0x9000, 0xA000, 0x10000, 0x20000
 # CFA = rsp + 8 and the return address below it: the state at the begin of every function.

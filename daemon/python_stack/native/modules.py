@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import functools
 import os
+import signal
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -34,13 +35,16 @@ __all__ = (
 MAX_NAME = 512
 _MAX_MANGLED = 4096
 _MAX_DEMANGLED = 1 << 20
+# CPU time for one name, s: the longest names of torch take a thousandth of it.
+_DEMANGLE_S = 0.25
 
 
 @functools.lru_cache(maxsize=16_384)
 def readable(name: bytes) -> str:
     """Returns a symbol's name, demangled if it is a C++ name, with printable characters only, at most 512.
 
-    A longer name loses the arguments of its templates, the innermost first.
+    A longer name loses the arguments of its templates, the innermost first. A name that takes more than a quarter of a
+    second of CPU time ends this process.
     """
     return clean_text(_shortened(_demangled(name).decode("utf-8", "backslashreplace")), MAX_NAME)
 
@@ -51,7 +55,13 @@ def _demangled(name: bytes) -> bytes:
     if library is None or not name.startswith((b"_Z", b"__Z")) or len(name) > _MAX_MANGLED:
         return name
     status = ctypes.c_int(-1)
-    text = library.__cxa_demangle(name, None, None, ctypes.byref(status))
+    # Each substitution can double the text, so a short name may take forever, and no handler in Python interrupts the
+    # library: when the timer expires, the kernel ends this process.
+    signal.setitimer(signal.ITIMER_VIRTUAL, _DEMANGLE_S)
+    try:
+        text = library.__cxa_demangle(name, None, None, ctypes.byref(status))
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     if not text:
         return name
     try:

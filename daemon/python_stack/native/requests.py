@@ -87,6 +87,8 @@ def _loops(native: Sequence[Frame]) -> list[tuple[int, int]]:
 _MAX_FDS = 16
 # The most rounds for a request: each round finds the next file of every thread, and a stack passes through few files.
 _MAX_ROUNDS = 64
+# How often another parser, which lacks the files of the one before, may take over in the midst of a request.
+_MAX_REPLACED = 1
 _REASONS = {
     "runs": "it runs, and only a thread that is blocked can be read without stopping it",
     "gone": "it ended",
@@ -158,6 +160,8 @@ class NativeStacks:
         mappings = {m.start: m for m in Captured.decode(payload).mappings}
         absent: set[int] = set()
         need: list[int] = []
+        given: set[int] = set()
+        replaced = 0
         for _ in range(_MAX_ROUNDS):
             with contextlib.ExitStack() as opened:
                 files = self._open(pid, start_ns, need[:_MAX_FDS], mappings, absent, opened, deadline)
@@ -180,6 +184,15 @@ class NativeStacks:
                 raise CorruptTarget("a parser asks for files that the process does not map")
             if not need:
                 return _threads(unwound)
+            if not given.isdisjoint(need):
+                replaced += 1
+                given.clear()
+            if replaced > _MAX_REPLACED:
+                raise TargetTimeout(
+                    "the parser process ended while it unwound the stacks",
+                    hint="a file of the process may take more time or memory than allowed",
+                )
+            given.update(files)
         raise TargetTimeout("the stacks pass through too many files", hint="ask again: the parser has the files now")
 
     def _open(

@@ -64,7 +64,7 @@ class Unwinder:
             return CStack(reason=copy.reason)
         if time.monotonic() > deadline:
             return CStack(reason="there was no time left")
-        return walk(copy, space)
+        return walk(copy, space, deadline)
 
 
 class _Codes:

@@ -9,7 +9,9 @@ is never reported as whole, since an old return address can look like the curren
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -72,9 +74,11 @@ class _End(Exception):
     pass
 
 
-def walk(copy: StackCopy, space: CodeSpace) -> CStack:
-    """Returns the frames of a thread. Raises ``modules.FileNeeded`` while a file of ``space`` is missing."""
-    way = _Walk(copy, space)
+def walk(copy: StackCopy, space: CodeSpace, deadline: float = math.inf) -> CStack:
+    """Returns the frames of a thread, as far as they are found by ``deadline`` on time.monotonic(). Raises
+    ``modules.FileNeeded`` while a file of ``space`` is missing.
+    """
+    way = _Walk(copy, space, deadline)
     stack = way.follow({_RSP: copy.sp, _RIP: copy.pc}, exact=True, guesses=True)
     if way.searched and not stack.reason:
         stack.reason = "the position of a frame was guessed"
@@ -82,10 +86,11 @@ def walk(copy: StackCopy, space: CodeSpace) -> CStack:
 
 
 class _Walk:
-    def __init__(self, copy: StackCopy, space: CodeSpace) -> None:
+    def __init__(self, copy: StackCopy, space: CodeSpace, deadline: float) -> None:
         self._low = copy.low
         self._data = copy.data
         self._space = space
+        self._deadline = deadline
         self.searched = False
 
     def follow(self, registers: _Registers, *, exact: bool, guesses: bool) -> CStack:
@@ -97,6 +102,8 @@ class _Walk:
             while registers[_RIP]:
                 if len(stack.frames) >= MAX_FRAMES:
                     raise _End(f"there are more than {MAX_FRAMES} frames")
+                if time.monotonic() > self._deadline:
+                    raise _End("there was no time left")
                 ip = registers[_RIP]
                 place = self._space.place(ip if exact else ip - 1)
                 if place is None and stack.frames:

@@ -199,6 +199,17 @@ class KnownCodes:
         self._bytes = 0
         self._learning = threading.Lock()
 
+    @property
+    def bytes(self) -> int:
+        """About the memory that the code takes, as if no other process ran the same code."""
+        return self._bytes
+
+    def clear(self) -> None:
+        """Drops all code; it is missing then, and can be read again."""
+        with self._learning:
+            self._known.clear()
+            self._bytes = 0
+
     def get(self, key: CodeKey) -> SampledCode | None:
         return self._known.get(key)
 

@@ -155,8 +155,7 @@ class Decoder:
         return bool(left)
 
     def _owner(self, key: ProcessKey) -> int | None:
-        identity = self._find(key).identity
-        return None if identity is None else identity.owner
+        return self._find(key).owner
 
     def _look(self) -> Missing:
         """Moves on past records whose code has been read. Returns the code that the next records lack."""

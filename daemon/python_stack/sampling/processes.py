@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 
 from probing.daemon.python_stack.sampling.codes import KnownCodes
@@ -19,6 +19,8 @@ NAME = "python_samples"
 """Name of the source, also in losses."""
 # The most ended processes whose state is kept, and for how long, s: until their last samples were drained.
 MAX_ENDED, ENDED_S = 256, 300.0
+# The most bytes of code of all processes together.
+MAX_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
@@ -36,6 +38,10 @@ class Sampled:
     codes: KnownCodes = field(default_factory=KnownCodes)
     stacks: OrderedDict[tuple[int, bool], int] = field(default_factory=OrderedDict)
     names: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> int | None:
+        return None if self.identity is None else self.identity.owner
 
 
 class KnownProcesses:
@@ -82,6 +88,23 @@ class KnownProcesses:
             layout = self._runtimes.layout(*process.key, max(0.001, deadline - time.monotonic()))
             process.runtime, process.layout = runtime, layout
         return runtime, layout
+
+    def bound(self) -> None:
+        """Drops code while that of all processes takes more than MAX_BYTES.
+
+        It is code of the user who has most of it, first of a process that ended, then of the process with most code,
+        for which it is read again.
+        """
+        with self._lock:
+            while True:
+                sizes: defaultdict[int | None, int] = defaultdict(int)
+                for process in self._known.values():
+                    sizes[process.owner] += process.codes.bytes
+                if sum(sizes.values()) <= MAX_BYTES:
+                    return
+                owner = max(sizes, key=sizes.__getitem__)
+                theirs = [one for one in self._known.values() if one.owner == owner and one.codes.bytes]
+                max(theirs, key=lambda one: (one.key in self._ended, one.codes.bytes)).codes.clear()
 
     def unprepare(self, process: Sampled) -> None:
         """Drops the CPython of a process that no longer runs it."""

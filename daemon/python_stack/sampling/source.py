@@ -213,6 +213,7 @@ class PythonSampler(Source):
             )
             codes = unpack_codes(answer)
             process.codes.learn(codes)
+            self._known.bound()
             read += codes
             wanted = wanted[max(1, int(answer.header["asked"])) :]
         return read

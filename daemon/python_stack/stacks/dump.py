@@ -80,7 +80,7 @@ def _dump(
 ) -> tuple[StackDump, _Shown]:
     began = time.monotonic_ns()
     if memory is None:
-        memory = ProcessMemory(pid, max_calls=40_000, max_bytes=256 << 20) if with_locals else ProcessMemory(pid)
+        memory = ProcessMemory(pid, max_calls=40_000, max_bytes=96 << 20) if with_locals else ProcessMemory(pid)
     check_process(pid, start_ns)
     kernel = read_threads(pid)
     process = prepared(pid, start_ns, runtime, memory)

@@ -31,7 +31,7 @@ ATTEMPTS = 4
 # How often a value is read again at the same place before the stacks are read again.
 RETAKES = 4
 _MAX_CALLS = 20_000
-_MAX_BYTES = 128 << 20
+_MAX_BYTES = 96 << 20
 MAX_INTERPRETERS = 64
 _Found = TypeVar("_Found")
 

@@ -143,7 +143,7 @@ class Renderer:
     def _text(self, address: int, depth: int, above: tuple[int, ...]) -> str:
         of = self._objects.type_of(address)
         if self._objects.type_at(of.metatype).short in ENUM_TYPES and of.is_heap:
-            text = self._enum(address, of)
+            text = self._enum(address, of, above)
         elif of.kind in _BRACKETS:
             opening, closing = _BRACKETS[of.kind]
             if address in above or depth >= MAX_DEPTH or self._left <= 0:
@@ -225,13 +225,13 @@ class Renderer:
             return HIDDEN
         return repr(data[:MAX_CHARACTERS]) + ("..." if length > MAX_CHARACTERS else "")
 
-    def _enum(self, address: int, of: Type) -> str:
+    def _enum(self, address: int, of: Type, above: tuple[int, ...]) -> str:
         objects = self._objects
         name = objects.find(objects.instance_entries(address, of), "_name_")
         value = objects.find(objects.instance_entries(address, of), "_value_")
-        if not name or not value or value == address:
+        if not name or not value or address in above or len(above) > MAX_DEPTH:
             return f"<{self.class_name(of)} object>"
-        shown = self._text(value, MAX_DEPTH, ()) if objects.type_of(value).kind in self._kinds else "..."
+        shown = self._text(value, MAX_DEPTH, (*above, address)) if objects.type_of(value).kind in self._kinds else "..."
         return f"<{self.class_name(of).rpartition('.')[2]}.{self.string_of(name)}: {shown}>"
 
     def _function(self, address: int) -> str:

@@ -188,19 +188,32 @@ def _chain(thread: RawThread, layout: Layout, restless: bool) -> list[Range]:
 
 
 _MAX_PROCESSES = 64
+# The most bytes that the last requests about all kept processes read: what is kept of them takes up to six times as
+# much memory.
+_MAX_PROCESS_BYTES = 16 << 20
 _DEFAULT_TIMEOUT_MS = 1000
 
 
 @dataclass(eq=False)
 class Prepared:
     """The CPython of one process. ``head``: the first bytes of its ``_PyRuntime`` from 3.13 on, empty for older
-    versions.
+    versions. ``memory``: through which the last request read it.
     """
 
     runtime: RuntimeInfo
     layout: Layout
     head: bytes
+    memory: Memory
     known: Known = field(default_factory=Known)
+    _before: int = 0
+
+    @property
+    def bytes_read(self) -> int:
+        """The bytes that the last request has read, or the one before if that read more."""
+        return max(self._before, self.memory.bytes_read)
+
+    def read_by(self, memory: Memory) -> None:
+        self._before, self.memory = self.memory.bytes_read, memory
 
 
 class _Asked(NamedTuple):
@@ -231,11 +244,16 @@ def prepared(pid: int, start_ns: int, runtime: RuntimeInfo, memory: Memory) -> P
     process = _processes.get((pid, start_ns))
     layout, head = checked_layout(pid, runtime, memory)
     if process is None or process.runtime != runtime or process.head != head:
-        process = _processes[pid, start_ns] = Prepared(runtime, layout, head)
+        process = _processes[pid, start_ns] = Prepared(runtime, layout, head, memory)
+    process.read_by(memory)
     _processes.move_to_end((pid, start_ns))
-    while len(_processes) > _MAX_PROCESSES:
+    while len(_processes) > _MAX_PROCESSES or (len(_processes) > 1 and _bytes_read() > _MAX_PROCESS_BYTES):
         _processes.popitem(last=False)
     return process
+
+
+def _bytes_read() -> int:
+    return sum(process.bytes_read for process in _processes.values())
 
 
 def checked_layout(pid: int, runtime: RuntimeInfo, memory: Memory) -> tuple[Layout, bytes]:

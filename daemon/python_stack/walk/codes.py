@@ -115,6 +115,8 @@ def _signed(byte: int) -> int:
 
 MAX_CHARACTERS = 4096
 MAX_TABLE = 1 << 20
+# The most bytes of all texts and tables of a dump.
+_MAX_CODE_BYTES = 16 << 20
 _GUESS = 256
 # Objects begin at multiples of 16, and no useful str or bytes object is shorter than this.
 _SHORTEST = 48
@@ -159,8 +161,10 @@ def read_codes(snapshot: Snapshot, layout: Layout, addresses: Iterable[int], siz
     text_sizes = {a: _text_size(snapshot, layout, a, sizes.get(a) or _guess(a)) for a in texts}
     table_sizes = {a: _table_size(snapshot, layout, a, sizes.get(a) or _guess(a)) for a in tables}
     sizes.clear()
-    sizes.update(text_sizes)
-    sizes.update(table_sizes)
+    left = _MAX_CODE_BYTES
+    for address, size in (*text_sizes.items(), *table_sizes.items()):
+        sizes[address] = size if size <= left else 0
+        left -= sizes[address]
     snapshot.load([(a, s) for a, s in sizes.items() if s])
     return {a: _code(snapshot, layout, a, head, sizes) for a, head in heads.items()}
 

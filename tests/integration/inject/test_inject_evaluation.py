@@ -77,6 +77,11 @@ def test_bad_code_harms_nothing(python: str) -> None:
         raised = {
             "while True: pass": "TimeoutError",
             "def f():\n while True: len('')\nf()": "TimeoutError",
+            # A function of another file, which calls no other.
+            "exec(compile('def g():\\n while True:\\n  x = 1', 'lib.py', 'exec'))\ng()": "TimeoutError",
+            # Only the text of the value, or of the exception, never ends.
+            "type('Slow', (), {'__repr__': lambda self: [0 for _ in iter(int, 1)]})()": "TimeoutError",
+            "raise type('Slow', (Exception,), {'__str__': lambda self: [0 for _ in iter(int, 1)]})()": "TimeoutError",
             "def f(): f()\nf()": "RecursionError",
             "raise SystemExit(3)": "SystemExit",
             "exit(3)": "SystemExit",
@@ -85,7 +90,7 @@ def test_bad_code_harms_nothing(python: str) -> None:
             "import nothing_of_that_name": "ModuleNotFoundError",
         }
         for code, error in raised.items():
-            found = evaluated(pid, code, 1.0 if "while" in code else 30.0)
+            found = evaluated(pid, code, 1.0 if error == "TimeoutError" else 30.0)
             assert found["error"]["type"] == error, (code, found)
         many = evaluated(pid, "for _ in range(100): print('x' * 10_000)")
         assert (len(many["output"]), many["dropped"]) == (256 << 10, 100 * 10_001 - (256 << 10))
@@ -104,6 +109,14 @@ def test_the_process_ends_while_it_runs_the_code(python: str) -> None:
         with pytest.raises(ProcessGone, match="ended"):
             evaluated(process.pid, "__import__('os')._exit(7)")
         assert process.wait(30) == 7
+
+
+@each_interpreter
+def test_a_generator_of_the_program_is_not_traced_afterwards(python: str) -> None:
+    with busy(python) as process:
+        made = "import __main__\nexec(compile('def g():\\n while True: yield 1', 'lib.py', 'exec'), __main__.__dict__)"
+        assert "error" not in evaluated(process.pid, f"{made}\n__main__.steps = __main__.g()")
+        assert evaluated(process.pid, "next(steps), steps.gi_frame.f_trace")["value"] == "(1, None)"
 
 
 def test_a_function_that_the_code_leaves_behind_keeps_its_names() -> None:

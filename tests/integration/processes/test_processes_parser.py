@@ -14,6 +14,7 @@ from waiting import until
 from probing.api.errors import UnsupportedTarget
 from probing.daemon.confined.sandbox import landlock_abi
 from probing.daemon.elf.symbols import FileSymbols
+from probing.daemon.processes import parsers
 from probing.daemon.processes.parsers import ParserPool
 
 PATIENCE = 30.0
@@ -50,6 +51,30 @@ def test_an_answer_is_kept_until_the_file_changes(parser_pool: ParserPool, tmp_p
     assert symbols_of(parser_pool, copy, "getpid") is not first
     os.utime(copy, ns=(1, 1))
     assert symbols_of(parser_pool, copy, "getenv") is not first
+
+
+def test_a_refused_file_is_read_again_later(
+    parser_pool: ParserPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, data = tmp_path / "copy.so", libc().read_bytes()
+
+    def write(begin: bytes) -> None:
+        copy.write_bytes(begin + data[len(begin) :])
+        os.utime(copy, ns=(1, 1))
+
+    # A file of a server that failed for a moment has the same size and time later.
+    write(b"damaged")
+    with pytest.raises(UnsupportedTarget):
+        symbols_of(parser_pool, copy, "getenv")
+    write(b"")
+    with pytest.raises(UnsupportedTarget):
+        symbols_of(parser_pool, copy, "getenv")
+    monkeypatch.setattr(parsers, "REFUSED_S", 0.0)
+    write(b"damaged")
+    with pytest.raises(UnsupportedTarget):
+        symbols_of(parser_pool, copy, "getpid")
+    write(b"")
+    assert [symbol.name for symbol in symbols_of(parser_pool, copy, "getpid").symbols] == ["getpid"]
 
 
 def test_files_that_make_no_sense(parser_pool: ParserPool, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -221,6 +221,33 @@ def test_a_killed_reader_is_replaced(listener: Listener, pool: ReaderPool) -> No
         process.kill()
         process.wait(10)
     assert pool.call("identity", pid=os.getpid(), timeout=PATIENCE).header["pid"] == os.getpid()
+
+
+def test_a_target_that_ends_its_readers_is_in_quarantine(tmp_path: Path) -> None:
+    """As a reader does that the kernel kills when its memory runs out."""
+    ended: list[str] = []
+
+    def answer(connection: socket.socket) -> None:
+        with Channel(connection) as channel, suppress(ChannelClosed):
+            while (op := channel.receive().header["op"]) == "ping":
+                channel.send({"pid": os.getpid()})
+            ended.append(op)
+
+    def accept(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(str(tmp_path / "reader.sock"), family=socket.AF_UNIX) as listener:
+        threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        pool = ReaderPool(str(tmp_path / "reader.sock"))
+        with pytest.raises(ChannelClosed):
+            pool.call("maps", pid=7, start_ns=8, timeout=PATIENCE)
+        assert [(q.pid, q.start_ns, q.op) for q in pool.quarantined()] == [(7, 8, "maps")]
+        with pytest.raises(TargetTimeout, match="quarantine"):
+            pool.call("maps", pid=7, start_ns=8, timeout=PATIENCE)
+        assert ended == ["maps", "maps"]
+        pool.close()
 
 
 @pytest.fixture

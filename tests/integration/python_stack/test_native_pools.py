@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from native_helpers import TIMEOUT, blocked_in, switches
+from native_helpers import TIMEOUT, blocked_in, built, switches
 from processes_helpers import Listener, listening
 
 from probing.daemon.processes.parsers import ParserPool
@@ -18,6 +18,7 @@ from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.python_stack.native.requests import NativeStacks
 from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.threads import read_start_ns
+from probing.daemon.stack_wire import Thread
 
 WAITS = """
 import sys, threading
@@ -103,3 +104,25 @@ def test_a_process_that_ends_meanwhile(stacks: tuple[PythonStacks, NativeStacks]
     native.add(waiting, start_ns, threads, TIMEOUT)
     assert [f["func"] for f in threads[0]["frames"]] == kept
     assert threads[0]["native_missing"] != ""
+
+
+def test_a_name_that_takes_forever_delays_no_other_process(
+    stacks: tuple[PythonStacks, NativeStacks], waiting: int, parser: Listener, tmp_path: Path
+) -> None:
+    # Each argument is a template of the one before, twice.
+    numbers = ["", *"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
+    endless = "_Z1f1PIccE" + "".join(f"S_IS{number}_S{number}_E" for number in numbers[1:])
+    program = built(tmp_path, "blocked.c", f"-Dwaits_here={endless}")
+    with subprocess.Popen([program, "plain"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hostile:
+        assert hostile.stdout
+        assert hostile.stdout.readline() == "ready\n"
+        blocked_in(hostile.pid, hostile.pid, "0")
+        thread: Thread = {
+            "tid": hostile.pid, "thread": "", "state": "sleeping", "gil": None, "complete": True, "frames": []
+        }  # fmt: skip
+        stacks[1].add(hostile.pid, read_start_ns(hostile.pid), [thread], TIMEOUT)
+        hostile.kill()
+    assert thread["native_missing"] == "the parser process ended while it unwound the stacks"
+    assert [process.wait(TIMEOUT) for process in parser.processes[:2]] == [-signal.SIGVTALRM] * 2
+    assert len(parser.processes) <= 4
+    assert main_thread(stacks, waiting)[1] == ""

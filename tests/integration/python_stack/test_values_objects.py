@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from python_stack_helpers import each_interpreter, program, runtime_of
+from python_stack_helpers import child, each_interpreter, program, runtime_of
 
 from probing.daemon.python_stack.stacks.dump import dump_stacks
 from probing.daemon.python_stack.values.read import read_values
@@ -54,6 +54,25 @@ def test_values_equal_what_the_program_says(python: str) -> None:
     assert found["late"]["func"] == "park"
     assert found["in_module"]["func"] == "__main__"
     assert {row["tid"] for row in found.values()} == {pid}
+
+
+@each_interpreter
+def test_members_of_enumerations_that_are_each_others_value_end(python: str) -> None:
+    code = """
+import enum, sys
+class A(enum.IntEnum):
+    ONE = 1
+class B(enum.IntEnum):
+    TWO = 2
+A.ONE._value_, B.TWO._value_ = B.TWO, A.ONE
+one = A.ONE
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    with child(python, "-c", code) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert values(process.pid, ["one"])["one"]["value"] == "<A.ONE: <B.TWO: <__main__.A object>>>"
 
 
 @each_interpreter

@@ -73,6 +73,13 @@ def test_an_error_is_answered_and_the_next_request_served(start: Callable[..., C
     assert channel.request({"op": "fine"}, timeout=PATIENCE).header == {}
 
 
+def test_an_answer_that_is_too_large_is_an_error(start: Callable[..., Channel]) -> None:
+    channel = start(lambda request: Message({"text": "x" * request.header["length"]}))
+    with pytest.raises(InternalError, match="message too large"):
+        channel.request({"length": 2 << 20}, timeout=PATIENCE)
+    assert channel.request({"length": 2}, timeout=PATIENCE).header == {"text": "xx"}
+
+
 def test_descriptors_of_requests_and_answers_are_closed(start: Callable[..., Channel]) -> None:
     def answer(request: Message) -> Message:
         if request.header["op"] == "fail":

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from long import examples
-from native_image import CODE, Function, descriptor, image
+from native_image import CODE, HEADER, SIZE, Function, descriptor, image
 
 from probing.api.errors import CorruptTarget, TargetError, UnsupportedTarget
 from probing.daemon.elf.cfi import FrameTable, Row, Rule
@@ -26,6 +26,18 @@ def row_of(program: bytes, at: int = 50, entry: bytes | None = None) -> Row | No
     functions = [Function(0x100, 100, program), Function(0x200, 10)]
     with descriptor(image(functions, entry=entry) if entry is not None else image(functions)) as fd:
         return FrameTable(Elf(fd)).row(CODE + 0x100 + at)
+
+
+@pytest.mark.parametrize("cut", range(9))
+def test_an_index_that_ends_within_an_entry_has_the_whole_entries(cut: int) -> None:
+    whole = bytearray(image([Function(0x100, 100), Function(0x200, 10)]))
+    # The index, whose header has 12 bytes, lies at the end of the file.
+    header = struct.pack("<IIQQQQQQ", PT_GNU_EH_FRAME, 4, SIZE, HEADER, HEADER, 28, 28, 4)
+    whole[64 + 56 : 64 + 56 + len(header)] = header
+    with descriptor(bytes(whole + whole[HEADER : HEADER + 28 - cut])) as fd:
+        found = [FrameTable(Elf(fd)).row(CODE + at) for at in (0x110, 0x205)]
+    assert found[0] is not None
+    assert (found[1] is None) == (cut > 0)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import struct
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from native_image import CODE, Function, descriptor, image
 
+from probing.daemon.python_stack.native import walk as native_walk
 from probing.daemon.python_stack.native.modules import CodeSpace, FileNeeded, Modules
 from probing.daemon.python_stack.native.payload import CodeMapping, StackCopy
 from probing.daemon.python_stack.native.walk import MAX_FRAMES, CStack, walk
@@ -62,9 +66,11 @@ def modules() -> Modules:
     return made
 
 
-def walked(pc: int, *words: int, sp: int = STACK, absent: frozenset[int] = frozenset()) -> CStack:
+def walked(
+    pc: int, *words: int, sp: int = STACK, absent: frozenset[int] = frozenset(), deadline: float = math.inf
+) -> CStack:
     data = b"".join(struct.pack("<Q", word & (1 << 64) - 1) for word in words)
-    return walk(StackCopy(1, pc, sp, STACK, data), CodeSpace([MAPPING], modules(), (1, 1), absent))
+    return walk(StackCopy(1, pc, sp, STACK, data), CodeSpace([MAPPING], modules(), (1, 1), absent), deadline)
 
 
 def names(stack: CStack) -> list[str]:
@@ -85,6 +91,14 @@ def test_a_whole_stack() -> None:
     assert names(stack) == ["leaf", "plain", "main"]
     assert stack.reason == ""
     assert [frame.ip for frame in stack.frames] == [at(LEAF + 8), at(PLAIN + 0x15), at(MAIN + 0x15)]
+
+
+def test_a_stack_whose_frames_take_long_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each frame takes a second.
+    monkeypatch.setattr(native_walk, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    stack = walked(at(LEAF + 8), *RETURNS, deadline=1.0)
+    assert names(stack) == ["leaf", "plain"]
+    assert stack.reason == "there was no time left"
 
 
 def test_a_call_at_the_very_end_of_a_function() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import Processes, Sink
-from sampler_records import SLOT, START, FakeRing, record
+from sampler_records import SLOT, START, FakeRing, code, record
 
 from probing.api.errors import NotPython, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import ClockPair
@@ -312,3 +312,40 @@ def test_the_dead_are_forgotten_in_time(world: World, monkeypatch: pytest.Monkey
     known.ended((0, START))
     assert known.find((11, START)) is not later
     assert known.find((1, START)) is alive[1]
+
+
+def test_the_code_of_a_user_with_many_processes_takes_the_room_of_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, one = code("f" * 1_000)
+    monkeypatch.setattr(sampled_processes, "MAX_BYTES", 10_000)
+    known = KnownProcesses(world)
+    mine = known.find((1, START))
+    known.started((1, START))
+    mine.identity = who(1)._replace(owner=1000)
+    mine.codes.learn({(n, check): one for n in range(3)})
+    theirs = {pid: known.find((pid, START)) for pid in range(2, 20)}
+    for pid, process in theirs.items():
+        if pid % 2:
+            known.started((pid, START))
+        process.identity = who(pid)._replace(owner=1001)
+        process.codes.learn({(n, check): one for n in range(2 if pid == 3 else 1)})
+        known.bound()
+    assert mine.codes.get((2, check)) is one
+    # Code of processes that ended went first, and then that of the process with most of it.
+    kept = [pid for pid, process in theirs.items() if process.codes.get((0, check))]
+    assert [pid for pid in kept if not pid % 2] in ([], [18])
+    assert 3 not in kept
+    assert sum(process.codes.bytes for process in (mine, *theirs.values())) <= 10_000
+
+
+def test_code_that_was_read_makes_room_for_itself(
+    world: World, ring: FakeRing, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded: list[KnownProcesses] = []
+    monkeypatch.setattr(KnownProcesses, "bound", lambda known: bounded.append(known))
+    world.sampler.process_identified(who(2))
+    until(lambda: 2 in world.kernel.threads)
+    ring.push(record((4096, 0, code_check(*PROOF))))
+    until(lambda: world.sampler.ready() == SLOT)
+    assert bounded
