@@ -621,6 +621,7 @@ def test_a_child_that_is_gone_before_it_is_read_belongs_to_its_parents_job(
     make: Make, readers: FakeReaders, until: Any
 ) -> None:
     _, rank, _ = torchrun(readers)
+    readers.processes[rank[0]]["owner"] = 1007
     discovery = make()
     trainer = identified(discovery, *rank)
     assert trainer is not None
@@ -639,6 +640,7 @@ def test_a_child_that_is_gone_before_it_is_read_belongs_to_its_parents_job(
         who = discovery.identity(*key)
         assert who is not None
         assert (who.pid, who.start_ns, who.job, who.run, who.rank) == (*key, trainer.job, trainer.run, None)
+        assert who.owner == trainer.owner == 1007
     assert discovery.identity(*program) is None
     # nor is another process with the same pid
     assert discovery.identity(child[0], child[1] + SECOND) is None
