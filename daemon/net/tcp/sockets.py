@@ -25,6 +25,7 @@ from probing.api.errors import PrivilegeError, ProbingError, UnsupportedTarget
 from probing.api.tables.net import SOCKETS
 from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
+from probing.daemon.fairness import in_turn
 from probing.daemon.net.tcp.sock_diag import LISTEN, NETLINK_SOCK_DIAG, address_text
 from probing.daemon.processes.namespaces import own_namespace, socket_in
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
@@ -139,14 +140,15 @@ class Owners:
         now = time.monotonic()
         if self._error is not None and now < self._due:
             raise self._error
-        ordered = sorted(watched[:_MAX_PROCESSES], key=_rank)
+        # A listing stops at a time and a number of sockets, which one owner must not use up.
+        ordered = in_turn(sorted(watched[:_MAX_PROCESSES], key=_rank), lambda who: who.owner)
         keys = [who.key for who in ordered]
         new = keys != self.processes
         if not new and not (self._unknown and now >= self._due) and now < self._looked + AT_LEAST_S:
             return
         if new and now < self._due and set(keys) <= set(self.processes):
             return  # some processes have ended, and their sockets are closed
-        self._look(keys, now)
+        self._look(ordered, now)
 
     def of(self, inodes: _Integers) -> _Integers:
         """Returns the index in ``processes`` of the owner of each socket; -1 if the owner is no watched process."""
@@ -159,7 +161,8 @@ class Owners:
         """Requests a listing before long if ``found``: then there are new sockets whose owner is unknown."""
         self._unknown |= found
 
-    def _look(self, keys: list[ProcessKey], now: float) -> None:
+    def _look(self, watched: list[Identity], now: float) -> None:
+        keys = [who.key for who in watched]
         self._due = now + SOON_S
         try:
             held, cpu_s = self._ask(keys) if keys else ([], 0.0)
@@ -174,9 +177,11 @@ class Owners:
         self.processes = keys
         namespaces: dict[int, ProcessKey] = {}
         owners: dict[int, int] = {}
-        for index, (key, seen) in enumerate(zip(keys, held, strict=True)):
+        for key, seen in zip(keys, held, strict=True):
             if seen:
                 namespaces.setdefault(seen[0], key)
+        for index in sorted(range(len(held)), key=lambda index: _rank(watched[index])):
+            if seen := held[index]:
                 for inode in seen[1]:
                     owners.setdefault(inode, index)
         self.namespaces = namespaces

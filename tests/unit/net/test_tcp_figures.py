@@ -105,6 +105,28 @@ def test_a_row_a_process_and_peer_with_what_was_done(world: World) -> None:
     assert (path["retrans"], path["bytes_sent"], path["rtt_max_ns"]) == (3, 7919, 300_000)
 
 
+def test_the_owners_of_processes_take_turns_when_their_sockets_are_listed() -> None:
+    # GIVEN a user whose processes are older and have more sockets than a listing takes
+    many = [Identity(200 + n, 1, "m", "r", "trainer", n, owner=7) for n in range(3)]
+    loader, trainer = (
+        Identity(98, 3, "j", "r", "data_loader", owner=8),
+        Identity(99, 4, "j", "r", "trainer", 0, owner=8),
+    )
+    asked: list[int] = []
+
+    def listed(request: dict[str, Any]) -> list[Any]:
+        asked[:] = [pid for pid, _ in request["targets"]]
+        return [[NETNS, [pid, 1000]] for pid in asked]
+
+    owners = socket_source.Owners(Readers(sockets=listed))  # type: ignore[arg-type]
+    owners.refresh([*many, loader, trainer])
+    # THEN the sockets of the other user are listed in their turn
+    assert asked == [200, 99, 201, 98, 202]
+    # and a socket that processes share is that of the first trainer, whichever was listed first
+    names = [owners.processes[at].pid for at in owners.of(np.array([98, 99, 202, 1000])).tolist()]
+    assert names == [98, 99, 202, 200]
+
+
 def test_both_ends_here_are_no_path(world: World) -> None:
     world.held = {100: [11]}
     rows = [
