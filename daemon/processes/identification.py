@@ -217,8 +217,8 @@ class Identification:
         elif kind == "fork":
             # Only children of watched processes are read now; any other process is read when it calls exec.
             with self._known:
-                parents = {pid for pid, _ in self._registry.alive()}
-            if values[3] in parents:
+                watched = self._registry.lives(values[3])
+            if watched:
                 self._wanted.add(values[0])
                 self._agenda.add(values[0], SETTLE_S)
         elif kind == "mapping":

@@ -603,6 +603,31 @@ def test_a_flood_of_events_is_a_loss(
     assert all(identified(discovery, *key) for key in keys)
 
 
+def test_forks_of_strangers_do_not_list_the_processes(
+    make: Make, readers: FakeReaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[int] = []
+    alive = registry.Registry.alive
+    monkeypatch.setattr(registry.Registry, "alive", lambda self: listed.append(1) or alive(self))
+    keys = torchrun(readers)
+    discovery = make()
+    before = len(listed)
+    # GIVEN many short processes of others, and then a child of a rank
+    for pid in range(1_000, 3_000):
+        discovery.on_fork(pid, 60 * SECOND, 60 * SECOND, 900)
+        discovery.on_exit(pid, 60 * SECOND, 61 * SECOND, 0)
+    child = readers.add(40, 70, keys[1][0], 10, cmdline=["python3", "train.py"])
+    discovery.on_fork(*child, child[1], keys[1][0])
+    # THEN the child is read, and the processes were listed a few times at most
+    waiting.until(lambda: discovery.identity(*child) is not None and not discovery.expected(*child))
+    assert len(listed) - before < 9
+    # A process that has ended is nobody's parent.
+    discovery.on_exit(*keys[1], 80 * SECOND, 0)
+    waiting.until(lambda: keys[1] not in [who.key for who in discovery.live()])
+    assert not discovery._registry.lives(keys[1][0])
+    assert discovery._registry.lives(keys[2][0])
+
+
 def test_an_exit_event_that_comes_after_the_listing(make: Make, readers: FakeReaders, sink: Sink, until: Any) -> None:
     # GIVEN a process that a listing lacks before its exit event is drained from the ring
     _, first, _ = torchrun(readers)
