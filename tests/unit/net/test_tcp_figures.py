@@ -54,7 +54,7 @@ class World:
         self.source = TcpSource(self.reads, self.known, self.kept, self.clock, "n1", 1.0, on=True)
         # The readings of a busy machine take long.
         monkeypatch.setattr(source, "_SHARE", float("inf"))
-        monkeypatch.setattr(source, "read_sockets", lambda _: self.now)
+        monkeypatch.setattr(source, "read_sockets", lambda *_: self.now)
         monkeypatch.setattr(source.time, "monotonic", lambda: self.seconds)
         monkeypatch.setattr(source.time, "monotonic_ns", lambda: int(self.seconds * SECOND))
         monkeypatch.setattr("probing.daemon.net.tcp.sockets.own_namespace", lambda: (4, NETNS))
