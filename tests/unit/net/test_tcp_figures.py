@@ -313,12 +313,21 @@ def test_a_namespace_that_cannot_be_entered_has_its_sums(world: World, monkeypat
 def test_a_namespace_that_cannot_be_entered_has_its_sockets(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.held = {100: [11, 12]}
     listed = [
-        [socket.AF_INET, 1, "0100000A", 4001, "0200000A", 29500, 11],
-        [socket.AF_INET6, 1, "0000000000000000FFFF00000100000A", 4002, "B80D0120000000000000000001000000", 29500, 12],
-        [socket.AF_INET, LISTEN, "00000000", 7, "00000000", 0, 12],
+        [socket.AF_INET, 1, "0100000A", 4001, "0200000A", 29500, 11, 5],
+        [
+            socket.AF_INET6,
+            1,
+            "0000000000000000FFFF00000100000A",
+            4002,
+            "B80D0120000000000000000001000000",
+            29500,
+            12,
+            1000,
+        ],
+        [socket.AF_INET, LISTEN, "00000000", 7, "00000000", 0, 12, 1000],
         # Of a process that is not watched, and a connection that is over.
-        [socket.AF_INET, 1, "0100000A", 4004, "0300000A", 5, 99],
-        [socket.AF_INET, 6, "0100000A", 4005, "0300000A", 5, 0],
+        [socket.AF_INET, 1, "0100000A", 4004, "0300000A", 5, 99, 1000],
+        [socket.AF_INET, 6, "0100000A", 4005, "0300000A", 5, 0, 1000],
     ]
     world.reads.answers["network"] = lambda _: TargetTimeout("no")
     world.reads.answers["tcp_totals"] = lambda _: [None]
@@ -348,7 +357,9 @@ def test_the_kernel_lists_sockets_of_both_families() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("::1", 0), family=socket.AF_INET6) as six:
         [listed, gone] = reading.namespace_sockets([[os.getpid(), 0], [os.getpid(), 1]])
         found = {row["inode"]: row for row in as_sockets(listed or ())}
+        users = {inode: uid for *_, inode, uid in listed or ()}
         for server in (one, six):
+            assert users[os.fstat(server.fileno()).st_ino] == os.geteuid()
             row = found[os.fstat(server.fileno()).st_ino]
             host, port = server.getsockname()[:2]
             assert (row["state"], row["local_port"]) == (LISTEN, port)
