@@ -267,10 +267,15 @@ class Identification:
             _, key, membership = self._queue.popleft()
             found.append((ProcessKey(*key), membership))
         with self._known:
+            # The records of a process may be assembled after its exit: nothing would drop what is noted then.
+            found = [(key, membership) for key, membership in found if not self._is_over(key)]
             changed = self._registry.note_memberships(found)
         for key, _ in found:
             self._read_group(key)
         self._announcer.identified(changed)
+
+    def _is_over(self, key: ProcessKey) -> bool:
+        return self._registry.over(key) or self._lineage.has_ended(key)
 
     def _read_group(self, key: ProcessKey) -> None:
         # Once a process has a process group, all variables from which the group was made are set: read them.

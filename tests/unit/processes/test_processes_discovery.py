@@ -642,6 +642,22 @@ def test_an_exit_event_that_comes_after_the_listing(make: Make, readers: FakeRea
     assert [row["signal"] for row in sink.rows if row["event"] == "exit"] == [9]
 
 
+def test_communicators_of_processes_that_have_ended_are_not_kept(make: Make, readers: FakeReaders) -> None:
+    keys = torchrun(readers)
+    discovery = make()
+    kept = discovery._registry._ranking._communicators._of
+    # GIVEN a rank and a process that was never read, which have ended
+    stranger = (4_711, 60 * SECOND)
+    for key in (keys[1], stranger):
+        discovery.on_exit(*key, 80 * SECOND, 0)
+    # WHEN their communicators are assembled from records that a ring still had
+    for key in (keys[1], stranger, keys[2]):
+        discovery.on_communicator(*key, Membership("default_pg", "default_pg", "gloo", 1, 2))
+    # THEN only that of the living rank is kept
+    waiting.until(lambda: keys[2] in kept)
+    assert list(kept) == [keys[2]]
+
+
 def test_a_child_that_is_gone_before_it_is_read_belongs_to_its_parents_job(
     make: Make, readers: FakeReaders, until: Any
 ) -> None:
