@@ -164,6 +164,19 @@ class Steps(Source):
     def process_exited(self, process: Identity) -> None:
         self.forget(*process.key)
 
+    def program_ended(self, pid: int, start_ns: int, mono_ns: int) -> None:
+        """Drops what the earlier program of a process that called exec has shown: its period, and that it reported
+        steps. What the new program has begun already stays.
+        """
+        with self._lock:
+            process = self._processes.get((pid, start_ns))
+            if process is None:
+                return
+            if process.clock.newest < mono_ns:
+                del self._processes[pid, start_ns]
+            elif process.begun is not None and process.begun[0] < mono_ns:
+                process.begun = None
+
     def states(self, totals: Totals) -> list[SourceState]:
         return [totals.of(self.name, _TABLE, reason=self._refused)]
 
