@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from typing import Any
 
 from probing.api.errors import ProbingError, TargetError
-from probing.daemon.fairness import in_turn
 from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.conditions.mounts import (
     MAX_MOUNTINFO,
@@ -97,9 +97,15 @@ def chosen_mounts(mounts: list[Mount]) -> tuple[list[Mount], list[Mount]]:
             served.setdefault((_user(mount), mount.source), mount)
         elif _has_space(mount):
             local.setdefault(mount.device, mount)
-    of_root = [mount for (user, _), mount in served.items() if user == _ROOT]
-    of_users = in_turn((mount for (user, _), mount in served.items() if user != _ROOT), _user)
-    return list(local.values())[:MAX_LOCAL], [*of_root, *of_users][:MAX_SERVED]
+    counts: Counter[str] = Counter()
+
+    def turn(mount: Mount) -> tuple[bool, int]:
+        """Returns the place of a mount: those of root come first, and the other users take turns."""
+        user = _user(mount)
+        counts[user] += 1
+        return user != _ROOT, counts[user]
+
+    return list(local.values())[:MAX_LOCAL], sorted(served.values(), key=turn)[:MAX_SERVED]
 
 
 def _user(mount: Mount) -> str:
