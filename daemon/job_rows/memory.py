@@ -3,14 +3,16 @@
 The memory is a sealed file that cannot shrink. It contains a description and a ring of slots; each slot has the number
 of its row before and after the row, so that a slot that is being written is recognized. This module copies slots before
 it checks them, writes nothing, and counts the rows that it missed.
+
+The file is read, not mapped: the kernel would charge this process with each page of a mapping that the job left out.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import mmap
 import os
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,14 +58,15 @@ class RowMemory:
             sealed = 0
         if not sealed or not HEADER_BYTES < status.st_size <= _MAX_BYTES:
             raise FormatError(f"the memory of a job's table has {status.st_size} bytes, or is not sealed")
-        memory = mmap.mmap(fd, status.st_size, prot=mmap.PROT_READ)
-        magic, slot, count, length = HEAD.unpack_from(memory)
+        head = os.pread(fd, HEADER_BYTES, 0)
+        magic, slot, count, length = HEAD.unpack_from(head)
         if magic != MAGIC or HEAD.size + length > HEADER_BYTES:
             raise FormatError("the memory of a job's table has no description")
-        self.table, self.columns, dtype = _described(bytes(memory[HEAD.size : HEAD.size + length]))
+        self.table, self.columns, dtype = _described(head[HEAD.size : HEAD.size + length])
         if dtype.itemsize != slot or not 0 < count <= (status.st_size - HEADER_BYTES) // slot:
             raise FormatError(f"the memory of the job's table {self.table} does not have the size of its rows")
-        self._slots: Rows = np.frombuffer(memory, dtype, count, HEADER_BYTES)
+        self._fd, self._slot, self._count = os.dup(fd), dtype, count
+        weakref.finalize(self, os.close, self._fd)
         self._new = position is None
         self._next = position or 1
         # The number of a row that was missing at the last call although later rows were written; 0: none.
@@ -77,7 +80,7 @@ class RowMemory:
     @property
     def row_bytes(self) -> int:
         """The bytes that a row takes in the memory."""
-        return self._slots.itemsize
+        return self._slot.itemsize
 
     def take(self, before_ns: int, most: int) -> Taken:
         """Returns the new rows that were written before ``before_ns`` (CLOCK_MONOTONIC), at most ``most``."""
@@ -97,11 +100,11 @@ class RowMemory:
     def _in_order(self, before_ns: int, most: int) -> tuple[Rows, npt.NDArray[np.uint64]]:
         """Returns the rows from the next number on, up to the first missing row, and the numbers in all slots that were
         copied."""
-        most = min(most, len(self._slots))
+        most = min(most, self._count)
         size = min(_FIRST, most)
         while True:
             numbers = np.arange(self._next, self._next + size, dtype=np.uint64)
-            rows = self._slots[(numbers % len(self._slots)).astype(np.intp)]
+            rows = self._slots(self._next % self._count, size)
             good = (rows["number"] == numbers) & (rows["again"] == numbers) & (rows["mono_ns"] < before_ns)
             run = size if good.all() else int(good.argmin())
             if run < size or size == most:
@@ -110,7 +113,7 @@ class RowMemory:
 
     def _newest(self, before_ns: int, most: int) -> Taken:
         """Returns the newest complete rows, and counts the rows that are missing before them."""
-        rows = self._slots.copy()
+        rows = self._slots(0, self._count)
         numbers = rows["number"]
         whole = (numbers == rows["again"]) & (numbers >= self._next) & (numbers < _MAX_NUMBER)
         rows = rows[whole & (rows["mono_ns"] < before_ns)]
@@ -121,6 +124,17 @@ class RowMemory:
         lost = 0 if self._new else self._next - begin - len(rows)
         self._new = False
         return Taken(rows, lost)
+
+    def _slots(self, first: int, count: int) -> Rows:
+        """Returns a copy of ``count`` slots, ``first`` and those after it; the first slot of all follows the last."""
+        ends = min(count, self._count - first)
+        parts = [self._read(first, ends), self._read(0, count - ends)] if count > ends else [self._read(first, ends)]
+        return np.concatenate(parts)
+
+    def _read(self, first: int, count: int) -> Rows:
+        size = count * self._slot.itemsize
+        data = os.pread(self._fd, size, HEADER_BYTES + first * self._slot.itemsize)
+        return np.frombuffer(data.ljust(size, b"\0"), self._slot)
 
 
 def _described(text: bytes) -> tuple[str, dict[str, str], np.dtype[np.void]]:

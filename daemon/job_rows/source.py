@@ -116,7 +116,7 @@ class JobRows(Source):
         self._sink.forget([name for name in self._rows_read if not alive(*map(int, name.split(":")[:2]))])
 
     def process_exited(self, process: Identity) -> None:
-        """Requests that the next turn reads the last rows of the process, whose memory this daemon keeps mapped."""
+        """Requests that the next turn reads the last rows of the process, whose memory this daemon keeps open."""
         with self._lock:
             if (ended := self._processes.get(process.key)) is not None:
                 ended.ended = True

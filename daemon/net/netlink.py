@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from probing.api.errors import CorruptTarget, TargetError, TargetTimeout
 
-__all__ = ("HEADER", "attribute", "attributes", "dump", "messages", "text_of")
+__all__ = ("HEADER", "attribute", "attributes", "dump", "messages", "received", "text_of")
 
 # struct nlmsghdr: length, type, flags, sequence, port. struct nlattr: length, type.
 HEADER = struct.Struct("=IHHII")
@@ -32,27 +32,39 @@ _sequence = itertools.count(1)
 def dump(sock: socket.socket, kind: int, body: bytes, *, most_bytes: int) -> list[bytes]:
     """Returns the kernel's answer to a request of type ``kind`` with NLM_F_DUMP, as the pieces that were received.
 
-    The timeout of ``sock`` is for each piece. Stops, without an error, at ``most_bytes``: then the socket must not be
-    used again. Raises TargetTimeout, or TargetError if the kernel refuses.
+    Stops, without an error, at ``most_bytes``: then the socket must not be used again. Raises the errors of
+    ``received``.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    for piece in received(sock, kind, body):
+        pieces.append(piece)
+        size += len(piece)
+        if size >= most_bytes:
+            break
+    return pieces
+
+
+def received(sock: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
+    """Yields the pieces of the kernel's answer to a request of type ``kind`` with NLM_F_DUMP, as they are received.
+
+    The timeout of ``sock`` is for each piece. The kernel refuses another request over ``sock`` until the answer has
+    ended. Raises TargetTimeout, or TargetError if the kernel refuses.
     """
     sequence = next(_sequence) & 0xFFFFFFFF
+    ended = False
     try:
         sock.send(HEADER.pack(HEADER.size + len(body), kind, _REQUEST | _DUMP, sequence, 0) + body)
-        pieces: list[bytes] = []
-        size = 0
-        while size < most_bytes:
+        while not ended:
             piece = sock.recv(_RECEIVE_BYTES)
             if len(piece) < HEADER.size or HEADER.unpack_from(piece)[3] != sequence:
                 continue  # The message is left over from a request that was given up.
-            pieces.append(piece)
-            size += len(piece)
-            if _ends(piece):
-                break
+            ended = _ends(piece)
+            yield piece
     except TimeoutError as e:
         raise TargetTimeout("the kernel does not answer over netlink") from e
     except OSError as e:
         raise TargetError(f"a request to the kernel over netlink failed: {e.strerror}") from e
-    return pieces
 
 
 def messages(piece: bytes) -> Iterator[tuple[int, int, int]]:

@@ -217,8 +217,8 @@ class Identification:
         elif kind == "fork":
             # Only children of watched processes are read now; any other process is read when it calls exec.
             with self._known:
-                parents = {pid for pid, _ in self._registry.alive()}
-            if values[3] in parents:
+                watched = self._registry.lives(values[3])
+            if watched:
                 self._wanted.add(values[0])
                 self._agenda.add(values[0], SETTLE_S)
         elif kind == "mapping":
@@ -267,10 +267,15 @@ class Identification:
             _, key, membership = self._queue.popleft()
             found.append((ProcessKey(*key), membership))
         with self._known:
+            # The records of a process may be assembled after its exit: nothing would drop what is noted then.
+            found = [(key, membership) for key, membership in found if not self._is_over(key)]
             changed = self._registry.note_memberships(found)
         for key, _ in found:
             self._read_group(key)
         self._announcer.identified(changed)
+
+    def _is_over(self, key: ProcessKey) -> bool:
+        return self._registry.over(key) or self._lineage.has_ended(key)
 
     def _read_group(self, key: ProcessKey) -> None:
         # Once a process has a process group, all variables from which the group was made are set: read them.

@@ -44,8 +44,8 @@ class Lineage:
         return key in self._ended
 
     def inherited(self, key: ProcessKey) -> Identity | None:
-        """Returns job and run of the watched process that forked ``key``, without a rank; None if no watched process
-        forked it.
+        """Returns job, run and owner of the watched process that forked ``key``, without a rank; None if no watched
+        process forked it.
         """
         fork = self._forks.get(key[0])
         if fork is None or fork[0] != key[1]:
@@ -53,7 +53,8 @@ class Lineage:
         for _ in range(_MAX_DEPTH):
             parent = self._newest(fork[1])
             if parent is not None and parent.facts.start_ns <= key[1]:
-                return Identity(*key, parent.identity.job, parent.identity.run, "other")
+                who = parent.identity
+                return Identity(*key, who.job, who.run, "other", owner=who.owner)
             fork = self._forks.get(fork[1])
             if fork is None:
                 break

@@ -76,6 +76,8 @@ class Registry:
         # Of one assignment of identities: the evidence about each run, and the newest trainer below each process.
         self._evidence: dict[tuple[str, str], RunEvidence] = {}
         self._below: dict[ProcessKey, Process] = {}
+        # The pids of ``alive``; None once they may have changed.
+        self._pids: frozenset[int] | None = None
 
     def __contains__(self, key: ProcessKey) -> bool:
         return key in self._facts and not self._gone(key)
@@ -112,11 +114,18 @@ class Registry:
         """Returns all live processes, watched or not, and the restored processes that have not been listed since."""
         return [key for key in self._facts if not self._gone(key)] + list(self._restored.keys() - self._facts.keys())
 
+    def lives(self, pid: int) -> bool:
+        """Returns whether a process of ``alive`` has this pid. It costs nothing until one of them starts or ends."""
+        if self._pids is None:
+            self._pids = frozenset(key.pid for key in self.alive())
+        return pid in self._pids
+
     def update(self, found: Iterable[Facts]) -> list[Process]:
         """Adds facts of processes, and leaves out new processes of an owner who has MAX_OF_OWNER already; any number of
         other Pythons keeps no process with a framework out. Returns the processes with a new identity, the oldest
         first.
         """
+        self._pids = None
         known = Counter(facts.owner for key, facts in self._facts.items() if not self._gone(key))
         watched = Counter(process.identity.owner for process in self._watched.values() if not process.ended)
         for facts in found:
@@ -214,6 +223,8 @@ class Registry:
 
     def end(self, key: ProcessKey) -> Process | None:
         """Marks a process as ended. Returns it if it was watched and alive."""
+        if key in self._facts or key in self._restored:
+            self._pids = None
         self._runs.ended(key)
         self._pythons.pop(key, None)
         self._train_tids.pop(key, None)
@@ -235,6 +246,7 @@ class Registry:
         """Adds a process that an earlier daemon of this boot watched; it counts as dead until it is listed again."""
         if not ended:
             self._restored[process.key] = detail
+            self._pids = None
         process.started = process.published = process.ended = True
         if process.identity.role == "trainer":
             self._names.restore(process.identity.job, process.identity.owner)

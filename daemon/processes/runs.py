@@ -2,9 +2,10 @@
 
 A job whose name is never reused (a Slurm step) needs only the count. A job on one node gets the suffix from its
 launcher (the nearest ancestor with that role). Without a launcher the suffix comes from the oldest process: a process
-joins a run with live members, unless its rank is taken there. A job that spans nodes needs the same name on all nodes,
-and only the address of its master is equal on all: torchrun draws a new port for each start (c10d rendezvous), but with
-a fixed port, equal jobs in sequence share a run.
+joins a run with live members, unless its rank is taken there. slurmstepd, which runs a batch script, starts all
+trainings of the script, one after the other: a process joins the run whose members live. A job that spans nodes needs
+the same name on all nodes, and only the address of its master is equal on all: torchrun draws a new port for each start
+(c10d rendezvous), but with a fixed port, equal jobs in sequence share a run.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ class Runs:
         if not on_one_node(facts.environ, job, facts.coordinator):
             place = meeting_place(facts.environ, facts.coordinator)
             return f"{restarts}-{anchor_of('master', place)}"
-        if launcher is not None:
+        of_script = launcher is not None and (*launcher, "slurmstepd") in facts.ancestors
+        if launcher is not None and not of_script:
             return f"{restarts}-{self._anchor(launcher)}"
-        return self._join(facts, (job.name, restarts, container or ""), rank)
+        return self._join(facts, (job.name, restarts, container or ""), rank, beside=of_script)
 
     def restore(self, facts: Facts, job: Job, rank: int | None, container: str | None, name: str) -> None:
         """Adds a live process whose run an earlier daemon named."""
@@ -69,10 +71,12 @@ class Runs:
             else:
                 del self._of_job[place]
 
-    def _join(self, facts: Facts, place: tuple[str, str, str], rank: int | None) -> str:
+    def _join(self, facts: Facts, place: tuple[str, str, str], rank: int | None, *, beside: bool) -> str:
+        """Returns the name of the run that a process joins or begins. ``beside``: it joins each run that lives,
+        whatever its rank."""
         runs = self._of_job.setdefault(place, [])
         for run in reversed(runs):
-            if run.live and rank is not None and rank not in run.taken:
+            if run.live and (beside or (rank is not None and rank not in run.taken)):
                 break
         else:
             run = _Run(f"{place[1]}-{self._anchor(facts.key)}")

@@ -118,16 +118,15 @@ class Running:
 
     def detach(self) -> None:
         """Detaches the probe from all processes; ``follow`` attaches it again."""
-        for key in list(self._events):
-            self._end(key)
-        self._followed.clear()
+        self.forget([*self._events, *self._followed])
         self._everywhere_follow = None
 
     def forget(self, keys: Iterable[ProcessKey]) -> None:
         """Detaches the probe from processes, and treats them as new."""
         for key in keys:
             self._end(key)
-            self._followed.pop(key, None)
+            if self._followed.pop(key, None) is not None:
+                self._listed.delete(key.pid)
 
     def follow(
         self, live: Collection[Identity], files: Callable[[Identity], Sequence[Mapping]], targets: Targets
@@ -139,9 +138,7 @@ class Running:
         if self.spec.who == "all" or any(place.tracepoint for place in self.spec.attach):
             self._everywhere(targets)
         keys = {who.key for who in live}
-        for key in self._followed.keys() - keys:
-            self.forget([key])
-            self._listed.delete(key[0])
+        self.forget(self._followed.keys() - keys)
         if self.spec.who == "all":
             return
         for who in live:

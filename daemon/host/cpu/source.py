@@ -86,8 +86,10 @@ class Tasks:
     def _closely(self, listing: list[list[Any]], threads: dict[str, list[int]]) -> list[list[Any]]:
         left = MAX_THREADS
         targets = []
-        for pid, start_ns, *_ in listing:
-            tids = threads.get(str(pid), [])[:left]
+        # A process with very many threads takes no room from the others.
+        by_threads = sorted(listing, key=lambda target: len(threads.get(str(target[0]), [])))
+        for number, (pid, start_ns, *_) in enumerate(by_threads):
+            tids = threads.get(str(pid), [])[: left // (len(listing) - number)]
             left -= len(tids)
             targets.append([pid, start_ns, False, False, tids, []])
         return targets

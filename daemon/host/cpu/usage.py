@@ -29,10 +29,14 @@ Rows = npt.NDArray[Any]
 MOST = 32_768
 FORGET_NS = 900_000_000_000
 _FIRST = 256
+# The share of the rows that a full ledger drops at once.
+_DROPPED = 8
 
 
 class Ledger:
-    """Keeps the last row of up to ``most`` processes and threads; all others get no differences."""
+    """Keeps the last row of up to ``most`` processes and threads. If there are more, it drops the rows of threads that
+    were not read for the longest time, and then those of processes.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -53,6 +57,7 @@ class Ledger:
         # A glance at a process has the same key as a reading of it; its main thread has another key.
         names = (rows["scope"] == THREAD, *(rows[name] for name in ("pid", "start_ns", "tid", "task_start_ns")))
         keys = list(zip(*(column.tolist() for column in names), strict=True))
+        self._make_room(keys)
         slots = np.array([self._slots.get(key, -1) for key in keys], np.intp)
         known = slots >= 0
         before[known] = self._rows[slots[known]]
@@ -61,6 +66,19 @@ class Ledger:
         kept = slots >= 0
         self._rows[slots[kept]] = rows[kept]
         return before
+
+    def _make_room(self, keys: Sequence[tuple[int, ...]]) -> None:
+        """Drops old rows of others until each of ``keys`` has a place. Any user can start very many threads."""
+        wanted = set(keys)
+        over = len(self._slots) + len(wanted - self._slots.keys()) - self._most
+        if over <= 0:
+            return
+        read_ns = self._rows["mono_ns"]
+        others = (key for key in self._slots if key not in wanted)
+        oldest = sorted(others, key=lambda key: (not key[0], read_ns[self._slots[key]]))
+        # More than needed are dropped, so that not every reading has to sort.
+        for key in oldest[: max(over, self._most // _DROPPED)]:
+            self._free.append(self._slots.pop(key))
 
     def _new(self, key: tuple[int, ...]) -> int:
         if key in self._slots or len(self._slots) >= self._most:

@@ -165,7 +165,15 @@ _NIC = r"(?P<device>(?!NIC\b)[A-Za-z][\w.\-@]{0,31})"
 _TASK = rf"(?P<name>.{{1,64}}):{_PID}"
 # Patterns in the order in which they are tried: more special patterns come first. A process chooses its name, which may
 # imitate the text of the kernel. So the pattern of a name is greedy: the last occurrence of the text after it counts.
+# A name that begins the line may imitate any other line, and so may the file names in a line about a memory fault.
+_OF_A_PROCESS = (
+    ("segfault", rf"(?P<name>.{{1,64}})\[{_PID}\]: segfault at "),
+    ("segfault", rf"traps: (?P<name>.{{1,64}})\[{_PID}\] (?:general protection|trap \w+)"),
+    ("oom", r"(?P<name>.{1,64}) invoked oom-killer: "),
+    ("page_allocation", r"(?P<name>.{1,64}): page allocation failure: order:(?P<code>\d{1,3})"),
+)
 _PATTERNS = (
+    *_OF_A_PROCESS,
     ("xid", rf"NVRM: Xid \(PCI:{_PCI}\): (?P<code>\d{{1,5}})(?:, pid='?(?:{_PID}|[^,]*), name=(?P<name>[^,]*))?"),
     ("sxid", rf"nvidia-nvswitch\d*: SXid \(PCI:{_PCI}\): (?P<code>\d{{1,6}})"),
     ("gpu", rf"NVRM: GPU (?:at PCI:)?{_PCI}: GPU has fallen off the bus"),
@@ -173,7 +181,6 @@ _PATTERNS = (
     ("gpu", rf"amdgpu {_PCI}: .*(?:GPU reset|ring \S+ timeout|GPU fault|RAS)"),
     ("oom_kill", rf"(?:Memory cgroup )?[Oo]ut of memory.*?: Kill(?:ed)? process {_PID} \((?P<name>.{{0,64}})\)[, ]"),
     ("oom", rf"oom-kill:.*task=(?P<name>.{{0,64}}),pid={_PID},uid="),
-    ("oom", r"(?P<name>.{1,64}) invoked oom-killer: "),
     ("oom", rf"oom_reaper: reaped process {_PID} \((?P<name>.{{0,64}})\)"),
     ("pcie_error", rf"(?:\S+ )?{_PCI}: (?:AER|PCIe Bus Error)\b"),
     ("pcie_error", rf"(?:pcieport|pciehp) {_PCI}(?::pcie\d+)?: .*Link Down"),
@@ -217,9 +224,6 @@ _PATTERNS = (
     ("lockup", rf"(?:watchdog: )?BUG: soft lockup - CPU#(?P<code>\d{{1,5}}) stuck for .*\[{_TASK}\]"),
     ("lockup", r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP on cpu (?P<code>\d{1,5})"),
     ("lockup", r"rcu: INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stalls?"),
-    ("segfault", rf"(?P<name>.{{1,64}})\[{_PID}\]: segfault at "),
-    ("segfault", rf"traps: (?P<name>.{{1,64}})\[{_PID}\] (?:general protection|trap \w+)"),
-    ("page_allocation", r"(?P<name>.{1,64}): page allocation failure: order:(?P<code>\d{1,3})"),
     ("kernel_bug", r"BUG: |kernel BUG at |Kernel panic|general protection fault|Oops: |Unable to handle kernel"),
 )
 # Each line that matches a pattern contains one of these words. Most lines contain none, so no pattern is tried.
@@ -229,15 +233,19 @@ _HINT = re.compile(
     r"nvme|ata\d|\[sd|-fs|BTRFS|XFS|read-only|nfs:|Lustre|ceph|blocked|lockup|LOCKUP|rcu|segfault|traps|"
     r"allocation failure|BUG|panic|protection fault|Oops|Unable to handle"
 )
+# A line that begins with the name and pid of a process, or with the path of its program. The kernel cuts a name after
+# 15 bytes; "memfd_create() called without MFD_EXEC" is one of many such lines that every user can cause.
+_BEGINS_WITH_PROCESS = re.compile(r"(?:.|\\x[0-9a-f]{2}){1,15}(?:\[\d{1,10}\]| \(\d{1,10}\))[: ]|process '")
 _OTHER = Meaning("other")
 _RULES = [(kind, re.compile(pattern)) for kind, pattern in _PATTERNS]
+_RULES_OF_A_PROCESS = _RULES[: len(_OF_A_PROCESS)]
 
 
 def meaning_of(text: str) -> Meaning:
     """Returns the meaning of a line that the kernel itself wrote."""
     if not _HINT.search(text):
         return _OTHER
-    for kind, pattern in _RULES:
+    for kind, pattern in _RULES_OF_A_PROCESS if _BEGINS_WITH_PROCESS.match(text) else _RULES:
         if (match := pattern.match(text)) is not None:
             found = match.groupdict()
             pid, code = found.get("pid"), found.get("code")

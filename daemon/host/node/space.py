@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections import Counter
 from typing import Any
 
 from probing.api.errors import ProbingError, TargetError
@@ -41,6 +43,9 @@ _NO_SPACE = (
 )
 _SHARED_MEMORY = b"/dev/shm"
 _IN_MEMORY = (_SHARED_MEMORY, b"/tmp", b"/run")
+# The option in which FUSE shows the user who mounted it (fs/fuse/inode.c, fuse_show_options).
+_USER = re.compile(r"(?:^|,)user_id=(\d{1,10})(?:,|$)")
+_ROOT = "0"
 
 
 def answer_space(request: Header) -> Message:
@@ -77,19 +82,35 @@ def space_of(path: bytes | str) -> dict[str, int] | None:
 
 
 def chosen_mounts(mounts: list[Mount]) -> tuple[list[Mount], list[Mount]]:
-    """Returns the local mounts with space to report, and the mounts that other machines serve; each device once."""
+    """Returns the local mounts with space to report, and the mounts that other machines serve; each device once.
+
+    Any user may mount FUSE, and chooses its source: it hides no mount of root, and crowds none out.
+    """
     local: dict[str, Mount] = {}
-    served: dict[str, Mount] = {}
+    served: dict[tuple[str, str], Mount] = {}
     # If two mounts have the same directory, the later mount hides the earlier.
     shown = {mount.point: mount for mount in mounts}.values()
     for mount in sorted(shown, key=lambda one: (len(one.point), one.number)):
         if mount.kind in _NO_SPACE:
             continue
         if waits_for_others(mount):
-            served.setdefault(mount.source, mount)
+            served.setdefault((_user(mount), mount.source), mount)
         elif _has_space(mount):
             local.setdefault(mount.device, mount)
-    return list(local.values())[:MAX_LOCAL], list(served.values())[:MAX_SERVED]
+    counts: Counter[str] = Counter()
+
+    def turn(mount: Mount) -> tuple[bool, int]:
+        """Returns the place of a mount: those of root come first, and the other users take turns."""
+        user = _user(mount)
+        counts[user] += 1
+        return user != _ROOT, counts[user]
+
+    return list(local.values())[:MAX_LOCAL], sorted(served.values(), key=turn)[:MAX_SERVED]
+
+
+def _user(mount: Mount) -> str:
+    match = _USER.search(mount.options) if mount.kind.startswith("fuse") else None
+    return match[1] if match else _ROOT
 
 
 def _has_space(mount: Mount) -> bool:

@@ -10,14 +10,15 @@ the evidence for the role.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from probing.daemon.fairness import in_turn
 from probing.daemon.nccl_uprobes.records.names import OPS
 from probing.daemon.nccl_uprobes.records.operations import Operations
 from probing.daemon.source import Identity, Processes
@@ -156,6 +157,10 @@ Key = tuple[int, int, str]
 _MAX_USES = 8192
 # The shortest time between two conclusions about a communicator.
 _REST_NS = 2_000_000_000
+# The most conclusions of a round, and the most other communicators, the busiest of a process, with which a communicator
+# is compared. With more than _MANY communicators there is a time between two rounds.
+_MAX_OF_ROUND, _MAX_RIVALS = 128, 32
+_MANY, _ROUND_NS = 1_024, 250_000_000
 _Members = dict[tuple[str, str, str], dict[int, int]]
 
 
@@ -177,13 +182,17 @@ class Use:
 
 
 class Uses:
-    """The uses of communicators by the processes of this node. For one thread. Drops the use that was added first once
-    there are more than 8,192.
+    """The uses of communicators by the processes of this node. For one thread, which drains the rings: a process may
+    have thousands of communicators, so each round concludes a limited number of roles, and the processes take turns.
+
+    Once there are more than 8,192 uses, the process with the most loses the use that was added first.
     """
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._uses: OrderedDict[Key, Use] = OrderedDict()
+        self._uses: dict[tuple[int, int], dict[str, Use]] = {}
+        self._count = 0
+        self._next_round = 0
 
     def observe(self, operations: Operations) -> None:
         """Counts ``operations``."""
@@ -191,55 +200,81 @@ class Uses:
             entity = operations.entities[operations.entity_of[row]]
             if entity.comm is None:
                 continue
-            key = (*entity.process, entity.comm)
-            use = self._uses.get(key)
+            uses = self._uses.setdefault(entity.process, {})
+            use = uses.get(entity.comm)
             if use is None:
-                use = self._uses[key] = Use(
+                use = uses[entity.comm] = Use(
                     entity.backend_name,
                     entity.comm_name,
                     entity.comm_size,
                     entity.comm_rank,
                     int(operations.called[row]),
                 )
-                if len(self._uses) > _MAX_USES:
-                    self._uses.popitem(last=False)
+                self._count += 1
+                if self._count > _MAX_USES:
+                    self._drop_one()
             use.calls[op] = use.calls.get(op, 0) + calls
             use.sizes[op] = use.sizes.get(op, 0) + size
             use.fresh = True
 
     def changed(self, now: int) -> list[tuple[Key, Use, Role]]:
         """Returns the communicators whose role has changed since the last conclusion. ``now``: CLOCK_MONOTONIC ns."""
-        due = [key for key, use in self._uses.items() if use.fresh and now - use.looked >= _REST_NS]
+        if now < self._next_round:
+            return []
+        due = [
+            (process, comm)
+            for process, uses in self._uses.items()
+            for comm, use in uses.items()
+            if use.fresh and now - use.looked >= _REST_NS
+        ]
         if not due:
             return []
-        who = {key[:2]: self._processes.identity(*key[:2]) for key in self._uses}
+        if self._count > _MANY:
+            self._next_round = now + _ROUND_NS
+        who = {process: self._processes.identity(*process) for process in self._uses}
         ranks = self._ranks(who)
+        busiest: dict[tuple[int, int], list[tuple[str, Facts]]] = {}
         changed = []
-        for key in due:
-            use = self._uses[key]
+        for process, comm in in_turn(due, lambda each: each[0])[:_MAX_OF_ROUND]:
+            uses = self._uses[process]
+            if process not in busiest:
+                most = nlargest(_MAX_RIVALS, uses.items(), key=lambda item: sum(item[1].calls.values()))
+                busiest[process] = [(name, self._facts((*process, name), use, who, ranks)) for name, use in most]
+            use = uses[comm]
             use.looked, use.fresh = now, False
-            others = [self._facts(k, u, who, ranks) for k, u in self._uses.items() if k[:2] == key[:2] and k != key]
-            role = conclude(self._facts(key, use, who, ranks), others)
+            others = [facts for name, facts in busiest[process] if name != comm]
+            role = conclude(self._facts((*process, comm), use, who, ranks), others)
             if use.role is None or role.name != use.role.name:
                 use.role = role
-                changed.append((key, use, role))
+                changed.append(((*process, comm), use, role))
         return changed
 
     def forget(self, ended: Collection[tuple[int, int]]) -> None:
         """Drops the uses of processes that have ended."""
-        for key in [key for key in self._uses if key[:2] in ended]:
-            del self._uses[key]
+        for process in ended:
+            self._count -= len(self._uses.pop(process, ()))
 
-    def _ranks(self, who: dict[tuple[int, int], Identity | None]) -> _Members:
+    def _drop_one(self) -> None:
+        process = max(self._uses, key=lambda process: len(self._uses[process]))
+        uses = self._uses[process]
+        del uses[next(iter(uses))]
+        if not uses:
+            del self._uses[process]
+        self._count -= 1
+
+    def _ranks(self, who: Mapping[tuple[int, int], Identity | None]) -> _Members:
         """Returns (job, run, comm) -> rank in the communicator -> rank in the job."""
         members: _Members = {}
-        for key, use in self._uses.items():
-            identity = who[key[:2]]
-            if identity is not None and identity.rank is not None and use.rank is not None:
-                members.setdefault((identity.job, identity.run, key[2]), {})[use.rank] = identity.rank
+        for process, uses in self._uses.items():
+            identity = who[process]
+            if identity is None or identity.rank is None:
+                continue
+            for comm, use in uses.items():
+                if use.rank is not None:
+                    members.setdefault((identity.job, identity.run, comm), {})[use.rank] = identity.rank
         return members
 
-    def _facts(self, key: Key, use: Use, who: dict[tuple[int, int], Identity | None], ranks: _Members) -> Facts:
+    def _facts(self, key: Key, use: Use, who: Mapping[tuple[int, int], Identity | None], ranks: _Members) -> Facts:
         identity = who[key[:2]]
         members = ranks.get((identity.job, identity.run, key[2]), {}) if identity is not None else {}
         world = identity.world_size if identity is not None else None

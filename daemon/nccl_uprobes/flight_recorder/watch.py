@@ -37,8 +37,8 @@ __all__ = ("FlightRecorderWatch", "candidates")
 
 TABLE = "python.torch_nccl_flight_record"
 LOOK_S = 5.0
-# The pause after a directory of a process could not be read, s.
-LEFT_ALONE_S = 60.0
+# The pause after a directory of a process could not be read, s, at first and at most.
+LEFT_ALONE_S, MOST_ALONE_S = 60.0, 960.0
 MAX_TRIES = 3
 MAX_FAILURES = 1_024
 READ_TIMEOUT_S = 2.0
@@ -80,6 +80,7 @@ class _Watched:
     witness: int | None = None
     last: dict[str, Stamp] = field(default_factory=dict)
     not_before: float = 0.0
+    alone_s: float = LEFT_ALONE_S
     pauses: dict[str, _Pause] = field(default_factory=dict)
     looked: float | None = None
 
@@ -116,6 +117,9 @@ class FlightRecorderWatch(Source):
         self._done = KnownDumps(remembered)
         self._failures: dict[Stamp, int] = defaultdict(int)
         self._reasons: dict[ProcessKey, str] = {}
+        # The owners of whom a process did not answer in this look: their others wait for the next, since each costs
+        # seconds, and dumps of other users must not wait for all of them.
+        self._silent: set[int] = set()
         # By uid: the time.monotonic() until which the user's dumps wait.
         self._rests: dict[int, float] = {}
         self._worker = Worker("flight-recorder", self.look, lambda: interval_s, patience_s=READ_TIMEOUT_S + 1.0)
@@ -178,6 +182,7 @@ class FlightRecorderWatch(Source):
             self._watched.clear()
             return count
         finished: dict[Stamp, tuple[_Watched, DumpFile]] = {}
+        self._silent.clear()
         for key, who in live.items():
             for watched, found in self._finished(key, who):
                 finished.setdefault(found.stamp, (watched, found))
@@ -190,7 +195,7 @@ class FlightRecorderWatch(Source):
         now = time.monotonic()
         # Two looks in quick succession, after a start or an exit, would not show that a file still grows.
         early = watched.looked is not None and now - watched.looked < self._interval_s / 2
-        if early or now < watched.not_before:
+        if early or now < watched.not_before or who.owner in self._silent:
             return []
         watched.looked = now
         try:
@@ -198,12 +203,16 @@ class FlightRecorderWatch(Source):
         except ProcessGone:
             return []
         except ProbingError as e:
-            watched.not_before = time.monotonic() + LEFT_ALONE_S
+            watched.not_before = time.monotonic() + watched.alone_s
+            watched.alone_s = min(2 * watched.alone_s, MOST_ALONE_S)
+            if isinstance(e, TargetTimeout):
+                self._silent.add(who.owner)
             if self._reasons.get(key) != e.message:
                 _log.warning("cannot look for dumps of process %d: %s", who.pid, e.message)
             self._reasons[key] = e.message
             return []
         self._reasons.pop(key, None)
+        watched.alone_s = LEFT_ALONE_S
         before, watched.last = watched.last, {found.path: found.stamp for found in files}
         return [(watched, f) for f in files if before.get(f.path) == f.stamp and self._may_read(watched, f)]
 

@@ -11,15 +11,16 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import re
 import threading
+from collections import Counter, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from probing.api.errors import InternalError, ProbingError, TargetTimeout, UnsupportedTarget
 from probing.daemon.bpf.maps import Map
+from probing.daemon.fairness import Turns
 from probing.daemon.nccl_uprobes.layouts.nccl import (
     ABSENT,
     MAX_LAYOUTS,
@@ -33,7 +34,9 @@ __all__ = ("LayoutFinder",)
 
 _ONLY_MADE = "only communicators whose creation was seen are known"
 _UNGUARDED = f"NCCL before 2.21 has no magic words in its communicators: {_ONLY_MADE}"
-_MAX_WAITING = 64
+# The most files that wait, of all owners and of one, and the most layouts from files of one user other than root: any
+# user can make a library with any debugging information.
+_MAX_WAITING, _MAX_WAITING_OF_OWNER, _MAX_OF_USER = 256, 64, 8
 _MAX_FILES = 4096
 _TRIES = 3
 _STOP_S = 5.0
@@ -62,7 +65,11 @@ class LayoutFinder:
         self._files: dict[tuple[int, ...], None] = {}
         self._stopped = False
         self._lock = threading.Lock()
-        self._waiting: queue.Queue[int | None] = queue.Queue()
+        # Descriptors of the waiting files by the owner of the file; the owners take turns.
+        self._waiting: dict[int, deque[int]] = {}
+        self._turns: Turns[int] = Turns()
+        self._more = threading.Condition(self._lock)
+        self._added_by: Counter[int] = Counter()
         self._thread = threading.Thread(target=self._run, name="nccl-layouts", daemon=True)
 
     @property
@@ -93,11 +100,10 @@ class LayoutFinder:
         """Drops the waiting files, and waits for the thread, 5 s at most."""
         with self._lock:
             self._stopped = True
-            while not self._waiting.empty():
-                with contextlib.suppress(queue.Empty):
-                    if (fd := self._waiting.get_nowait()) is not None:
-                        os.close(fd)
-            self._waiting.put(None)
+            for fd in (fd for fds in self._waiting.values() for fd in fds):
+                os.close(fd)
+            self._waiting.clear()
+            self._more.notify()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
 
@@ -108,16 +114,32 @@ class LayoutFinder:
         with self._lock:
             if file in self._files or self._stopped:
                 return
-            if self._waiting.qsize() >= _MAX_WAITING:
+            waiting = self._waiting.get(status.st_uid, deque())
+            if len(waiting) >= _MAX_WAITING_OF_OWNER or sum(map(len, self._waiting.values())) >= _MAX_WAITING:
                 self._explain(_name(fd, None), "too many builds of NCCL wait to be examined")
                 return
             self._files[file] = None
             if len(self._files) > _MAX_FILES:
                 del self._files[next(iter(self._files))]
-            self._waiting.put(os.dup(fd))
+            waiting.append(os.dup(fd))
+            self._waiting[status.st_uid] = waiting
+            self._more.notify()
+
+    def _next(self) -> int | None:
+        """Waits for a file, and returns its descriptor; None once the object is stopped."""
+        with self._lock:
+            self._more.wait_for(lambda: self._stopped or any(self._waiting.values()))
+            if self._stopped:
+                return None
+            owner = min((owner for owner, fds in self._waiting.items() if fds), key=self._turns.of)
+            self._turns.took(owner)
+            fd = self._waiting[owner].popleft()
+            if not self._waiting[owner]:
+                del self._waiting[owner]
+            return fd
 
     def _run(self) -> None:
-        while (fd := self._waiting.get()) is not None:
+        while (fd := self._next()) is not None:
             try:
                 self._examine_with_retries(fd)
             except (ProbingError, OSError) as e:
@@ -149,24 +171,30 @@ class LayoutFinder:
         if build in known:
             return
         comm = {} if build in unguarded else answer.get("comm")
-        why = self._use(comm, build) if isinstance(comm, dict) else _stripped(answer.get("version"))
+        why = (
+            self._use(comm, build, os.fstat(fd).st_uid) if isinstance(comm, dict) else _stripped(answer.get("version"))
+        )
         if why:
             with self._lock:
                 self._explain(_name(fd, build), why)
 
-    def _use(self, comm: Mapping[str, int], build: str | None) -> str | None:
-        """Adds the layout of ``comm``; returns None, or why the layout cannot be used."""
+    def _use(self, comm: Mapping[str, int], build: str | None, owner: int) -> str | None:
+        """Adds the layout of ``comm``, from a file of the user ``owner``; returns None, or why the layout cannot be
+        used.
+        """
         if "end_magic" not in comm:
             return _UNGUARDED
         try:
-            self._add(NcclLayout.of(comm, (), (build,) if build else ()))
+            self._add(NcclLayout.of(comm, (), (build,) if build else ()), owner)
         except UnsupportedTarget as e:
             return f"{e.message}: {_ONLY_MADE}"
         self._save()
         return None
 
-    def _add(self, layout: NcclLayout) -> None:
-        """Adds ``layout`` to the map. Raises UnsupportedTarget for a layout that must not be in the map."""
+    def _add(self, layout: NcclLayout, owner: int = 0) -> None:
+        """Adds ``layout`` to the map. Raises UnsupportedTarget for a layout that must not be in the map, and for too
+        many from files of the user ``owner``.
+        """
         if layout.end_magic % 8 or not 8 <= layout.comm_hash <= layout.end_magic - _ROW or layout.end_magic == ABSENT:
             raise UnsupportedTarget("struct ncclComm of this library has impossible offsets")
         with self._lock:
@@ -178,6 +206,9 @@ class LayoutFinder:
                 raise UnsupportedTarget("another build has a struct ncclComm of this size, laid out in another way")
             if len(entries) >= MAX_LAYOUTS:
                 raise UnsupportedTarget("too many builds of NCCL are known")
+            if owner and self._added_by[owner] >= _MAX_OF_USER:
+                raise UnsupportedTarget(f"{_MAX_OF_USER} other builds of NCCL of uid {owner} are known")
+            self._added_by[owner] += 1
             self._layouts.update(len(entries), layout.pack())
             self._added.append(layout)
 

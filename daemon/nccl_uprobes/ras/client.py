@@ -17,8 +17,9 @@ import errno
 import ipaddress
 import re
 import socket
+import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,12 +28,14 @@ from probing.api.text import size
 from probing.daemon.processes.namespaces import socket_in
 
 __all__ = (
+    "ListedSocket",
     "NobodyListens",
     "RasAddress",
     "RasAnswer",
     "RasSilent",
     "ask_ras",
     "connect_ras",
+    "listener_at",
     "ras_address",
 )
 
@@ -174,6 +177,38 @@ def ras_address(environ: Mapping[str, str], port: int) -> RasAddress | None:
     if match is None or not 1024 <= int(match[3]) <= 65535:
         raise UnsupportedTarget(f"NCCL_RAS_ADDR is not a usable address: {named[:64]}")
     return RasAddress(_hosts(match[1] or match[2]), int(match[3]))
+
+
+ListedSocket = tuple[int, int, str, int, str, int, int, int]
+"""A socket as the request ``tcp_sockets`` lists it: family, state (include/net/tcp_states.h), address and port of this
+end and of the other end, inode, uid."""
+_LISTENS = 10
+_MAPPED = bytes(10) + b"\xff\xff"
+
+
+def listener_at(sockets: Iterable[ListedSocket], host: str, port: int) -> int | None:
+    """Returns the uid of the sockets that get connections to ``host``:``port``; None if there are none. Sockets that
+    share an address are of one user (SO_REUSEPORT).
+
+    ``sockets``: of the network namespace.
+    """
+    packed = ipaddress.ip_address(host).packed
+    wanted = {socket.AF_INET6: {_as_listed(packed), _as_listed(bytes(16))}}
+    if len(packed) == 4:
+        # Without a listener of IPv4 itself, one of IPv6 gets the connection.
+        of_ipv6 = {_as_listed(_MAPPED + packed), _as_listed(bytes(16))}
+        wanted = {socket.AF_INET: {_as_listed(packed), _as_listed(bytes(4))}, socket.AF_INET6: of_ipv6}
+    listening = [one for one in sockets if one[1] == _LISTENS and one[3] == port]
+    for family, addresses in wanted.items():
+        for one in listening:
+            if one[0] == family and one[2] in addresses:
+                return one[7]
+    return None
+
+
+def _as_listed(packed: bytes) -> str:
+    """Returns an address as /proc/net/tcp has it: 32-bit words in the byte order of the machine."""
+    return "".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed))
 
 
 def connect_ras(address: RasAddress, namespace: int | None = None, timeout: float = CONNECT_S) -> socket.socket:

@@ -2,7 +2,8 @@
 
 All processes of a network namespace share one address (SO_REUSEPORT), and the kernel picks the process that answers.
 This process may belong to another job, or be stopped. So the communicators in an answer identify the job, not the
-address.
+address. Any user may listen at the address: only a user of a process that uses NCCL is asked, and is believed about
+jobs of that user.
 """
 
 from __future__ import annotations
@@ -11,26 +12,29 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from probing.api.errors import ProbingError, ProcessGone, TargetTimeout
+from probing.api.errors import ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.nccl_uprobes.ras.client import (
+    ListedSocket,
     NobodyListens,
     RasAddress,
     RasSilent,
     ask_ras,
     connect_ras,
+    listener_at,
     ras_address,
 )
 from probing.daemon.nccl_uprobes.ras.report import RankRow, Report
+from probing.daemon.processes.liveness import real_user
 from probing.daemon.processes.namespaces import own_namespace
 from probing.daemon.processes.parsers import ParserPool, answer_of
-from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals
 from probing.daemon.worker import Worker
@@ -47,6 +51,8 @@ MAX_TRIES = 8
 # An address without a report is asked again after 1, 2, 4 ... intervals, at most after this many.
 MAX_SKIPPED = 16
 MAX_PLACES = 64
+# The most processes of a place that are asked for the sockets of their namespace, since the first may have ended.
+MAX_LISTED = 4
 _log = logging.getLogger(__name__)
 
 
@@ -249,17 +255,42 @@ class RasWitness(Source):
         answers, rows, silent, answered = _Round(now), 0, None, False
         for _ in range(min(MAX_TRIES, 2 * len(jobs) + 2)):
             try:
-                report = self._ask(place, members)
+                address, believed = self._owned(place, members)
+                report = self._ask(place._replace(address=address), members)
             except RasSilent as e:
                 silent = e
                 continue
             answered = True
-            rows += self._write(report, members, answers)
+            rows += self._write(report, believed, answers)
             if len(jobs) == 1 or jobs <= answers.jobs:
                 break
         if silent is not None and not answered:
             raise silent
         return rows
+
+    def _owned(self, place: _Place, members: list[Identity]) -> tuple[RasAddress, list[Identity]]:
+        """Returns the address at which an owner of ``members`` listens, and the members of this owner.
+
+        Raises NobodyListens, UnsupportedTarget if only other users listen.
+        """
+        targets = [list(who.key) for who in members[:MAX_LISTED]]
+        answer = self._readers.call("tcp_sockets", timeout=READ_TIMEOUT_S, targets=targets)
+        listed = payload_of(list[list[ListedSocket] | None], answer)
+        sockets = next((found for found in listed if found is not None), None)
+        if sockets is None:
+            raise ProcessGone("the first processes of a network namespace ended")
+        address, strangers = place.address, set()
+        for host in address.hosts:
+            uid = listener_at(sockets, host, address.port)
+            # A rootless container has many uids, all of its owner's.
+            believed = [who for who in members if uid is not None and uid in (who.owner, real_user(who.pid))]
+            if believed:
+                owners = {who.owner for who in believed}
+                return replace(address, hosts=(host,)), [who for who in members if who.owner in owners]
+            strangers.update([] if uid is None else [uid])
+        if strangers:
+            raise UnsupportedTarget(f"the listener at {address} is of uid {min(strangers)}, who has no rank there")
+        raise NobodyListens(f"no NCCL RAS listens at {address}")
 
     def _ask(self, place: _Place, members: list[Identity]) -> Report:
         namespace = None
@@ -307,9 +338,10 @@ class RasWitness(Source):
 
     def _owner(self, comm: str, members: list[Identity], answers: _Round) -> RankRow:
         """Returns job and run of a communicator whose calls were seen, and pid and start_ns if the job has only one
-        process among ``members``.
+        process among ``members``. A job of none of their owners is left out: whoever answers chooses the hashes.
         """
-        having = self._owners(comm)
+        owners = {who.owner for who in members}
+        having = [who for who in self._owners(comm) if who.owner in owners]
         jobs = {(who.job, who.run) for who in having}
         answers.jobs |= jobs
         if len(jobs) != 1:

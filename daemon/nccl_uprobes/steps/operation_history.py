@@ -30,34 +30,36 @@ OPERATION = np.dtype(
 )
 WINDOW = 1 << 15
 """The number of operations that are kept of a process (2 MiB)."""
-_MAX_NAMES = 1 << 12
+_MAX_NAMES = 1 << 14
 _COMM_BYTES = 5
 _OP_BITS, _UNKNOWN = 8, 0xFF
 _KIND_FACTOR, _COUNT_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 class Texts:
-    """Numbers communicators by a hash of their text, equal on all ranks, and remembers their names."""
+    """Numbers communicators by a hash of their text, equal on all ranks, and remembers their names in each process:
+    jobs give the same texts to communicators of other names.
+    """
 
     def __init__(self) -> None:
-        self._names: OrderedDict[int, str] = OrderedDict()
+        self._names: OrderedDict[tuple[tuple[int, int], int], str] = OrderedDict()
 
-    def number(self, comm: str, name: str | None) -> int:
+    def number(self, process: tuple[int, int], comm: str, name: str | None) -> int:
         number = int.from_bytes(blake2b(comm.encode("utf-8", "replace"), digest_size=_COMM_BYTES).digest(), "little")
         if name:
-            self._names[number] = name
-            self._names.move_to_end(number)
+            self._names[process, number] = name
+            self._names.move_to_end((process, number))
             if len(self._names) > _MAX_NAMES:
                 self._names.popitem(last=False)
         return number
 
-    def names(self, kind: int) -> tuple[str, str, str]:
+    def names(self, process: tuple[int, int], kind: int) -> tuple[str, str, str]:
         """Returns (op, dtype, name of the communicator) of a kind; empty texts if unknown."""
         op, dtype, number = kind & 0xFF, kind >> _OP_BITS & 0xFF, kind >> 2 * _OP_BITS
         return (
             OPS[op] if op < len(OPS) else "",
             DTYPES[dtype] if dtype < len(DTYPES) else "",
-            self._names.get(number, ""),
+            self._names.get((process, number), ""),
         )
 
 
@@ -66,7 +68,9 @@ def operations_by_process(operations: Operations, texts: Texts) -> dict[tuple[in
     if not len(operations):
         return {}
     entities, entity_of = operations.entities, operations.entity_of
-    comms = np.array([0 if e.comm is None else texts.number(e.comm, e.comm_name) for e in entities], np.int64)
+    comms = np.array(
+        [0 if e.comm is None else texts.number(e.process, e.comm, e.comm_name) for e in entities], np.int64
+    )
     compact = np.empty(len(operations), OPERATION)
     compact["kind"] = _code(operations.op) | _code(operations.dtype) << _OP_BITS | comms[entity_of] << 2 * _OP_BITS
     compact["sign"] = signs(compact["kind"], operations.count)

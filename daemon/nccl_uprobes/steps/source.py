@@ -164,6 +164,19 @@ class Steps(Source):
     def process_exited(self, process: Identity) -> None:
         self.forget(*process.key)
 
+    def program_ended(self, pid: int, start_ns: int, mono_ns: int) -> None:
+        """Drops what the earlier program of a process that called exec has shown: its period, and that it reported
+        steps. What the new program has begun already stays.
+        """
+        with self._lock:
+            process = self._processes.get((pid, start_ns))
+            if process is None:
+                return
+            if process.clock.newest < mono_ns:
+                del self._processes[pid, start_ns]
+            elif process.begun is not None and process.begun[0] < mono_ns:
+                process.begun = None
+
     def states(self, totals: Totals) -> list[SourceState]:
         return [totals.of(self.name, _TABLE, reason=self._refused)]
 
@@ -314,7 +327,7 @@ class Steps(Source):
                 "ops": step.ops if step.period is not None or process.clock.newest < 0 else None,
                 "source": source,
                 "confidence": max(step.confidence, _VARIABLE_CONFIDENCE) if named and step.exact else step.confidence,
-                "why": ("counted by the variable step; " if named else "") + (why or self._why(process, step)),
+                "why": ("counted by the variable step; " if named else "") + (why or self._why(key, process, step)),
             }
         ]
 
@@ -370,21 +383,21 @@ class Steps(Source):
             "duration_ns": t_end - t_start,
         }
 
-    def _why(self, process: _Process, step: Step) -> str:
+    def _why(self, key: _Key, process: _Process, step: Step) -> str:
         if step.period is None:
             return ""
         if process.why is None or process.why[0] is not step.period:
-            process.why = step.period, _described(step.period, self._texts)
+            process.why = step.period, _described(step.period, key, self._texts)
         if step.periods == 1:
             return process.why[1] + ("; the optimizer runs once in each repeat" if step.confirmed else "")
         return f"the optimizer runs once in {step.periods} repeats; in each of them {process.why[1]}"
 
 
-def _described(period: Period, texts: Texts) -> str:
+def _described(period: Period, process: _Key, texts: Texts) -> str:
     """Returns a text such as "5 operations repeat (4 all_reduce of 3 sizes, 1 barrier), from all_reduce of 9 float32 on
     tp".
     """
-    operations = [texts.names(kind) for kind in period.kinds.tolist()]
+    operations = [texts.names(process, kind) for kind in period.kinds.tolist()]
     counts = period.counts.tolist()
     parts = []
     for op, times in Counter(op for op, _, _ in operations).most_common():

@@ -19,6 +19,7 @@ from probing.daemon.backoff import Pauses
 from probing.daemon.clock import Clock
 from probing.daemon.columns import batch, named, numbers, texts, times
 from probing.daemon.context import Context
+from probing.daemon.fairness import in_turn
 from probing.daemon.net.counters import UNKNOWN, Counters, Differences, per_second
 from probing.daemon.net.node_sysfs import node_processes
 from probing.daemon.net.tcp.source import TcpSource
@@ -26,7 +27,7 @@ from probing.daemon.processes.namespaces import own_namespace
 from probing.daemon.processes.parsers import ParserPool, answer_of
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
-from probing.daemon.source import Processes, ProcessKey, Sink, Source
+from probing.daemon.source import Loss, Processes, ProcessKey, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
 __all__ = (
@@ -236,7 +237,12 @@ class InterfaceSource(Source):
         values = np.array([one.counters for one in interfaces], np.int64)
         differences = self._counters.read([one.key for one in interfaces], values, pair.mono_ns)
         physical = np.array([one.kind == "physical" for one in interfaces])
-        rows = np.flatnonzero(physical | _moved(differences))[:MAX_ROWS]
+        # Any user can make namespaces and interfaces in them: the namespaces take turns.
+        wanted = in_turn(np.flatnonzero(physical | _moved(differences)).tolist(), lambda row: interfaces[row].netns)
+        rows = np.array(wanted[:MAX_ROWS], np.intp)
+        if lost := len(wanted) - len(rows):
+            reason = f"more than {MAX_ROWS} interfaces had traffic"
+            self._sink.lost(Loss(self.name, self.table, "read", reason, pair.real_ns, pair.real_ns, lost))
         if len(rows):
             made = _interface_batch(self._node, pair.real_ns, interfaces, values, differences, rows)
             self._sink.put(self.table, made)

@@ -52,7 +52,7 @@ def as_sockets(listed: Sequence[ProcSocket]) -> npt.NDArray[Any]:
     """Returns ``listed`` in the form of sock_diag's sockets, without figures."""
     kept = [one for one in listed if one[1] in _STATES]
     found = np.zeros(len(kept), SOCKET)
-    for row, (family, state, local, local_port, peer, peer_port, inode) in zip(found, kept, strict=True):
+    for row, (family, state, local, local_port, peer, peer_port, inode, _) in zip(found, kept, strict=True):
         row["family"], row["state"], row["inode"], row["cookie"] = family, state, inode, inode
         row["local_port"], row["peer_port"] = local_port, peer_port
         row["local"], row["peer"] = _address(family, local), _address(family, peer)

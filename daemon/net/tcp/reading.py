@@ -23,15 +23,15 @@ MAX_SNMP = 64 << 10
 # The most sockets that are listed: a line of /proc/PID/net/tcp has 150 bytes, a line of tcp6 180.
 MAX_LISTED = 8_192
 MAX_LIST = MAX_LISTED * 180
-ProcSocket = tuple[int, int, str, int, str, int, int]
-"""Family, state (include/net/tcp_states.h), address and port of this end, address and port of the other end, inode.
-Addresses are as /proc/PID/net/tcp has them."""
+ProcSocket = tuple[int, int, str, int, str, int, int, int]
+"""Family, state (include/net/tcp_states.h), address and port of this end, address and port of the other end, inode, uid
+of the owner. Addresses are as /proc/PID/net/tcp has them."""
 # Counters of /proc/PID/net/snmp.
 TOTALS = ("CurrEstab", "OutSegs", "InSegs", "RetransSegs")
 _SOCKET = re.compile(rb"socket:\[(\d{1,20})\]")
 _LISTED = re.compile(
     rb" *\d+: ([0-9A-F]{8}(?:[0-9A-F]{24})?):([0-9A-F]{4}) ([0-9A-F]{8}(?:[0-9A-F]{24})?):([0-9A-F]{4}) ([0-9A-F]{2})"
-    rb"(?: +\S+){4} +\d+ +(\d{1,10}) "
+    rb"(?: +\S+){3} +(\d{1,10}) +\d+ +(\d{1,10}) "
 )
 _NAMESPACE = re.compile(rb"net:\[(\d{1,20})\]")
 
@@ -96,7 +96,7 @@ def namespace_sockets(targets: list[Any]) -> list[list[ProcSocket] | None]:
 def _listed(family: int, text: bytes) -> list[ProcSocket]:
     matches = (_LISTED.match(line) for line in text.split(b"\n"))
     return [
-        (family, int(m[5], 16), m[1].decode(), int(m[2], 16), m[3].decode(), int(m[4], 16), int(m[6]))
+        (family, int(m[5], 16), m[1].decode(), int(m[2], 16), m[3].decode(), int(m[4], 16), int(m[7]), int(m[6]))
         for m in matches
         if m is not None
     ]

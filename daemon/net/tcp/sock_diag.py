@@ -10,15 +10,15 @@ from __future__ import annotations
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from probing.api.errors import CorruptTarget
-from probing.daemon.net.netlink import HEADER, attributes, dump, messages
+from probing.api.errors import CorruptTarget, TargetError
+from probing.daemon.net.netlink import HEADER, attributes, messages, received
 
 __all__ = ("LISTEN", "NETLINK_SOCK_DIAG", "SOCKET", "SYN_SENT", "address_text", "parse", "read_sockets")
 
@@ -30,8 +30,10 @@ _INFO = 2
 # States that are listed: established, SYN sent, closing with data left to send (4, 8, 9, 11), and listening.
 _STATES = sum(1 << state for state in (1, SYN_SENT, 4, 8, 9, LISTEN, 11))
 _REQUEST = struct.Struct("=BBBBI48x")
-# 32 MiB are 70,000 connections.
+# The bytes of a list in which all sockets are kept: 32 MiB are 70,000 connections. Any user can make more.
 MAX_BYTES = 32 << 20
+# The most pieces of REST_BYTES in which watched sockets are searched after that: 1.2 million connections.
+REST_BYTES, MAX_RESTS = 1 << 20, 512
 
 # struct inet_diag_msg; ports and addresses are in network order.
 _MESSAGE = np.dtype(
@@ -102,21 +104,41 @@ _TCP_INFO = np.dtype(
 )
 SOCKET = np.dtype([*_MESSAGE.descr, *_TCP_INFO.descr])
 _Sockets = npt.NDArray[Any]
+_Integers = npt.NDArray[np.int64]
 # The offsets of messages, by length of the message.
 _Begins = dict[int, npt.NDArray[np.intp]]
 
 
-def read_sockets(sock: socket.socket) -> _Sockets:
+def read_sockets(sock: socket.socket, watched: Callable[[_Integers], npt.NDArray[np.bool_]]) -> _Sockets:
     """Returns the connections and listening sockets of the namespace of ``sock`` (NETLINK_SOCK_DIAG), as SOCKET.
 
-    It returns some 140,000 sockets at most. Times are as in tcp_info: us, but ms for the time since the last data.
-    Raises TargetError, TargetTimeout.
+    After some 140,000 sockets it returns only those whose inodes are ``watched``. Times are as in tcp_info: us, but ms
+    for the time since the last data. Raises TargetError, also if the namespace has too many sockets, and TargetTimeout:
+    then ``sock`` must not be used again.
     """
     found = []
     for family in (socket.AF_INET, socket.AF_INET6):
         request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _STATES)
-        found.append(parse(dump(sock, _BY_FAMILY, request, most_bytes=MAX_BYTES)))
+        for number, pieces in enumerate(_parts(received(sock, _BY_FAMILY, request))):
+            if number > MAX_RESTS:
+                raise TargetError("a network namespace has more connections than can be listed")
+            sockets = parse(pieces)
+            found.append(sockets if number == 0 else sockets[watched(sockets["inode"].astype(np.int64))])
     return np.concatenate([part.view(np.uint8).reshape(-1, SOCKET.itemsize) for part in found]).view(SOCKET)[:, 0]
+
+
+def _parts(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yields the pieces of a list: those of the first MAX_BYTES, and then of REST_BYTES at a time."""
+    part: list[bytes] = []
+    size, most = 0, MAX_BYTES
+    for piece in pieces:
+        part.append(piece)
+        size += len(piece)
+        if size >= most:
+            yield part
+            part, size, most = [], 0, REST_BYTES
+    if part:
+        yield part
 
 
 def parse(pieces: Sequence[bytes]) -> _Sockets:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from probing.api.errors import PrivilegeError, ProbingError, UnsupportedTarget
 from probing.api.tables.net import SOCKETS
 from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
+from probing.daemon.fairness import in_turn
 from probing.daemon.net.tcp.sock_diag import LISTEN, NETLINK_SOCK_DIAG, address_text
 from probing.daemon.processes.namespaces import own_namespace, socket_in
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
@@ -139,14 +139,15 @@ class Owners:
         now = time.monotonic()
         if self._error is not None and now < self._due:
             raise self._error
-        ordered = sorted(watched[:_MAX_PROCESSES], key=_rank)
+        # A listing stops at a time and a number of sockets, which one owner must not use up.
+        ordered = in_turn(sorted(watched[:_MAX_PROCESSES], key=_rank), lambda who: who.owner)
         keys = [who.key for who in ordered]
         new = keys != self.processes
         if not new and not (self._unknown and now >= self._due) and now < self._looked + AT_LEAST_S:
             return
         if new and now < self._due and set(keys) <= set(self.processes):
             return  # some processes have ended, and their sockets are closed
-        self._look(keys, now)
+        self._look(ordered, now)
 
     def of(self, inodes: _Integers) -> _Integers:
         """Returns the index in ``processes`` of the owner of each socket; -1 if the owner is no watched process."""
@@ -159,7 +160,8 @@ class Owners:
         """Requests a listing before long if ``found``: then there are new sockets whose owner is unknown."""
         self._unknown |= found
 
-    def _look(self, keys: list[ProcessKey], now: float) -> None:
+    def _look(self, watched: list[Identity], now: float) -> None:
+        keys = [who.key for who in watched]
         self._due = now + SOON_S
         try:
             held, cpu_s = self._ask(keys) if keys else ([], 0.0)
@@ -174,9 +176,11 @@ class Owners:
         self.processes = keys
         namespaces: dict[int, ProcessKey] = {}
         owners: dict[int, int] = {}
-        for index, (key, seen) in enumerate(zip(keys, held, strict=True)):
+        for key, seen in zip(keys, held, strict=True):
             if seen:
                 namespaces.setdefault(seen[0], key)
+        for index in sorted(range(len(held)), key=lambda index: _rank(watched[index])):
+            if seen := held[index]:
                 for inode in seen[1]:
                     owners.setdefault(inode, index)
         self.namespaces = namespaces
@@ -198,7 +202,7 @@ def _rank(who: Identity) -> tuple[int, int, int]:
 KEPT_NS = 600_000_000_000
 """The time for which a closed socket is kept, ns."""
 MAX_ROWS = 4_096
-"""The most closed sockets that are kept, and the most open sockets that are shown."""
+"""The most closed sockets that are kept, and the most open sockets that are shown; the owners share both."""
 _Array = npt.NDArray[Any]
 
 
@@ -218,7 +222,8 @@ class Endpoints:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[int, _Held] = {}
-        self._closed: deque[_Held] = deque()
+        # By owner, oldest first.
+        self._closed: dict[int, deque[_Held]] = {}
 
     def read(self, netns: int, sockets: _Array, owners: _Integers, who: Sequence[Identity | None], now_ns: int) -> None:
         """Stores all sockets of a namespace at ``now_ns`` (UTC). ``owners``: the index of each owner in
@@ -240,42 +245,60 @@ class Endpoints:
             for netns in [netns for netns in self._open if netns not in namespaces]:
                 held = self._open.pop(netns)
                 self._close(held, np.ones(len(held.sockets), bool))
-            while self._closed and self._closed[0].seen_ns < now_ns - KEPT_NS:
-                self._closed.popleft()
+            for owner, parts in list(self._closed.items()):
+                while parts and parts[0].seen_ns < now_ns - KEPT_NS:
+                    parts.popleft()
+                if not parts:
+                    del self._closed[owner]
 
     def rows(self, node: str, ts_ns: int) -> pa.RecordBatch:
         """Returns rows of net.sockets: open sockets first, then closed sockets, the last closed first."""
         with self._lock:
-            still, ended = list(self._open.values()), list(reversed(self._closed))
+            still = list(self._open.values())
+            ended = [part for parts in self._closed.values() for part in parts]
+        ended.sort(key=lambda part: -part.seen_ns)
         common = {"node": node, "ts": ts_ns}
-        shown = [{**common, **row} for row in islice(_rows(still, closed=False), MAX_ROWS)]
-        return batch_of(SOCKETS.name, [*shown, *({**common, **row} for row in _rows(ended, closed=True))])
+        shown = in_turn(_owned(still), lambda each: each[1].owner)[:MAX_ROWS]
+        rows = [_row(*each, closed=False) for each in shown] + [_row(*each, closed=True) for each in _owned(ended)]
+        return batch_of(SOCKETS.name, [{**common, **row} for row in rows])
 
     def _close(self, held: _Held, which: npt.NDArray[np.bool_]) -> None:
-        if not which.any():
-            return
-        room = MAX_ROWS - int(which.sum())
-        while self._closed and sum(len(part.sockets) for part in self._closed) > room:
-            self._closed.popleft()
-        gone = np.flatnonzero(which)[:MAX_ROWS]
-        self._closed.append(held._replace(sockets=held.sockets[gone], process=held.process[gone]))
+        owners = np.array([-1 if one is None else one.owner for one in held.who], np.int64)[held.process]
+        for owner in np.unique(owners[which & (owners >= 0)]).tolist():
+            gone = np.flatnonzero(which & (owners == owner))[:MAX_ROWS]
+            parts = self._closed.setdefault(owner, deque())
+            parts.append(held._replace(sockets=held.sockets[gone], process=held.process[gone]))
+        sizes = {owner: sum(len(part.sockets) for part in parts) for owner, parts in self._closed.items()}
+        while sum(sizes.values()) > MAX_ROWS:
+            # The owner with the most closed sockets loses the oldest of them; other owners lose none.
+            owner = max(sizes, key=sizes.__getitem__)
+            parts = self._closed[owner]
+            over = min(sum(sizes.values()) - MAX_ROWS, len(parts[0].sockets))
+            sizes[owner] -= over
+            oldest = parts.popleft()
+            if over < len(oldest.sockets):
+                parts.appendleft(oldest._replace(sockets=oldest.sockets[over:], process=oldest.process[over:]))
 
 
-def _rows(parts: Iterable[_Held], *, closed: bool) -> Iterator[Row]:
+def _owned(parts: Iterable[_Held]) -> Iterator[tuple[_Held, Identity, int]]:
+    """Yields the part, the owner and the index of each socket of a known process."""
     for part in parts:
-        for one, process in zip(part.sockets, part.process.tolist(), strict=True):
-            who = part.who[process]
-            if who is None:
-                continue
-            listens = int(one["state"]) == LISTEN
-            family = int(one["family"])
-            yield {
-                **who._asdict(),
-                "netns": part.netns,
-                "state": "closed" if closed else "listens" if listens else "open",
-                "seen": part.seen_ns,
-                "local_address": address_text(family, one["local"].tobytes()),
-                "local_port": int(one["local_port"]),
-                "peer_address": None if listens else address_text(family, one["peer"].tobytes()),
-                "peer_port": None if listens else int(one["peer_port"]),
-            }
+        for index, process in enumerate(part.process.tolist()):
+            if (who := part.who[process]) is not None:
+                yield part, who, index
+
+
+def _row(part: _Held, who: Identity, index: int, *, closed: bool) -> Row:
+    one = part.sockets[index]
+    listens = int(one["state"]) == LISTEN
+    family = int(one["family"])
+    return {
+        **who._asdict(),
+        "netns": part.netns,
+        "state": "closed" if closed else "listens" if listens else "open",
+        "seen": part.seen_ns,
+        "local_address": address_text(family, one["local"].tobytes()),
+        "local_port": int(one["local_port"]),
+        "peer_address": None if listens else address_text(family, one["peer"].tobytes()),
+        "peer_port": None if listens else int(one["peer_port"]),
+    }

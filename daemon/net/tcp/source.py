@@ -200,7 +200,7 @@ class TcpSource(Source):
 
     def _read(self, netns: int, who: dict[ProcessKey, Identity]) -> Reading | None:
         try:
-            sockets = read_sockets(self._sockets.of(netns))
+            sockets = read_sockets(self._sockets.of(netns), lambda inodes: self._owners.of(inodes) >= 0)
         except ProbingError as e:
             self._reasons.append(e.message)
             self._sockets.drop(netns)

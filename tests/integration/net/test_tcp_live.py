@@ -6,6 +6,8 @@ What ``ss`` says is compared with it.
 from __future__ import annotations
 
 import re
+import socket
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from processes_helpers import start_ns_of
 from waiting import until
 
 from probing.daemon.clock import SystemClock
+from probing.daemon.net.tcp import sock_diag
 from probing.daemon.net.tcp.source import TcpSource
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import Identity, Loss
@@ -156,6 +159,42 @@ def test_a_socket_that_a_rank_closed_is_still_known_as_its_own(readers: ReaderPo
             assert states() == {0: "open", 1: "open"}
             sender.send(-1)
             until(closed, what="the end of the connection of rank 0")
+        finally:
+            world.source.stop()
+
+
+def test_very_many_connections_of_others_hide_none_of_a_rank(
+    readers: ReaderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN connections of this process, which is not watched, in more pieces than one
+    with socket.create_server(("127.0.0.1", 0), backlog=300) as listener, ExitStack() as others:
+        for _ in range(300):
+            others.enter_context(socket.create_connection(listener.getsockname()))
+            others.enter_context(listener.accept()[0])
+        _check_very_many_connections(readers, monkeypatch)
+
+
+def _check_very_many_connections(readers: ReaderPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected() as (sender, taker):
+        world = World(readers, sender, taker)
+        try:
+            world.tick()
+            # AND lists of which only the first piece is kept whole, as if there were 70,000 connections
+            monkeypatch.setattr(sock_diag, "MAX_BYTES", 1)
+            monkeypatch.setattr(sock_diag, "REST_BYTES", 1)
+            sender.send(104_729)
+            acknowledged(sender.port, 104_729)
+            rows, _ = world.tick()
+            # THEN the rows of the ranks are there
+            assert sorted((row["rank"], row["bytes_received"]) for row in rows) == [(0, 0), (1, 104_729)]
+            assert world.source._reasons == []
+            # More connections than can be listed are a reason, and the namespace is read again later.
+            monkeypatch.setattr(sock_diag, "MAX_RESTS", -1)
+            world.tick()
+            assert world.source._reasons == ["a network namespace has more connections than can be listed"]
+            monkeypatch.undo()
+            world.tick()
+            assert world.source._reasons == []
         finally:
             world.source.stop()
 

@@ -13,7 +13,8 @@ from fakes import Processes, Readers, Sink
 from probing.api.errors import TargetTimeout
 from probing.daemon.clock import FakeClock
 from probing.daemon.host.cpu import reading
-from probing.daemon.host.cpu.reading import UsageReader
+from probing.daemon.host.cpu import source as cpu_source
+from probing.daemon.host.cpu.reading import PROCESS, THREAD, UsageReader
 from probing.daemon.host.cpu.selection import (
     LEAST_GLANCES,
     MAX_ACTIVE,
@@ -25,6 +26,7 @@ from probing.daemon.host.cpu.selection import (
 )
 from probing.daemon.host.cpu.source import CpuSource, Tasks
 from probing.daemon.host.cpu.usage import ROW, Ledger, differences
+from probing.daemon.ipc import Message
 from probing.daemon.source import Identity
 from probing.daemon.source_state import Totals
 from tests.host_support import FakeProc, group_tree
@@ -250,6 +252,44 @@ def test_a_ledger_keeps_lives_apart_and_forgets() -> None:
     assert len(ledger) == 3
     ledger.exchange(row(99, 1, 1, 3_600 * SECOND))
     assert len(ledger) == 1
+
+
+def test_very_many_threads_keep_no_new_process_out_of_a_ledger() -> None:
+    ledger = Ledger(most=16)
+
+    def read(scope: int, pid: int, tids: range, mono_ns: int) -> Any:
+        rows = np.zeros(len(tids), ROW)
+        rows["scope"], rows["pid"], rows["start_ns"], rows["mono_ns"] = scope, pid, 7, mono_ns
+        rows["tid"], rows["user_ns"] = list(tids), mono_ns
+        return differences(rows, ledger.exchange(rows))["user_ns"].tolist()
+
+    # GIVEN a process whose idle threads are read in turn, and a process that was there before
+    assert read(PROCESS, 11, range(1), 1) == [-1]
+    for turn in range(2, 12):
+        read(THREAD, 12, range(8 * turn, 8 * turn + 8), turn)
+    # THEN a new process and its thread have differences, and the earlier process still has
+    assert (read(PROCESS, 13, range(1), 12), read(THREAD, 13, range(1), 12)) == ([-1], [-1])
+    read(THREAD, 12, range(96, 104), 12)
+    assert (read(PROCESS, 13, range(1), 13), read(THREAD, 13, range(1), 13)) == ([1], [1])
+    assert read(PROCESS, 11, range(1), 13) == [12]
+    assert len(ledger) <= 16
+
+
+def test_a_process_with_very_many_threads_leaves_room_for_the_threads_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu_source, "MAX_THREADS", 10)
+    threads = {"11": list(range(100)), "12": [1, 2, 3], "13": [4]}
+    asked: list[Any] = []
+
+    def answer(request: dict[str, Any]) -> Message:
+        asked.append(request["targets"])
+        return Message({"threads": threads, "texts": []})
+
+    Tasks(Readers(usage=answer), Processes(*map(trainer, (11, 12, 13))), "n1", apart_s=0).batch(
+        FakeClock(real_ns=5_000).pair()
+    )
+    assert {target[0]: len(target[4]) for target in asked[-1]} == {11: 6, 12: 3, 13: 1}
 
 
 def test_tasks_are_all_threads_with_differences_of_two_looks(tmp_path: Path) -> None:

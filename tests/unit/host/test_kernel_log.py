@@ -105,6 +105,38 @@ def test_a_hostile_name_accuses_no_other_process(line: str) -> None:
     assert meaning_of(line).pid == 4711
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        # The names of processes, of 15 bytes at most, in a line that memfd_create(2) writes for everybody.
+        "EDAC MC0: 1 CE [4711]: memfd_create() called without MFD_EXEC or MFD_NOEXEC_SEAL set",
+        "eth0: Link Down[4711]: memfd_create() called without MFD_EXEC or MFD_NOEXEC_SEAL set",
+        "ata1: SError[4711]: memfd_create() called without MFD_EXEC or MFD_NOEXEC_SEAL set",
+        "XFS (md): error[4711]: memfd_create() called without MFD_EXEC or MFD_NOEXEC_SEAL set",
+        "Kernel panic[4711]: memfd_create() called without MFD_EXEC or MFD_NOEXEC_SEAL set",
+        r"eth0: Link Up \xff[4711]: memfd_create() called without MFD_EXEC or MFD_NOEXEC_SEAL set",
+        "eth0: Link Down (4711): /proc/4711/oom_adj is deprecated, please use /proc/4711/oom_score_adj instead.",
+        "process '/tmp/[Hardware Error]' started with executable stack",
+    ],
+)
+def test_the_name_of_a_process_is_no_fault_of_the_hardware(line: str) -> None:
+    assert meaning_of(line) == Meaning("other")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        # A memory fault names the file in which it was.
+        ("python[4711]: segfault at 0 ip 0 sp 0 error 4 in [Hardware Error][7f0+1000]", "segfault"),
+        ("traps: python[4711] general protection fault ip:7f sp:7f error:0 in [Hardware Error][7f0+1000]", "segfault"),
+        ("XFS (md): error invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0", "oom"),
+        ("eth0: Link Down: page allocation failure: order:4, mode:0x40dc0", "page_allocation"),
+    ],
+)
+def test_a_fault_of_a_process_is_no_fault_of_the_hardware(line: str, kind: str) -> None:
+    assert meaning_of(line).kind == kind
+
+
 def test_long_lines_of_any_text_take_no_time() -> None:
     for part in ("NVRM: ", "a[1", "link ", "mlx5_core 0000:3b:00.0: ", "(((", "task ", "[Hardware", "x" * 3):
         meaning_of(part * (2_048 // len(part)))

@@ -189,6 +189,20 @@ def test_each_file_system_is_asked_once_and_those_of_others_apart() -> None:
     assert [mount.point for mount in served] == [b"/mnt/data", b"/mnt/lustre"]
 
 
+def test_what_a_user_mounts_hides_no_file_system_of_the_node() -> None:
+    fuse = "{n} 1 0:{n} / {point} rw - fuse.sshfs {source} rw,user_id={user},group_id=100"
+    texts = ["1 0 0:1 / /mnt/checkpoints rw - nfs4 server:/ckpt rw"]
+    # GIVEN users who mount file systems at short paths, also under the name of the node's
+    texts += [fuse.format(n=2, point="/a", source="server:/ckpt", user=1000)]
+    texts += [fuse.format(n=3 + n, point=f"/b{n}", source=f"x{n}", user=1000) for n in range(30)]
+    texts += [fuse.format(n=40, point="/home/other/data", source="y", user=1001)]
+    _, served = chosen_mounts(parse_mounts("\n".join(texts).encode()))
+    points = [mount.point for mount in served]
+    # THEN the file system of the node comes first, and the users take turns
+    assert points[:4] == [b"/mnt/checkpoints", b"/a", b"/home/other/data", b"/b0"]
+    assert len(points) == 16
+
+
 def test_the_space_of_a_folder_is_that_of_statvfs(tmp_path: Path) -> None:
     found, seen = space_of(bytes(tmp_path)), os.statvfs(tmp_path)
     assert found is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import mmap
@@ -206,6 +207,27 @@ def test_random_bytes_do_no_harm(contents: list[bytes]) -> None:
         assert not seen or not numbers or numbers[0] > seen[-1]
         seen += numbers
     os.close(fd)
+
+
+def test_pages_that_a_job_left_out_take_no_memory_of_the_daemon() -> None:
+    # GIVEN a table with holes in place of all rows but two
+    fd = sealed(described(GOOD, count=7_000, size=8192 + 7_000 * 40), fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    libc = ctypes.CDLL(None, use_errno=True)
+    # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE: the seals allow it.
+    assert libc.fallocate(fd, 3, ctypes.c_long(8192), ctypes.c_long(7_000 * 40)) == 0
+    for number in (5, 6_999):
+        os.pwrite(fd, struct.pack("<QqqqQ", number, 1, 0, 7 * number, number), 8192 + number * 40)
+    blocks = os.fstat(fd).st_blocks
+    memory = RowMemory(fd)
+    # WHEN all of its slots are read
+    assert [steps_of(memory) for _ in range(3)] == [[], [35, 48_993], []]
+    # THEN the kernel made no pages for that, with which it would charge the daemon
+    assert os.fstat(fd).st_blocks == blocks
+    os.close(fd)
+
+
+def steps_of(memory: RowMemory) -> list[int]:
+    return memory.take(ALL, 100_000).rows[":a"].tolist()
 
 
 def test_a_table_that_is_made_again_keeps_little_memory() -> None:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import Processes, Sink
+from fakes import Now, Processes, Sink
 
 from probing.api.errors import CorruptTarget, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import FakeClock
@@ -231,6 +231,37 @@ def test_a_directory_that_does_not_answer_is_left_alone(world: World, watch: Fli
     world.processes.who = []
     watch.look()
     assert watch.reason == ""
+
+
+def test_processes_of_a_user_that_do_not_answer_hold_up_no_other(
+    world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = Now(1_000.0)
+    monkeypatch.setattr(flight_recorder, "time", SimpleNamespace(monotonic=now))
+    # GIVEN a user with processes whose directories do not answer, and another user
+    world.processes.who = [trainer(pid)._replace(owner=1) for pid in range(200, 210)] + [trainer()]
+    asked: list[int] = []
+
+    def call(op: str, **args: Any) -> Message:
+        pid = args["process"][0] if "process" in args else args["pid"]
+        asked.append(pid)
+        if pid >= 200 and op == "files":
+            now.now += 2.0
+            raise TargetTimeout("slow")
+        return DumpReaders.call(world.readers, op, **args)
+
+    monkeypatch.setattr(world.readers, "call", call)
+    world.readers.write(100)
+    # THEN each look asks one of them, and so the dump of the other user is read at once
+    assert [watch.look(), watch.look()] == [0, 1]
+    assert [pid for pid in asked if pid >= 200] == [200, 200, 201, 201]
+    # and a process that stays silent is asked ever more rarely.
+    world.processes.who = [trainer(200)._replace(owner=1)]
+    asked.clear()
+    for _ in range(200):
+        now.now += 5.0
+        watch.look()
+    assert asked.count(200) == 4
 
 
 def test_another_program_in_the_process_has_another_environment(world: World, watch: FlightRecorderWatch) -> None:

@@ -265,3 +265,37 @@ def test_what_waits_is_bounded_and_left_at_the_end(library: Library, start: Call
     parsers.go_on.set()
     finder.stop()
     assert descriptors() == open_before
+
+
+def of_user(path: Path, uid: int) -> Path:
+    os.chown(path, uid, uid)
+    return path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_the_owners_of_files_take_turns(library: Library, start: Callable[..., LayoutFinder]) -> None:
+    parsers = Parsers()
+    parsers.go_on.clear()
+    finder = start(parsers, Map())
+    attach(finder, library(f"{99:040x}", comm(8192)))
+    until(lambda: not finder._waiting, what="the first file to be examined")
+    # GIVEN a user with several files, and then another with one
+    many = [of_user(library(f"{number:040x}", None), 1007) for number in range(3)]
+    one = of_user(library(f"{50:040x}", None), 1008)
+    for path in (*many, one):
+        attach(finder, path)
+    parsers.go_on.set()
+    until(lambda: len(parsers.asked) == 5, what="all files to be examined")
+    assert parsers.asked[1:] == [path.stat().st_ino for path in (many[0], one, many[1], many[2])]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_user_does_not_fill_the_map(library: Library, start: Callable[..., LayoutFinder]) -> None:
+    finder = start(Parsers(), Map())
+    for number in range(9):
+        attach(finder, of_user(library(f"{number:040x}", comm(4096 + 8 * number)), 1007))
+    until(lambda: finder.reasons)
+    assert "8 other builds of NCCL of uid 1007 are known" in next(iter(finder.reasons.values()))
+    assert len(finder.added) == 8
+    attach(finder, library(f"{99:040x}", comm(8192)))
+    until(lambda: len(finder.added) == 9)

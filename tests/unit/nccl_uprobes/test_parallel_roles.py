@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from fakes import Processes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.daemon.nccl_uprobes.communicators.parallel_roles import Facts, conclude, stride_of
+from probing.daemon.nccl_uprobes.communicators import parallel_roles
+from probing.daemon.nccl_uprobes.communicators.parallel_roles import Facts, Role, Uses, conclude, stride_of
+from probing.daemon.nccl_uprobes.records.entities import Entity
 from probing.daemon.nccl_uprobes.records.names import OPS
+from probing.daemon.nccl_uprobes.records.operations import Operations
+from probing.daemon.source import Identity
 
 BUSY = {"all_reduce": 800}
 RARE = {"all_reduce": 50}
@@ -108,3 +114,49 @@ def any_facts(draw: st.DrawFn) -> Facts:
 @given(any_facts(), st.lists(any_facts(), max_size=3))
 def test_hostile_facts_give_a_role(own: Facts, others: list[Facts]) -> None:
     assert conclude(own, others).name in ("world", "tp", "pp", "dp", "ep", "unknown")
+
+
+SECOND = 1_000_000_000
+
+
+def called(*communicators: tuple[int, str]) -> Operations:
+    """An all_reduce of each (pid, communicator)."""
+    entities = [Entity(pid, 7, None, 1, comm, None, 0, 4, None) for pid, comm in communicators]
+    ones = np.ones(len(entities), np.int64)
+    op = np.full(len(entities), OPS.index("all_reduce"), np.int32)
+    of = np.arange(len(entities))
+    return Operations(entities, of, op, op, op, ones, ones, ones, ones, ones, ones)
+
+
+def test_thousands_of_communicators_of_a_process_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    concluded: list[int] = []
+
+    def judged(own: Facts, others: list[Facts]) -> Role:
+        concluded.append(len(others))
+        return conclude(own, others)
+
+    monkeypatch.setattr(parallel_roles, "conclude", judged)
+    uses = Uses(Processes(*(Identity(pid, 7, "j", "r", "trainer", 0, 0, 8, 0) for pid in (11, 12))))
+    # GIVEN a process with very many communicators, and then one with a single communicator
+    uses.observe(called(*((11, f"c{n}") for n in range(3_000)), (12, "c0")))
+    # THEN a round judges some of them, against some others, and in its turn the single one
+    first = [key for key, _, _ in uses.changed(10 * SECOND)]
+    assert (len(first), len(concluded)) == (128, 128)
+    assert (12, 7, "c0") in first
+    assert max(concluded) <= 32
+    # and the next round comes later, and judges others.
+    assert uses.changed(10 * SECOND + 1) == []
+    second = [key for key, _, _ in uses.changed(11 * SECOND)]
+    assert len(set(second) - set(first)) == 128
+
+
+def test_the_process_with_the_most_communicators_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_roles, "_MAX_USES", 4)
+    uses = Uses(Processes())
+    uses.observe(called((12, "a"), (12, "b"), *((11, f"c{n}") for n in range(7))))
+    assert {key for key, _, _ in uses.changed(10 * SECOND)} == {
+        (12, 7, "a"), (12, 7, "b"), (11, 7, "c5"), (11, 7, "c6")
+    }  # fmt: skip
+    uses.forget([(12, 7), (13, 7)])
+    uses.observe(called((13, "d"), (13, "e")))
+    assert {key for key, _, _ in uses.changed(20 * SECOND)} == {(13, 7, "d"), (13, 7, "e")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from probing.api.errors import ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.ras import client as ras_client
-from probing.daemon.nccl_uprobes.ras.client import RasAddress, connect_ras, ras_address
+from probing.daemon.nccl_uprobes.ras.client import RasAddress, connect_ras, listener_at, ras_address
 from probing.daemon.nccl_uprobes.ras.json_report import handlers
 from probing.daemon.nccl_uprobes.ras.witness import RasWitness
+from probing.daemon.net.tcp.reading import namespace_sockets
 from probing.daemon.processes import namespaces
 from probing.daemon.processes.namespaces import own_namespace
 from probing.daemon.source import Identity
@@ -55,6 +57,8 @@ class World(Sink):
         self.communicators: dict[int, list[Identity]] = {}
         self.asked: list[str] = []
         self.listeners: list[RasListener] = []
+        # The user who listens.
+        self.uid = 0
 
     def listen(self, content: bytes = b"", manner: str = "json", port: int = 0) -> RasListener:
         self.listeners.append(RasListener(content, manner, port=port))
@@ -67,6 +71,9 @@ class World(Sink):
         self.asked.append(op)
         if op == "ras_report":
             return json.loads(handlers()[op](Message({"form": args["form"]}, payload)))
+        if op == "tcp_sockets":
+            (listed,) = namespace_sockets([[os.getpid(), 0]])
+            return Message({}, json.dumps([[(*one[:7], self.uid) for one in listed or ()]]).encode())
         pid = args["pid"]
         if all(who.pid != pid for who in self.living):
             raise ProcessGone(f"process {pid} exited")
@@ -157,22 +164,71 @@ def test_a_process_that_is_stopped_is_a_reason(world: World, monkeypatch: pytest
     assert listener.connections == 8
 
 
-def test_where_nobody_listens_is_asked_less_and_less_often(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_listens_is_asked_less_and_less_often(world: World) -> None:
     port = free_port(world)
     witness = world.witness(port)
-    tried = []
-    connecting = "probing.daemon.nccl_uprobes.ras.witness.connect_ras"
-    monkeypatch.setattr(connecting, lambda *a: tried.append(1) or connect_ras(*a))
     for _ in range(16):
         witness.ask_all()
-    assert len(tried) == 4
+    assert world.asked.count("tcp_sockets") == 4
     assert witness.reason == ""
     assert str(port) in witness.detail
     assert not world.losses
     world.listen(report(0xA), port=port)
     while not witness.ask_all():
-        assert len(tried) < 6
+        assert world.asked.count("tcp_sockets") < 6
     assert witness.detail == ""
+
+
+def test_what_a_user_reports_is_said_of_no_job_of_another_user(world: World) -> None:
+    # GIVEN a user whose own process says where its RAS listens, and who knows the hash of another job
+    world.uid = 1007
+    world.living = [rank(200, "mine")._replace(owner=1007)]
+    world.communicators = {0xA: [rank(100)], 0xB: world.living}
+    world.witness(world.listen(report(0xA, 0xB)).port).ask_all()
+    assert {(row["comm"], row["job"]) for row in world.rows} == {(f"{0xA:016x}", None), (f"{0xB:016x}", "mine")}
+    # A communicator with the hash of another user's is no second job of it.
+    world.clear()
+    world.communicators = {0xB: [rank(100), *world.living]}
+    world.witness(world.listen(report(0xB)).port).ask_all()
+    assert {row["job"] for row in world.rows} == {"mine"}
+
+
+def test_who_listens_at_the_port_of_a_job_is_not_asked_about_it(world: World) -> None:
+    # GIVEN ranks of two users behind one address, at which only the second listens
+    world.living = [rank(100), rank(200, "mine")._replace(owner=1007)]
+    world.communicators = {0xA: [rank(100)]}
+    world.uid = 1007
+    listener = world.listen(report(0xA))
+    world.witness(listener.port).ask_all()
+    assert {row["job"] for row in world.rows} == {None}
+    # and then a user who has no rank
+    world.clear()
+    world.uid = 1008
+    asked, witness = listener.connections, world.witness(listener.port)
+    assert witness.ask_all() == 0
+    assert witness.reason == f"the listener at 127.0.0.1:{listener.port} is of uid 1008, who has no rank there"
+    assert listener.connections == asked
+
+
+def test_the_listener_of_the_address_itself_gets_the_connections() -> None:
+    inet, inet6, port = socket.AF_INET, socket.AF_INET6, 28028
+    any6, mapped = "0" * 32, "0000000000000000FFFF00000100007F"
+    of_port_one = (inet, 10, "0100007F", 1, "00000000", 0, 17, 1)
+    connection = (inet, 1, "0100007F", port, "0100007F", 99, 17, 2)
+    one_v4, any_v4 = (inet, 10, "0100007F", port, "00000000", 0, 17, 3), (inet, 10, "00000000", port, "0", 0, 17, 4)
+    one_v6 = (inet6, 10, "00000000000000000000000001000000", port, any6, 0, 17, 5)
+    any_v6, mapped_v6 = (inet6, 10, any6, port, any6, 0, 17, 6), (inet6, 10, mapped, port, any6, 0, 17, 7)
+    for listed, host, uid in (
+        ([of_port_one, connection, one_v6, any_v6, one_v4], "127.0.0.1", 3),
+        ([of_port_one, one_v4, any_v4], "10.0.0.1", 4),
+        ([one_v6, any_v6], "127.0.0.1", 6),
+        ([one_v6, mapped_v6], "127.0.0.1", 7),
+        ([one_v4, one_v6], "::1", 5),
+        ([one_v4, any_v6], "::1", 6),
+        ([of_port_one, connection, one_v6], "127.0.0.1", None),
+        ([one_v4, mapped_v6], "::1", None),
+    ):
+        assert listener_at(listed, host, port) == uid
 
 
 def test_a_stranger_at_the_port_is_a_loss_once(world: World) -> None:

@@ -239,8 +239,9 @@ def test_a_process_that_ended_is_forgotten() -> None:
     assert len(sink.rows) == 29
 
 
-def metric(ts: int, step: int | None, pid: int = 0) -> pa.RecordBatch:
-    return batch_of("python.training_metrics", [{"node": "n1", "ts": ts, "pid": pid, "start_ns": 7, "step": step}])
+def metric(ts: int, step: int | None, pid: int = 0, name: str | None = None) -> pa.RecordBatch:
+    row = {"node": "n1", "ts": ts, "pid": pid, "start_ns": 7, "step": step, "name": name}
+    return batch_of("python.training_metrics", [row])
 
 
 def test_a_variable_names_the_steps() -> None:
@@ -299,3 +300,21 @@ def test_hostile_operations_are_taken(parts: list[list[dict[str, Any]]], times: 
         if part:
             steps.observe(operations_of(part * times, PAIR), PAIR)
     assert all(row["ops"] > 0 and 0 <= row["confidence"] <= 1 for row in sink.rows)
+
+
+@pytest.mark.parametrize("heard", [0, 12])
+def test_a_program_that_reports_no_steps_after_one_that_did_has_steps_of_its_own(heard: int) -> None:
+    # GIVEN a program that reports its steps, and then calls exec
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
+    for value in range(3):
+        steps.observe_metric(metric(PAIR.real_ns + value * MS, value, name="step"), PAIR)
+    assert {row["source"] for row in sink.take("train.steps")} == {"span"}
+    rows = operations(STEP * 30, late=1_000 * MS)
+    # WHEN the new program reports none; its first operations may come before the exec is heard of
+    feed(steps, rows[:heard])
+    steps.program_ended(0, 7, 900 * MS)
+    feed(steps, rows[heard:])
+    # THEN its collectives show them
+    assert {row["source"] for row in sink.rows} == {"collective_period"}
+    assert len(sink.rows) == 29

@@ -131,3 +131,16 @@ def test_the_waits_are_those_of_balance(seed: int) -> None:
     shares = {own.rank: own.wait for own in balance(times, pairs).ranks}
     for rank, waits in found.items():
         assert sum(wait or 0 for wait in waits) / whole == pytest.approx(shares[rank] or 0)
+
+
+def test_the_communicator_of_a_step_has_the_name_that_its_own_job_gave_it() -> None:
+    # GIVEN jobs a and b, whose communicators have the same text, and other names
+    sink = Sink("train.steps", may_lose=False)
+    steps = Steps("n1", Processes(identify=identify), sink)
+    rows = [*operations(0, alike(MS, comm_name="mesh_tp")), *operations(10, alike(MS, comm_name="of another user"))]
+    for start in range(0, len(rows) // 2, 10):
+        part = [row for row in rows if start <= row["seq"] < start + 10]
+        steps.observe(operations_of(part, PAIR), PAIR)
+    # THEN each says its own
+    ends = {(row["pid"], row["why"].rpartition(" on ")[2]) for row in sink.rows}
+    assert ends == {(0, "mesh_tp"), (10, "of another user")}

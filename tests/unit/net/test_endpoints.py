@@ -62,7 +62,25 @@ def test_of_very_many_closed_sockets_the_last_ones_are_kept(monkeypatch: pytest.
     kept = Endpoints()
     for turn in range(5):
         read(kept, [0, 0], (2 * turn, 1, 4000 + turn), (2 * turn + 1, 1, 5000 + turn), at=turn)
-    assert [row[3] for row in shown(kept)] == [4004, 5004, 4003, 5003]
+    assert [row[3] for row in shown(kept)] == [4004, 5004, 4003, 5003, 5002]
     read(kept, [0] * 5, *((cookie, 1, 6000 + cookie) for cookie in range(50, 55)), at=9)
     read(kept, [], at=10)
     assert [(row[1], row[3]) for row in shown(kept)] == [("closed", 6050), ("closed", 6051), ("closed", 6052)]
+
+
+def test_very_many_sockets_of_an_owner_displace_none_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_source, "MAX_ROWS", 4)
+    who = [WHO[0]._replace(owner=1), WHO[1]._replace(owner=2)]
+    kept = Endpoints()
+    # GIVEN an owner with very many sockets, which come first, and another with two
+    many = [(n, 1, 4_000 + n) for n in range(1, 9)]
+    everything = sockets(*many, (20, 1, 5_000), (21, 1, 5_001))
+    owners = np.array([0] * 8 + [1] * 2, np.int64)
+    kept.read(NETNS, everything, owners, who, 1)
+    # THEN those of both are shown
+    assert sorted(row[3] for row in shown(kept)) == [4_001, 4_002, 5_000, 5_001]
+    # and what the other has closed stays, whatever the first closes later.
+    kept.read(NETNS, everything[:8], owners[:8], who, 2)
+    for left in range(7, -1, -1):
+        kept.read(NETNS, everything[:left], owners[:left], who, 3 + left)
+    assert sorted((row[0], row[3]) for row in shown(kept)) == [(0, 4_001), (0, 4_002), (1, 5_000), (1, 5_001)]

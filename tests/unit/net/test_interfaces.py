@@ -121,6 +121,23 @@ def test_the_namespaces_of_jobs_are_read_too(world: World) -> None:
     assert world.tick(HEAD, HEAD + line("eth0", rx_bytes=5000)) == []
 
 
+def test_very_many_interfaces_of_a_namespace_displace_none_of_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interface_source, "MAX_ROWS", 4)
+    world.namespaces = {4026531998: ProcessKey(77, 7), 4026531999: ProcessKey(77, 7)}
+
+    def texts(count: int) -> list[str]:
+        many = "".join(line(f"dummy{n}", rx_bytes=count) for n in range(9))
+        return [HEAD + line("eth0", rx_bytes=count), HEAD + many, HEAD + line("eth1", rx_bytes=count)]
+
+    world.tick(*texts(100))
+    rows = world.tick(*texts(200))
+    # THEN the namespaces take turns, and what is left out is a loss
+    assert sorted(row["interface"] for row in rows) == ["dummy0", "dummy1", "eth0", "eth1"]
+    assert [(loss.table, loss.count) for loss in world.kept.losses] == [("net.interfaces", 7)]
+
+
 def test_an_interface_that_is_made_anew_has_no_rate_from_two_lives(world: World) -> None:
     world.tick(HEAD + line("eth0", rx_bytes=1000, rx_errors=7))
     (row,) = world.tick(HEAD + line("eth0", rx_bytes=5000, rx_errors=0))

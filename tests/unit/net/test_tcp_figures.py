@@ -54,7 +54,7 @@ class World:
         self.source = TcpSource(self.reads, self.known, self.kept, self.clock, "n1", 1.0, on=True)
         # The readings of a busy machine take long.
         monkeypatch.setattr(source, "_SHARE", float("inf"))
-        monkeypatch.setattr(source, "read_sockets", lambda _: self.now)
+        monkeypatch.setattr(source, "read_sockets", lambda *_: self.now)
         monkeypatch.setattr(source.time, "monotonic", lambda: self.seconds)
         monkeypatch.setattr(source.time, "monotonic_ns", lambda: int(self.seconds * SECOND))
         monkeypatch.setattr("probing.daemon.net.tcp.sockets.own_namespace", lambda: (4, NETNS))
@@ -103,6 +103,28 @@ def test_a_row_a_process_and_peer_with_what_was_done(world: World) -> None:
     (path, *_) = world.kept.take("net.paths")
     assert (path["job"], path["peer_address"], path["processes"], path["sockets"]) == ("j", "10.0.0.2", 2, 3)
     assert (path["retrans"], path["bytes_sent"], path["rtt_max_ns"]) == (3, 7919, 300_000)
+
+
+def test_the_owners_of_processes_take_turns_when_their_sockets_are_listed() -> None:
+    # GIVEN a user whose processes are older and have more sockets than a listing takes
+    many = [Identity(200 + n, 1, "m", "r", "trainer", n, owner=7) for n in range(3)]
+    loader, trainer = (
+        Identity(98, 3, "j", "r", "data_loader", owner=8),
+        Identity(99, 4, "j", "r", "trainer", 0, owner=8),
+    )
+    asked: list[int] = []
+
+    def listed(request: dict[str, Any]) -> list[Any]:
+        asked[:] = [pid for pid, _ in request["targets"]]
+        return [[NETNS, [pid, 1000]] for pid in asked]
+
+    owners = socket_source.Owners(Readers(sockets=listed))  # type: ignore[arg-type]
+    owners.refresh([*many, loader, trainer])
+    # THEN the sockets of the other user are listed in their turn
+    assert asked == [200, 99, 201, 98, 202]
+    # and a socket that processes share is that of the first trainer, whichever was listed first
+    names = [owners.processes[at].pid for at in owners.of(np.array([98, 99, 202, 1000])).tolist()]
+    assert names == [98, 99, 202, 200]
 
 
 def test_both_ends_here_are_no_path(world: World) -> None:
@@ -291,12 +313,21 @@ def test_a_namespace_that_cannot_be_entered_has_its_sums(world: World, monkeypat
 def test_a_namespace_that_cannot_be_entered_has_its_sockets(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.held = {100: [11, 12]}
     listed = [
-        [socket.AF_INET, 1, "0100000A", 4001, "0200000A", 29500, 11],
-        [socket.AF_INET6, 1, "0000000000000000FFFF00000100000A", 4002, "B80D0120000000000000000001000000", 29500, 12],
-        [socket.AF_INET, LISTEN, "00000000", 7, "00000000", 0, 12],
+        [socket.AF_INET, 1, "0100000A", 4001, "0200000A", 29500, 11, 5],
+        [
+            socket.AF_INET6,
+            1,
+            "0000000000000000FFFF00000100000A",
+            4002,
+            "B80D0120000000000000000001000000",
+            29500,
+            12,
+            1000,
+        ],
+        [socket.AF_INET, LISTEN, "00000000", 7, "00000000", 0, 12, 1000],
         # Of a process that is not watched, and a connection that is over.
-        [socket.AF_INET, 1, "0100000A", 4004, "0300000A", 5, 99],
-        [socket.AF_INET, 6, "0100000A", 4005, "0300000A", 5, 0],
+        [socket.AF_INET, 1, "0100000A", 4004, "0300000A", 5, 99, 1000],
+        [socket.AF_INET, 6, "0100000A", 4005, "0300000A", 5, 0, 1000],
     ]
     world.reads.answers["network"] = lambda _: TargetTimeout("no")
     world.reads.answers["tcp_totals"] = lambda _: [None]
@@ -326,7 +357,9 @@ def test_the_kernel_lists_sockets_of_both_families() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("::1", 0), family=socket.AF_INET6) as six:
         [listed, gone] = reading.namespace_sockets([[os.getpid(), 0], [os.getpid(), 1]])
         found = {row["inode"]: row for row in as_sockets(listed or ())}
+        users = {inode: uid for *_, inode, uid in listed or ()}
         for server in (one, six):
+            assert users[os.fstat(server.fileno()).st_ino] == os.geteuid()
             row = found[os.fstat(server.fileno()).st_ino]
             host, port = server.getsockname()[:2]
             assert (row["state"], row["local_port"]) == (LISTEN, port)

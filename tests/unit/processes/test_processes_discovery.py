@@ -603,6 +603,31 @@ def test_a_flood_of_events_is_a_loss(
     assert all(identified(discovery, *key) for key in keys)
 
 
+def test_forks_of_strangers_do_not_list_the_processes(
+    make: Make, readers: FakeReaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[int] = []
+    alive = registry.Registry.alive
+    monkeypatch.setattr(registry.Registry, "alive", lambda self: listed.append(1) or alive(self))
+    keys = torchrun(readers)
+    discovery = make()
+    before = len(listed)
+    # GIVEN many short processes of others, and then a child of a rank
+    for pid in range(1_000, 3_000):
+        discovery.on_fork(pid, 60 * SECOND, 60 * SECOND, 900)
+        discovery.on_exit(pid, 60 * SECOND, 61 * SECOND, 0)
+    child = readers.add(40, 70, keys[1][0], 10, cmdline=["python3", "train.py"])
+    discovery.on_fork(*child, child[1], keys[1][0])
+    # THEN the child is read, and the processes were listed a few times at most
+    waiting.until(lambda: discovery.identity(*child) is not None and not discovery.expected(*child))
+    assert len(listed) - before < 9
+    # A process that has ended is nobody's parent.
+    discovery.on_exit(*keys[1], 80 * SECOND, 0)
+    waiting.until(lambda: keys[1] not in [who.key for who in discovery.live()])
+    assert not discovery._registry.lives(keys[1][0])
+    assert discovery._registry.lives(keys[2][0])
+
+
 def test_an_exit_event_that_comes_after_the_listing(make: Make, readers: FakeReaders, sink: Sink, until: Any) -> None:
     # GIVEN a process that a listing lacks before its exit event is drained from the ring
     _, first, _ = torchrun(readers)
@@ -617,10 +642,27 @@ def test_an_exit_event_that_comes_after_the_listing(make: Make, readers: FakeRea
     assert [row["signal"] for row in sink.rows if row["event"] == "exit"] == [9]
 
 
+def test_communicators_of_processes_that_have_ended_are_not_kept(make: Make, readers: FakeReaders) -> None:
+    keys = torchrun(readers)
+    discovery = make()
+    kept = discovery._registry._ranking._communicators._of
+    # GIVEN a rank and a process that was never read, which have ended
+    stranger = (4_711, 60 * SECOND)
+    for key in (keys[1], stranger):
+        discovery.on_exit(*key, 80 * SECOND, 0)
+    # WHEN their communicators are assembled from records that a ring still had
+    for key in (keys[1], stranger, keys[2]):
+        discovery.on_communicator(*key, Membership("default_pg", "default_pg", "gloo", 1, 2))
+    # THEN only that of the living rank is kept
+    waiting.until(lambda: keys[2] in kept)
+    assert list(kept) == [keys[2]]
+
+
 def test_a_child_that_is_gone_before_it_is_read_belongs_to_its_parents_job(
     make: Make, readers: FakeReaders, until: Any
 ) -> None:
     _, rank, _ = torchrun(readers)
+    readers.processes[rank[0]]["owner"] = 1007
     discovery = make()
     trainer = identified(discovery, *rank)
     assert trainer is not None
@@ -639,6 +681,7 @@ def test_a_child_that_is_gone_before_it_is_read_belongs_to_its_parents_job(
         who = discovery.identity(*key)
         assert who is not None
         assert (who.pid, who.start_ns, who.job, who.run, who.rank) == (*key, trainer.job, trainer.run, None)
+        assert who.owner == trainer.owner == 1007
     assert discovery.identity(*program) is None
     # nor is another process with the same pid
     assert discovery.identity(child[0], child[1] + SECOND) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from probing.daemon.processes.identity import Job, job_of, ranks_of, restarts_of
 from probing.daemon.processes.owners import container_of
 from probing.daemon.processes.redaction import command_text
 from probing.daemon.processes.runs import Runs
+from probing.daemon.source import ProcessKey
 
 C = "0123456789abcdef" * 4
 D = "fedcba9876543210" * 4
@@ -198,6 +201,22 @@ class TestRuns:
         there = self.name(Runs("b"), self.facts(99, 77, **many), (50, 70), 8)
         assert here == there
         assert here != self.name(Runs("a"), self.facts(10, 50, **many, MASTER_PORT="3"), (5, 40), 0)
+
+    def test_trainings_of_a_batch_script_are_runs_of_their_own(self) -> None:
+        runs, script = Runs("boot"), {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_PROCID": "0"}
+
+        def name(pid: int, start: int, rank: int | None = 0) -> str:
+            facts = replace(self.facts(pid, start, **script), ancestors=((5, 40, "bash"), (4, 30, "slurmstepd")))
+            return self.name(runs, facts, ProcessKey(4, 30), rank)
+
+        # Processes that run at the same time are one training, also where they inherited the same rank.
+        first = [name(10, 50), name(11, 51), name(12, 52, None)]
+        assert len(set(first)) == 1
+        for pid in (10, 11, 12):
+            runs.ended(ProcessKey(pid, 40 + pid))
+        # The script goes on with another training.
+        assert name(20, 90) not in first
+        assert name(21, 91) == name(20, 90)
 
     def test_scheduler_ids_need_only_the_count(self) -> None:
         step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "2"}

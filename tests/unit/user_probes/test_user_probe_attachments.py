@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fakes import Now
 
 from probing.api.errors import ConfigError, TargetTimeout
+from probing.daemon.source import Identity
 from probing.daemon.user_probes import running
 from probing.daemon.user_probes.running import Running
 from probing.daemon.user_probes.spec import Attach, Spec
@@ -69,4 +70,48 @@ def test_a_probe_of_all_processes_is_tried_again(probe: Running, monkeypatch: py
     probe.detach()
     assert probe.attached == "nowhere"
     assert look() == "in all processes"
+    probe.close()
+
+
+class Listed:
+    """The map of the pids whose tracepoints count."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+
+    def update(self, pid: int, _: int) -> None:
+        self.pids.add(pid)
+
+    def delete(self, pid: int) -> bool:
+        held = pid in self.pids
+        self.pids.discard(pid)
+        return held
+
+    def close(self) -> None:
+        self.pids.clear()
+
+
+def test_a_tracepoint_counts_for_no_process_that_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, nothing = Listed(), SimpleNamespace(close=lambda: None)
+    opened: Callable[..., int] = lambda *_, **__: os.open(os.devnull, os.O_RDONLY)  # noqa: E731
+    monkeypatch.setattr(running, "Ring", SimpleNamespace(open=lambda *_: nothing))
+    monkeypatch.setattr(running, "Map", lambda name, *_: listed if name == "probing_listed" else nothing)
+    monkeypatch.setattr(running, "_attach_tracepoint", opened)
+    attach = (Attach("tracepoint", "on_call", tracepoint="sched:sched_switch"),)
+    spec = Spec("calls", "", "trainers", 100, attach, (), "")
+    loaded: Any = SimpleNamespace(
+        programs=[opened()], maps={"probing_events": 0, "probing_counts": 0, "probing_listed": 0}
+    )
+    probe, targets = Running(spec, spec.table, loaded), cast(Any, None)
+    first, second = Identity(11, 7, "j", "r", "trainer", 0), Identity(12, 7, "j", "r", "trainer", 1)
+    probe.follow([first, second], lambda _: [], targets)
+    assert listed.pids == {11, 12}
+    # One calls exec, and trains no more.
+    probe.forget([first.key])
+    probe.follow([second], lambda _: [], targets)
+    assert listed.pids == {12}
+    # The other ends while all probes are paused.
+    probe.detach()
+    probe.follow([], lambda _: [], targets)
+    assert listed.pids == set()
     probe.close()
