@@ -102,7 +102,7 @@ class Queries(Nodes):
         if not self.many:
             return [self.query(sql)]
 
-        gathered = self._gather(self.addresses(), {"": sql}, self.timeout, lambda reply: reply)
+        gathered = self._gather(self.addresses(), {"": sql}, self.timeout, _complete)
         self.outcomes.append(gathered)
         gathered.require(strict=self.strict)
         return [answered.value[0].table for answered in gathered.answered]
@@ -162,6 +162,7 @@ class Queries(Nodes):
             watch=self.watch,
             policy=self.policy,
             done=self.done,
+            may_lack=any(map(_names_user_tables, statements.values())),
         )
         gathered = self.keep_names(wait(question.ask(addresses, timeout)))
         now_ns = time.monotonic_ns()
@@ -266,6 +267,13 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         return widest
     except pa.ArrowException:
         return pa.string()
+
+
+def _complete(reply: Reply) -> Reply:
+    """Returns ``reply``. Raises the error of a node that lacks its table."""
+    if reply.lacks is not None:
+        raise reply.lacks
+    return reply
 
 
 def _names_user_tables(sql: str) -> bool:

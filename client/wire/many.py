@@ -55,13 +55,15 @@ class Question:
         watch: Callable[[str, pb.QueryProgress], None] | None = None,
         policy: Policy | None = None,
         done: Callable[[int, int], None] = lambda *_: None,
+        may_lack: bool = False,
     ) -> None:
         """Makes the question; ``done(nodes, all)`` is called with the number of nodes that have answered or failed and
-        the number of all nodes; see ``Nodes``.
+        the number of all nodes; see ``Nodes``. ``may_lack``: see ``Node.replies``.
         """
         self._wire = wire
         self._statements = statements
-        self._query = query_of(statements, max_bytes, named=len(statements) != 1)
+        self._query = query_of(statements, max_bytes, named=may_lack or len(statements) != 1)
+        self._may_lack = may_lack
         self._take = take
         self._room = Room(max_bytes)
         self._strict = strict
@@ -97,6 +99,7 @@ class Question:
             strict=self._strict,
             # The old connection may be the cause of the failure.
             apart=attempt > 0,
+            may_lack=self._may_lack,
         )
         return replies[0].node, tuple(map(self._take, replies))
 

@@ -26,7 +26,7 @@ from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from probing.api.errors import QueryRejected
+from probing.api.errors import NO_TABLE, QueryRejected
 from probing.api.tables import TABLES, Table
 from probing.api.tables.schema import View
 from probing.api.tables.user import JOB_SCHEMA
@@ -238,7 +238,8 @@ def _resolve(
     name = f"{table.db}.{table.name}".lower()
     known = {**TABLES, **users()} if _is_run_time(table) else TABLES
     if name not in known:
-        raise _unknown_table(name, [*known, *VIEWS, *(views() if table.db.lower() == USER_VIEWS else ())])
+        code = NO_TABLE if _is_run_time(table) else ""
+        raise _unknown_table(name, [*known, *VIEWS, *(views() if table.db.lower() == USER_VIEWS else ())], code)
     return name
 
 
@@ -248,14 +249,15 @@ def _is_run_time(table: exp.Table) -> bool:
     return schema == USER or (schema == JOB_SCHEMA and name not in TABLES and name not in VIEWS)
 
 
-def _unknown_table(name: str, known: Iterable[str]) -> QueryRejected:
+def _unknown_table(name: str, known: Iterable[str], code: str = "") -> QueryRejected:
     lower, known = name.lower(), list(known)
     near = [full for full in known if full.split(".")[1] == lower.split(".")[-1]]
     near += [full for full in difflib.get_close_matches(lower, known, 3) if full not in near]
     meant = f"did you mean {' or '.join(near)}?" if near else ""
     if needs := needs_helper(name, meant):
         return needs
-    return QueryRejected(f"there is no table {name[:80]}", hint=meant or "`probingctl tables` lists the tables")
+    hint = meant or "`probingctl tables` lists the tables"
+    return QueryRejected(f"there is no table {name[:80]}", hint=hint, code=code)
 
 
 def _ctes_in_scope(table: exp.Expr) -> set[str]:

@@ -52,6 +52,7 @@ def run_all(
         left = max(timeout - (time.monotonic() - began), 0.001)
         classic = {name: plan.classic or plan for name, plan in plans.items()}
         return run_all(classic, addresses, gather, timeout=left, max_bytes=max_bytes, strict=strict, watch=watch)
+    _fail_lacking(gathered, [part for plan in plans.values() for part in plan.parts])
     watch(gathered)
     # A single node's answer may be too large; then the query fails, too.
     if any(failed.error.code == TOO_LARGE for failed in gathered.failed):
@@ -75,6 +76,25 @@ def run_all(
             _drop(db, plan.parts)
             fitted = [tables[number:] for tables in fitted]
     return answers
+
+
+def _fail_lacking(gathered: Gathered[tuple[Reply, ...]], parts: Sequence[Part]) -> None:
+    """Makes each node failed that lacks a table, unless it has no rows without that table and another node has it."""
+    had = {
+        part.source for a in gathered.answered for part, reply in zip(parts, a.value, strict=True) if not reply.lacks
+    }
+    kept: list[Answered[tuple[Reply, ...]]] = []
+    for answered in gathered.answered:
+        errors = [
+            reply.lacks
+            for part, reply in zip(parts, answered.value, strict=True)
+            if reply.lacks is not None and (not part.source or part.source not in had)
+        ]
+        if errors:
+            gathered.failed.append(Failed(answered.address, answered.node, errors[0]))
+        else:
+            kept.append(answered)
+    gathered.answered = kept
 
 
 def _part_name(name: str, plan: Plan, part: Part) -> str:
@@ -146,7 +166,7 @@ def _fitted(answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema])
     """Returns the node's tables in the types of their parts, or the error if they cannot be cast."""
     fitted = []
     for reply, schema in zip(answered.value, schemas, strict=True):
-        table = reply.table
+        table = schema.empty_table() if reply.lacks else reply.table
         if table.num_columns != len(schema):
             return PeerError(
                 f"it answered with {table.num_columns} columns instead of {len(schema)}", hint=SAME_VERSION

@@ -10,13 +10,14 @@ A plan gives the rows of the same SELECT over the union of all nodes' tables, ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from sqlglot import exp
 
 from probing.api.errors import QueryError, QueryRejected
+from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.views import VIEWS
 from probing.api.text import sql_name, sql_table
@@ -33,7 +34,7 @@ from probing.federation.planning.shapes import (
     require_row_functions,
 )
 from probing.federation.sql.dialect import parse, table_name, tables_in, to_sql
-from probing.federation.sql.filters import certain_of, names_whole_rows
+from probing.federation.sql.filters import certain_of, looks_at_many_rows, names_whole_rows
 from probing.federation.sql.headings import with_headings
 from probing.federation.sql.narrowing import narrow_all
 from probing.federation.sql.states import has_states
@@ -102,14 +103,40 @@ def _plan(root: exp.Query, now_ns: int, catalog: Catalog, views: Mapping[str, Vi
 
     with catalog.beside({name: with_views(f"SELECT * FROM {sql_table(name)}") for name in apart}):
         found = _split(root, catalog)
-    if not apart:
-        return found
-    return _each_part(found, with_views)
+    if apart:
+        found = _each_part(found, lambda part: replace(part, sql=with_views(part.sql)))
+    if some := catalog.schemas.keys() - TABLES.keys():
+        found = _each_part(found, lambda part: replace(part, source=_source(parse(part.sql), some)))
+    return found
 
 
-def _each_part(found: Plan, change: Callable[[str], str]) -> Plan:
-    parts = tuple(replace(part, sql=change(part.sql)) for part in found.parts)
+def _each_part(found: Plan, change: Callable[[Part], Part]) -> Plan:
+    parts = tuple(map(change, found.parts))
     return replace(found, parts=parts, classic=found.classic and _each_part(found.classic, change))
+
+
+def _source(root: exp.Query, some: Collection[str]) -> str:
+    """Returns the table of ``some`` that ``root`` reads, if ``root`` has no row of another table without it; else an
+    empty text.
+    """
+    read = {table_name(table) for table in tables_in(root)}.intersection(some)
+    first = _first_table(root)
+    return first if read == {first} else ""
+
+
+def _first_table(root: exp.Expr) -> str:
+    """Returns the table without whose rows ``root`` reads no rows, however many rows other tables have; empty if there
+    is no such table.
+    """
+    if not isinstance(root, exp.Select) or root.args.get("from_") is None:
+        return ""
+    joins = root.args.get("joins") or []
+    source = root.args["from_"].this
+    if any(join.side.upper() in ("RIGHT", "FULL") for join in joins) or source.args.get("joins"):
+        return ""
+    if isinstance(source, exp.Subquery):
+        return "" if looks_at_many_rows(source.this) else _first_table(source.this)
+    return table_name(source) if isinstance(source, exp.Table) and isinstance(source.this, exp.Identifier) else ""
 
 
 def _split(root: exp.Query, catalog: Catalog, *, states: bool = True) -> Plan:
