@@ -21,6 +21,8 @@ __all__ = ("SAME_VERSION", "create_part", "run_all")
 
 # An answer up to this many bytes is copied into one piece.
 _SMALL = 32 << 20
+# The rows of the last step are counted in batches of this many.
+_BATCH_ROWS = 100_000
 # How much may be spilled to disk, as a multiple of the memory.
 _SPILLED = 8
 SAME_VERSION = "run the same version of probingd on all nodes"
@@ -72,7 +74,7 @@ def run_all(
         for name, plan in plans.items():
             number = len(plan.parts)
             _load(db, plan, [tables[:number] for tables in fitted])
-            answers[name] = Answer(_final(db, plan, timeout), gathered)
+            answers[name] = Answer(_final(db, plan, timeout, memory << 20), gathered)
             _drop(db, plan.parts)
             fitted = [tables[number:] for tables in fitted]
     return answers
@@ -178,21 +180,31 @@ def _fitted(answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema])
     return fitted
 
 
-def _final(db: duckdb.DuckDBPyConnection, plan: Plan, timeout: float) -> pa.Table:
+def _final(db: duckdb.DuckDBPyConnection, plan: Plan, timeout: float, max_bytes: int) -> pa.Table:
+    """Returns the rows of the last step of ``plan``. Raises QueryMemory beyond ``max_bytes``, which are outside of the
+    memory that DuckDB counts.
+    """
     timer = threading.Timer(timeout, db.interrupt)
     timer.daemon = True
     timer.start()
     try:
-        table: pa.Table = db.sql(plan.final).to_arrow_table()
-        return table
-    except duckdb.InterruptException:
-        raise QueryTimeout(f"combining the answers took longer than {timeout:g} s") from None
-    except duckdb.OutOfMemoryException:
-        raise QueryMemory(
-            "combining the answers takes more memory and temporary space than it may",
-            hint="narrow the time range, join fewer rows, or aggregate before the join",
-        ) from None
-    except duckdb.Error as e:
+        reader = db.sql(plan.final).to_arrow_reader(_BATCH_ROWS)
+        batches, held = [], 0
+        for batch in reader:
+            batches.append(batch)
+            held += batch.nbytes
+            if held > max_bytes:
+                raise QueryMemory(f"the answer is larger than {size(max_bytes)}")
+        return pa.Table.from_batches(batches, reader.schema)
+    except (duckdb.Error, pa.ArrowException, OSError) as e:
+        # An error after the first batch comes through Arrow, as another class with DuckDB's text.
+        if str(e).startswith("INTERRUPT Error"):
+            raise QueryTimeout(f"combining the answers took longer than {timeout:g} s") from None
+        if str(e).startswith("Out of Memory Error"):
+            raise QueryMemory(
+                "combining the answers takes more memory and temporary space than it may",
+                hint="narrow the time range, join fewer rows, or aggregate before the join",
+            ) from None
         raise from_duckdb(e) from None
     finally:
         timer.cancel()

@@ -33,6 +33,7 @@ from probing.federation.planning.shapes import (
     plain_select,
     require_row_functions,
 )
+from probing.federation.sql.allowed import check_node, check_sizes
 from probing.federation.sql.dialect import parse, table_name, tables_in, to_sql
 from probing.federation.sql.filters import certain_of, looks_at_many_rows, names_whole_rows
 from probing.federation.sql.headings import with_headings
@@ -67,8 +68,8 @@ def plan(sql: str, now_ns: int, catalog: Catalog | None = None, views: Mapping[s
     """Returns the plan of ``sql`` for many nodes. ``now_ns`` (UTC ns) is the value of now().
 
     ``catalog``: the tables as queries on a node see them, by default those of probing.api. ``views`` are expanded here,
-    so that nodes need not have them. Raises QueryRejected for another statement than a SELECT, NotFound for an unknown
-    table, QueryError if it does not bind.
+    so that nodes need not have them. Raises QueryRejected for another statement than a SELECT and for a part that a
+    node's gate refuses, NotFound for an unknown table, QueryError if it does not bind.
     """
     chosen = catalog if catalog is not None else api_catalog()
     try:
@@ -96,6 +97,12 @@ def each_node(sql: str, now_ns: int, catalog: Catalog | None = None) -> Plan:
 def _plan(root: exp.Query, now_ns: int, catalog: Catalog, views: Mapping[str, View]) -> Plan:
     columns = known_columns(views, catalog.schemas)
     apart = set_apart(root, views, columns)
+    # Nodes check their parts, but the last step runs here, and even binding can compute constants. WITH RECURSIVE is
+    # allowed here, as its rows count as memory and it ends at the deadline.
+    for node in root.walk():
+        if not isinstance(node, exp.With):
+            check_node(node)
+    check_sizes(root)
     root = fix_times(root, now_ns)
 
     def with_views(sql: str) -> str:

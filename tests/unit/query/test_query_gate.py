@@ -13,8 +13,8 @@ from sqlglot import exp
 
 from probing.api.errors import NO_TABLE, QueryRejected
 from probing.api.tables import TABLES
-from probing.daemon.query import allowed
 from probing.daemon.query.gate import check
+from probing.federation.sql import allowed
 from probing.federation.sql.reading import MAX_TEXT
 
 NOW_NS = 1_795_000_000_123_456_789
