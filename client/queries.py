@@ -224,7 +224,8 @@ class Queries(Nodes):
             return plan(sql, now, views=views)
         from probing.federation.planning.catalog import Catalog, api_schemas
 
-        catalog = Catalog({**api_schemas(), **self._user_schemas()})
+        schemas, uneven = self._user_schemas()
+        catalog = Catalog({**api_schemas(), **schemas}, uneven)
         try:
             return plan(sql, now, catalog, views)
         finally:
@@ -237,8 +238,9 @@ class Queries(Nodes):
         (reply,) = self._node(self.target, {"": _VIEWS})
         return views_from(reply.table.to_pylist())
 
-    def _user_schemas(self) -> dict[str, pa.Schema]:
-        """Returns the union of the nodes' columns for each table of a user's probe or of a job.
+    def _user_schemas(self) -> tuple[dict[str, pa.Schema], dict[str, set[str]]]:
+        """Returns the union of the nodes' columns for each table of a user's probe or of a job; and the columns that
+        differ between the nodes that have the table.
 
         A column has the widest type that it has on a node: a node shows the type of the values that its jobs wrote.
         """
@@ -248,12 +250,22 @@ class Queries(Nodes):
         from probing.api.tables.views import VIEWS
 
         columns: dict[str, dict[str, pa.DataType]] = {}
+        # The columns of each table on each node that has it.
+        known: dict[str, list[dict[str, pa.DataType]]] = {}
         for table in self.query_each(_USER_COLUMNS):
+            here: dict[str, dict[str, pa.DataType]] = {}
             for name, column, kind in zip(*(values.to_pylist() for values in table.columns), strict=True):
                 if name not in TABLES and name not in VIEWS:
                     own, found = columns.setdefault(name, {}), type_for_alias(kind)
                     own[column] = _wider(own.get(column, found), found)
-        return {name: schema(list(own.items())) for name, own in columns.items()}
+                    here.setdefault(name, {})[column] = found
+            for name, of_node in here.items():
+                known.setdefault(name, []).append(of_node)
+        uneven = {
+            name: {column for column, kind in own.items() if any(node.get(column) != kind for node in known[name])}
+            for name, own in columns.items()
+        }
+        return {name: schema(list(own.items())) for name, own in columns.items()}, uneven
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:

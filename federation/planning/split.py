@@ -114,12 +114,40 @@ def _plan(root: exp.Query, now_ns: int, catalog: Catalog, views: Mapping[str, Vi
         found = _each_part(found, lambda part: replace(part, sql=with_views(part.sql)))
     if some := catalog.schemas.keys() - TABLES.keys():
         found = _each_part(found, lambda part: replace(part, source=_source(parse(part.sql), some)))
+    if catalog.uneven:
+        found = _each_part(found, lambda part: replace(part, sql=to_sql(_filled(parse(part.sql), catalog))))
     return found
 
 
 def _each_part(found: Plan, change: Callable[[Part], Part]) -> Plan:
     parts = tuple(map(change, found.parts))
     return replace(found, parts=parts, classic=found.classic and _each_part(found.classic, change))
+
+
+def _filled(root: exp.Query, catalog: Catalog) -> exp.Query:
+    """Changes ``root``: on each node, the tables in it get the columns and types that they have over all nodes, if
+    ``root`` names a column for which that matters.
+    """
+    words = {identifier.name.lower() for identifier in root.find_all(exp.Identifier)}
+    whole = names_whole_rows(root)
+    filled: set[str] = set()
+    for table in tables_in(root):
+        name = table_name(table)
+        uneven = catalog.uneven.get(name, ())
+        if uneven and (whole or not words.isdisjoint(uneven)):
+            filled.add(name)
+            rows = exp.select("*").from_(exp.Table(this=table.this.copy(), db=table.args["db"].copy()))
+            # By these columns, which all nodes have, a node prunes what it reads.
+            rows = rows.where(*certain_of(table, {"ts", "job"} - set(uneven)))
+            nulls = ", ".join(f"CAST(NULL AS {kind}) AS {sql_name(c)}" for c, kind in catalog.columns[name])
+            inner = parse(f"{to_sql(rows)} UNION ALL BY NAME SELECT {nulls} WHERE FALSE")
+            alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True))
+            more = {key: value for key in ("joins", "laterals", "sample") if (value := table.args.get(key))}
+            table.replace(exp.Subquery(this=inner, alias=alias, **more))
+    for column in root.find_all(exp.Column):
+        if f"{column.text('db')}.{column.table}".lower() in filled:
+            column.set("db", None)
+    return root
 
 
 def _source(root: exp.Query, some: Collection[str]) -> str:

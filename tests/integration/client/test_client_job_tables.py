@@ -14,21 +14,26 @@ from probing.client.main import main
 LOSSES = [(0, 0.5), (1, 0.25)]
 
 
-def _described(name: str, kind: str) -> dict[str, object]:
-    of_table = {"table_schema": "python", "table_name": "losses", "description": ""}
+def _described(name: str, kind: str, table: str = "losses") -> dict[str, object]:
+    of_table = {"table_schema": "python", "table_name": table, "description": ""}
     return {"node": "alpha", "ts": 0, **of_table, "column_name": name, "type": kind}
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeNode, FakeNode]]:
-    """Of two nodes with operations, only the first has python.losses."""
+    """Of two nodes with operations, only the first has python.losses. See ``uneven`` for python.scores."""
     folder = tmp_path_factory.mktemp("nodes")
-    columns = [_described(name, kind) for name, kind in (("node", "string"), ("rank", "int64"), ("loss", "double"))]
-    tables = [{"comm.ops": [operation(name, 0, seq, ts=seq) for seq in range(3)]} for name in ("alpha", "beta")]
-    with (
-        FakeNode(folder, "alpha", {**tables[0], "probing.column_docs": columns}) as first,
-        FakeNode(folder, "beta", tables[1]) as second,
-    ):
+    common = [("node", "string"), ("rank", "int64")]
+    columns = [
+        [_described(name, kind) for name, kind in (*common, ("loss", "double"))]
+        + [_described(name, kind, "scores") for name, kind in (*common, ("tag", "string"), ("lr", "double"))],
+        [_described(name, kind, "scores") for name, kind in (*common, ("tag", "int64"))],
+    ]
+    tables = [
+        {"comm.ops": [operation(name, 0, seq, ts=seq) for seq in range(3)], "probing.column_docs": described}
+        for name, described in zip(("alpha", "beta"), columns, strict=True)
+    ]
+    with FakeNode(folder, "alpha", tables[0]) as first, FakeNode(folder, "beta", tables[1]) as second:
         with first.database("") as db:
             db.execute(
                 "CREATE SCHEMA IF NOT EXISTS python; CREATE TABLE python.losses (node TEXT, rank INT8, loss REAL)"
@@ -110,3 +115,45 @@ def test_a_table_of_ours_that_a_node_lacks_counts_as_a_failure(
 def test_each_node_alone_fails_without_the_table(cluster: Cluster) -> None:
     with pytest.raises(PartialAnswer, match=r"1 of 2 nodes did not answer: .*there is no table python\.losses"):
         cluster.query_each("SELECT loss FROM python.losses")
+
+
+@pytest.fixture
+def uneven(nodes: tuple[FakeNode, FakeNode]) -> Iterator[None]:
+    """Both nodes have python.scores: the first with a column more, and one that is text there and a number here."""
+    for node, made, rows in (
+        (nodes[0], "rank INT8, tag TEXT, lr DOUBLE, node TEXT", [(0, "99", 0.5, "alpha")]),
+        (nodes[1], "rank INT8, node TEXT, tag INT8", [(1, "beta", 100)]),
+    ):
+        with node.database("") as db:
+            db.execute(f"CREATE SCHEMA IF NOT EXISTS python; CREATE TABLE python.scores ({made})")
+            db.executemany(f"INSERT INTO python.scores VALUES ({', '.join('?' * len(rows[0]))})", rows)
+    yield
+    for node in nodes:
+        with node.database("") as db:
+            db.execute("DROP TABLE python.scores")
+
+
+@pytest.mark.parametrize(
+    ("sql", "rows"),
+    [
+        ("SELECT lr FROM python.scores ORDER BY rank", [{"lr": 0.5}, {"lr": None}]),
+        ("SELECT max(tag) AS tag, count(lr) AS n FROM python.scores", [{"tag": "99", "n": 1}]),
+        ("SELECT python.scores.rank FROM python.scores WHERE scores.lr IS NULL", [{"rank": 1}]),
+        ("SELECT s.rank FROM python.scores AS s JOIN python.scores AS o ON s.lr = o.lr", [{"rank": 0}]),
+        ("SELECT rank FROM python.scores WHERE tag < '2'", [{"rank": 1}]),
+    ],
+)
+@pytest.mark.usefixtures("uneven")
+def test_a_column_that_a_node_lacks_or_has_with_another_type(
+    cluster: Cluster, sql: str, rows: list[dict[str, object]]
+) -> None:
+    assert cluster.query(sql).to_pylist() == rows
+
+
+@pytest.mark.usefixtures("uneven")
+def test_whole_rows_have_the_columns_of_all_nodes(cluster: Cluster) -> None:
+    rows = sorted(cluster.query("SELECT * FROM python.scores").to_pylist(), key=lambda row: row["rank"])
+    assert rows == [
+        {"node": "alpha", "rank": 0, "tag": "99", "lr": 0.5},
+        {"node": "beta", "rank": 1, "tag": "100", "lr": None},
+    ]
