@@ -21,8 +21,10 @@ __all__ = ("SAME_VERSION", "create_part", "run_all")
 
 # An answer up to this many bytes is copied into one piece.
 _SMALL = 32 << 20
-# The rows of the last step are counted in batches of this many.
-_BATCH_ROWS = 100_000
+# How much larger answers may be in the required types.
+_GROWN = 2
+# Rows are cast, and those of the last step counted, in batches of this many.
+_BATCH_ROWS = 50_000
 # How much may be spilled to disk, as a multiple of the memory.
 _SPILLED = 8
 SAME_VERSION = "run the same version of probingd on all nodes"
@@ -58,17 +60,18 @@ def run_all(
     watch(gathered)
     # A single node's answer may be too large; then the query fails, too.
     if any(failed.error.code == TOO_LARGE for failed in gathered.failed):
-        raise QueryMemory(
-            f"the nodes' answers are larger than {size(max_bytes)} together",
-            hint="narrow the time range, or aggregate; only rows without ORDER BY, DISTINCT and LIMIT are streamed",
-        )
+        raise _too_large(max_bytes)
     gathered.require(strict=strict)
     memory = max(256, 2 * (max_bytes >> 20))
     with (
         tempfile.TemporaryDirectory(prefix="probing-merge-") as spill,
         open_database(memory_limit=f"{memory}MiB", spill=spill, spill_limit=f"{_SPILLED * memory}MiB") as db,
     ):
-        fitted = _fitted_all(gathered, [_part_schema(db, part) for plan in plans.values() for part in plan.parts])
+        schemas = [_part_schema(db, part) for plan in plans.values() for part in plan.parts]
+        try:
+            fitted = _fitted_all(gathered, schemas, _Budget(_GROWN * max_bytes))
+        except QueryMemory:
+            raise _too_large(max_bytes) from None
         gathered.require(strict=strict)
         answers: dict[str, Answer] = {}
         for name, plan in plans.items():
@@ -111,11 +114,22 @@ class _Budget:
         self._lock = threading.Lock()
 
     def take(self, reply: Reply) -> Reply:
+        self.hold(reply.table.nbytes)
+        return reply
+
+    def hold(self, number: int) -> None:
+        """Counts ``number`` bytes. Raises QueryMemory if there is no room for them."""
         with self._lock:
-            self._left -= reply.table.nbytes
+            self._left -= number
             if self._left < 0:
                 raise QueryMemory("the answers are too large together", code=TOO_LARGE)
-        return reply
+
+
+def _too_large(max_bytes: int) -> QueryMemory:
+    return QueryMemory(
+        f"the nodes' answers are larger than {size(max_bytes)} together",
+        hint="narrow the time range, or aggregate; only rows without ORDER BY, DISTINCT and LIMIT are streamed",
+    )
 
 
 def _part_schema(db: duckdb.DuckDBPyConnection, part: Part) -> pa.Schema:
@@ -129,12 +143,16 @@ def _drop(db: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> None:
         db.execute(f"DROP TABLE {sql_table(part.table)}")
 
 
-def _fitted_all(gathered: Gathered[tuple[Reply, ...]], schemas: Sequence[pa.Schema]) -> list[list[pa.Table]]:
-    """Returns the tables of each node in the required types; a node whose answer cannot be cast counts as failed."""
+def _fitted_all(
+    gathered: Gathered[tuple[Reply, ...]], schemas: Sequence[pa.Schema], budget: _Budget
+) -> list[list[pa.Table]]:
+    """Returns the tables of each node in the required types; a node whose answer cannot be cast counts as failed.
+    Raises QueryMemory if the tables are larger than ``budget``.
+    """
     fitted: list[list[pa.Table]] = []
     kept: list[Answered[tuple[Reply, ...]]] = []
     for answered in gathered.answered:
-        tables = _fitted(answered, schemas)
+        tables = _fitted(answered, schemas, budget)
         if isinstance(tables, PeerError):
             gathered.failed.append(Failed(answered.address, answered.node, tables))
         else:
@@ -164,7 +182,9 @@ def create_part(db: duckdb.DuckDBPyConnection, part: Part) -> pa.Schema:
     return pa.schema([pa.field(f"c{i}", field.type) for i, field in enumerate(schema)])
 
 
-def _fitted(answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema]) -> list[pa.Table] | PeerError:
+def _fitted(
+    answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema], budget: _Budget
+) -> list[pa.Table] | PeerError:
     """Returns the node's tables in the types of their parts, or the error if they cannot be cast."""
     fitted = []
     for reply, schema in zip(answered.value, schemas, strict=True):
@@ -174,10 +194,25 @@ def _fitted(answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema])
                 f"it answered with {table.num_columns} columns instead of {len(schema)}", hint=SAME_VERSION
             )
         try:
-            fitted.append(table.rename_columns(schema.names).cast(schema))
+            fitted.append(_cast(table.rename_columns(schema.names), schema, budget))
         except pa.ArrowException:
             return PeerError("its rows do not have the types of this version", hint=SAME_VERSION)
     return fitted
+
+
+def _cast(table: pa.Table, schema: pa.Schema, budget: _Budget) -> pa.Table:
+    """Returns ``table`` in the types of ``schema``.
+
+    NULLs without a type have no bytes, and equal values of a dictionary are there once: so rows are cast, and counted,
+    in batches.
+    """
+    if table.schema.types == schema.types:
+        return table.cast(schema)
+    batches = []
+    for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
+        batches.append(batch.cast(schema))
+        budget.hold(batches[-1].nbytes)
+    return pa.Table.from_batches(batches, schema)
 
 
 def _final(db: duckdb.DuckDBPyConnection, plan: Plan, timeout: float, max_bytes: int) -> pa.Table:

@@ -22,6 +22,8 @@ __all__ = ("NodeStream", "OpenStream", "Start", "concatenates", "pour")
 
 # The most batches that are buffered for the reader; then the nodes wait.
 _WAITING = 8
+# The most rows of a buffered batch; a node sends batches of 16,384 rows.
+_MOST_ROWS = 1 << 16
 
 
 class NodeStream(Protocol):
@@ -157,10 +159,12 @@ class _Pour:
         if len(schema) != len(self._schema):
             raise PeerError(f"it answered with {len(schema)} columns instead of {len(self._schema)}", hint=SAME_VERSION)
         while (batch := await stream.next()) is not None:
-            fitted = self._fitted(batch)
-            await self._places.acquire()
-            self._queue.put(fitted)
-            self._passed[address] = self._passed.get(address, 0) + batch.num_rows
+            # Rows of a hostile node may be much larger in our types.
+            for start in range(0, batch.num_rows, _MOST_ROWS):
+                fitted = self._fitted(batch.slice(start, _MOST_ROWS))
+                await self._places.acquire()
+                self._queue.put(fitted)
+                self._passed[address] = self._passed.get(address, 0) + fitted.num_rows
         self.warnings.extend(f"{stream.node}: {warning}" for warning in stream.warnings)
         return stream.node, self._passed.get(address, 0)
 

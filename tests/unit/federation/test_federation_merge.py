@@ -124,6 +124,25 @@ def test_the_answers_together_are_bounded(nodes: Nodes) -> None:
         run(nodes.plan("SELECT * FROM comm.ops"), nodes.names, nodes.ask, max_bytes=200)
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.nulls(1 << 24),
+        pa.DictionaryArray.from_arrays(pa.array([0] * 200_000, pa.int8()), pa.array(["x" * 4096])),
+    ],
+    ids=["nulls", "dictionary"],
+)
+def test_rows_that_grow_when_they_are_read_are_bounded(nodes: Nodes, column: pa.Array) -> None:
+    held = pa.total_allocated_bytes()
+
+    def ask(address: str, sql: str, seconds: float) -> Reply:
+        return Reply(address, pa.table({"op": pa.chunked_array([column] * 8)}))
+
+    with pytest.raises(QueryMemory, match=r"the nodes' answers are larger than 20 MiB together"):
+        run(nodes.plan("SELECT op FROM comm.ops ORDER BY op"), nodes.names, ask, max_bytes=20 << 20)
+    assert pa.total_allocated_bytes() <= held
+
+
 def test_the_last_step_has_a_deadline() -> None:
     endless = plan("SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range <> b.range", NOW_NS)
     assert endless.kind == "local"
