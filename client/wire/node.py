@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from probing.api.errors import PeerError, ProbingError, QueryRejected
+from probing.api.errors import BROKEN, PeerError, ProbingError, QueryRejected
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.wire import MAX_STATEMENTS, NODE_KEY, UNLIMITED, reported_error
 from probing.client.wire.channels import Channel, Channels
@@ -120,7 +120,8 @@ class Call:
         is_silent = error.code() in _SILENT and time.monotonic() - self._begun > _PATIENCE_S
         address, connected = self._channel.address, self._channel.connected
         problem = await error_of(address, error, self._seconds, connected=connected)
-        if is_silent:
+        # A node whose connection broke may answer the next call.
+        if is_silent and problem.code != BROKEN:
             self._wire.silent[address] = time.monotonic() + _PAUSE_S, problem
         return problem
 
