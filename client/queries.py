@@ -244,7 +244,7 @@ class Queries(Nodes):
 
         A column has the widest type that it has on a node: a node shows the type of the values that its jobs wrote.
         """
-        from pyarrow import schema, type_for_alias
+        from pyarrow import schema
 
         from probing.api.tables import TABLES
         from probing.api.tables.views import VIEWS
@@ -255,8 +255,9 @@ class Queries(Nodes):
         for table in self.query_each(_USER_COLUMNS):
             here: dict[str, dict[str, pa.DataType]] = {}
             for name, column, kind in zip(*(values.to_pylist() for values in table.columns), strict=True):
-                if name not in TABLES and name not in VIEWS:
-                    own, found = columns.setdefault(name, {}), type_for_alias(kind)
+                found = _type_of(name, column, kind)
+                if found is not None and name not in TABLES and name not in VIEWS:
+                    own = columns.setdefault(name, {})
                     own[column] = _wider(own.get(column, found), found)
                     here.setdefault(name, {})[column] = found
             for name, of_node in here.items():
@@ -266,6 +267,24 @@ class Queries(Nodes):
             for name, own in columns.items()
         }
         return {name: schema(list(own.items())) for name, own in columns.items()}, uneven
+
+
+def _type_of(table: str | None, column: str | None, kind: Any) -> pa.DataType | None:
+    """Returns the type of a column of a user's probe or of a job; None for what a node says that cannot be such a
+    column.
+    """
+    import pyarrow as pa
+
+    from probing.api.tables.user import USER_NAME
+
+    name = str(table).partition(".")[2]
+    if kind is None or not USER_NAME.fullmatch(name) or not USER_NAME.fullmatch(str(column)):
+        return None
+    try:
+        found: pa.DataType = pa.type_for_alias(kind)
+    except ValueError:
+        return None
+    return found
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:

@@ -157,3 +157,29 @@ def test_whole_rows_have_the_columns_of_all_nodes(cluster: Cluster) -> None:
         {"node": "alpha", "rank": 0, "tag": "99", "lr": 0.5},
         {"node": "beta", "rank": 1, "tag": "100", "lr": None},
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "table"),
+    [
+        ("lr", "no such type", "losses"),
+        ("LOSS", "double", "losses"),
+        ("Loss\x1b[31m", "double", "losses"),
+        ("lr", "double", 'los"ses'),
+        (None, "double", "losses"),
+        ("lr", None, "losses"),
+        ("lr", "double", None),
+    ],
+)
+def test_columns_that_no_table_can_have_are_left_out(
+    nodes: tuple[FakeNode, FakeNode], cluster: Cluster, name: str, kind: str, table: str
+) -> None:
+    with nodes[1].database("probing.column_docs") as db:
+        db.execute("CREATE TABLE kept AS FROM probing.column_docs")
+    try:
+        nodes[1].insert("probing.column_docs", [_described(name, kind, table)])
+        found = cluster.query("SELECT * FROM python.losses")
+        assert (found.column_names, found.num_rows) == (["node", "rank", "loss"], len(LOSSES))
+    finally:
+        with nodes[1].database("probing.column_docs") as db:
+            db.execute("DELETE FROM probing.column_docs; INSERT INTO probing.column_docs FROM kept; DROP TABLE kept")
