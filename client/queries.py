@@ -8,6 +8,7 @@ from collections.abc import Container, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from probing.api.errors import PeerError
 from probing.client.nodes import Nodes
 from probing.client.wire.loop import Work, begin, wait
 from probing.client.wire.stream import Room, Stream, batches
@@ -27,6 +28,7 @@ _USER_COLUMNS = """
 SELECT table_schema || '.' || table_name, column_name, type FROM probing.column_docs
 WHERE table_schema IN ('user', 'python')
 """
+_SAME_VERSION = "run the same version of probingd on all nodes"
 _VIEWS = "SELECT name, sql, doc, problem FROM probing.views"
 
 
@@ -97,12 +99,20 @@ class Queries(Nodes):
     async def _open(self, address: str, sql: str, seconds: float) -> Stream:
         return await self.node(address).stream(sql, seconds, watch=self.watching(address), strict=self.strict)
 
-    def query_each(self, sql: str) -> list[pa.Table]:
-        """Returns the rows of one SELECT for each node by itself, unmerged."""
-        if not self.many:
-            return [self.query(sql)]
+    def query_each(self, sql: str, columns: Sequence[str] = ()) -> list[pa.Table]:
+        """Returns the rows of one SELECT for each node by itself, unmerged.
 
-        gathered = self._gather(self.addresses(), {"": sql}, self.timeout, _complete)
+        ``columns``: the names of its columns; a node that answers with another number of columns counts as failed.
+        """
+        if not self.many:
+            return [_named(self.query(sql), columns)]
+
+        def take(reply: Reply) -> Reply:
+            if reply.lacks is not None:
+                raise reply.lacks
+            return replace(reply, table=_named(reply.table, columns))
+
+        gathered = self._gather(self.addresses(), {"": sql}, self.timeout, take)
         self.outcomes.append(gathered)
         gathered.require(strict=self.strict)
         return [answered.value[0].table for answered in gathered.answered]
@@ -252,7 +262,7 @@ class Queries(Nodes):
         columns: dict[str, dict[str, pa.DataType]] = {}
         # The columns of each table on each node that has it.
         known: dict[str, list[dict[str, pa.DataType]]] = {}
-        for table in self.query_each(_USER_COLUMNS):
+        for table in self.query_each(_USER_COLUMNS, ("table", "column", "type")):
             here: dict[str, dict[str, pa.DataType]] = {}
             for name, column, kind in zip(*(values.to_pylist() for values in table.columns), strict=True):
                 found = _type_of(name, column, kind)
@@ -300,11 +310,15 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         return pa.string()
 
 
-def _complete(reply: Reply) -> Reply:
-    """Returns ``reply``. Raises the error of a node that lacks its table."""
-    if reply.lacks is not None:
-        raise reply.lacks
-    return reply
+def _named(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Returns ``table`` with the names of ``columns``, if there are any. Raises PeerError for another number of
+    columns.
+    """
+    if not columns:
+        return table
+    if table.num_columns != len(columns):
+        raise PeerError(f"it answered with {table.num_columns} columns instead of {len(columns)}", hint=_SAME_VERSION)
+    return table.rename_columns(list(columns))
 
 
 def _names_user_tables(sql: str) -> bool:

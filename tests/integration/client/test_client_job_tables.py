@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 from client_fake_node import FakeNode, operation
 
 from probing.api.errors import NO_TABLE, NotFound, PartialAnswer, QueryRejected
+from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.client.cluster import Cluster
 from probing.client.main import main
 
@@ -157,6 +159,22 @@ def test_whole_rows_have_the_columns_of_all_nodes(cluster: Cluster) -> None:
         {"node": "alpha", "rank": 0, "tag": "99", "lr": 0.5},
         {"node": "beta", "rank": 1, "tag": "100", "lr": None},
     ]
+
+
+def test_a_node_that_answers_the_question_for_columns_with_other_columns(
+    nodes: tuple[FakeNode, FakeNode], cluster: Cluster
+) -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([("x", pa.int64())])) as writer:
+        writer.write_batch(pa.record_batch([pa.array([1])], ["x"]))
+    end = pb.QueryReply(end=pb.QueryEnd(node="beta", rows=1))
+    nodes[1].garbage = [pb.QueryReply(arrow=sink.getvalue().to_pybytes()), end]
+    try:
+        with Cluster(nodes=[node.address for node in nodes]) as calm:
+            assert calm.query("SELECT rank FROM python.losses").num_rows == len(LOSSES)
+            assert [f.address for f in calm.outcomes[0].failed] == [nodes[1].address]
+    finally:
+        nodes[1].garbage = None
 
 
 @pytest.mark.parametrize(
