@@ -37,6 +37,7 @@ from typing import Any
 __all__ = (
     "BROKEN",
     "LATE",
+    "NO_TABLE",
     "SERVED",
     "TOO_LARGE",
     "UNKNOWN_CALL",
@@ -75,6 +76,8 @@ __all__ = (
 LATE = "late"
 # The connection broke during the call; another call may succeed.
 BROKEN = "broken"
+# The node has no such table; only nodes with the job or the probe that fills it have it.
+NO_TABLE = "no_table"
 # The answer is larger than the caller accepts.
 TOO_LARGE = "too_large"
 # The node is of a version without this call.

@@ -39,7 +39,7 @@ def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
     asked = len(cluster.outcomes)
     for place, table in enumerate(_JOB_TABLES, 1):
         by_pid = f" OR pid = {int(text)}" if table != "diagnosis.findings" and _is_pid(text) else ""
-        answers = cluster.query_each(f"SELECT DISTINCT job FROM {table} WHERE {where}{by_pid}")
+        answers = cluster.query_each(f"SELECT DISTINCT job FROM {table} WHERE {where}{by_pid}", ("job",))
         jobs = sorted({str(job) for answer in answers for job in answer.column(0).to_pylist() if job})
         if text in jobs or (jobs and _is_elsewhere(cluster, text, jobs, _JOB_TABLES[place:])):
             return text
@@ -73,9 +73,8 @@ def _group_text(cluster: Queries, name: str) -> str:
     """Returns the phase of the group of this name (a literal of SQL), and why; empty if there is no such group."""
     sql = f"SELECT phase, coalesce(waits_for, reason) AS why FROM cluster.groups WHERE group_name = {name}"
     try:
-        rows = [
-            row for answer in cluster.query_each(f"{sql} ORDER BY generation DESC LIMIT 1") for row in rows_of(answer)
-        ]
+        answers = cluster.query_each(f"{sql} ORDER BY generation DESC LIMIT 1", ("phase", "why"))
+        rows = [row for answer in answers for row in rows_of(answer)]
     except ProbingError:
         # A node of a version without groups has no such table.
         return ""

@@ -8,6 +8,7 @@ from collections.abc import Container, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from probing.api.errors import PeerError
 from probing.client.nodes import Nodes
 from probing.client.wire.loop import Work, begin, wait
 from probing.client.wire.stream import Room, Stream, batches
@@ -27,6 +28,7 @@ _USER_COLUMNS = """
 SELECT table_schema || '.' || table_name, column_name, type FROM probing.column_docs
 WHERE table_schema IN ('user', 'python')
 """
+_SAME_VERSION = "run the same version of probingd on all nodes"
 _VIEWS = "SELECT name, sql, doc, problem FROM probing.views"
 
 
@@ -97,12 +99,20 @@ class Queries(Nodes):
     async def _open(self, address: str, sql: str, seconds: float) -> Stream:
         return await self.node(address).stream(sql, seconds, watch=self.watching(address), strict=self.strict)
 
-    def query_each(self, sql: str) -> list[pa.Table]:
-        """Returns the rows of one SELECT for each node by itself, unmerged."""
-        if not self.many:
-            return [self.query(sql)]
+    def query_each(self, sql: str, columns: Sequence[str] = ()) -> list[pa.Table]:
+        """Returns the rows of one SELECT for each node by itself, unmerged.
 
-        gathered = self._gather(self.addresses(), {"": sql}, self.timeout, lambda reply: reply)
+        ``columns``: the names of its columns; a node that answers with another number of columns counts as failed.
+        """
+        if not self.many:
+            return [_named(self.query(sql), columns)]
+
+        def take(reply: Reply) -> Reply:
+            if reply.lacks is not None:
+                raise reply.lacks
+            return replace(reply, table=_named(reply.table, columns))
+
+        gathered = self._gather(self.addresses(), {"": sql}, self.timeout, take)
         self.outcomes.append(gathered)
         gathered.require(strict=self.strict)
         return [answered.value[0].table for answered in gathered.answered]
@@ -162,6 +172,7 @@ class Queries(Nodes):
             watch=self.watch,
             policy=self.policy,
             done=self.done,
+            may_lack=any(map(_names_user_tables, statements.values())),
         )
         gathered = self.keep_names(wait(question.ask(addresses, timeout)))
         now_ns = time.monotonic_ns()
@@ -223,7 +234,8 @@ class Queries(Nodes):
             return plan(sql, now, views=views)
         from probing.federation.planning.catalog import Catalog, api_schemas
 
-        catalog = Catalog({**api_schemas(), **self._user_schemas()})
+        schemas, uneven = self._user_schemas()
+        catalog = Catalog({**api_schemas(), **schemas}, uneven)
         try:
             return plan(sql, now, catalog, views)
         finally:
@@ -236,23 +248,53 @@ class Queries(Nodes):
         (reply,) = self._node(self.target, {"": _VIEWS})
         return views_from(reply.table.to_pylist())
 
-    def _user_schemas(self) -> dict[str, pa.Schema]:
-        """Returns the union of the nodes' columns for each table of a user's probe or of a job.
+    def _user_schemas(self) -> tuple[dict[str, pa.Schema], dict[str, set[str]]]:
+        """Returns the union of the nodes' columns for each table of a user's probe or of a job; and the columns that
+        differ between the nodes that have the table.
 
         A column has the widest type that it has on a node: a node shows the type of the values that its jobs wrote.
         """
-        from pyarrow import schema, type_for_alias
+        from pyarrow import schema
 
         from probing.api.tables import TABLES
         from probing.api.tables.views import VIEWS
 
         columns: dict[str, dict[str, pa.DataType]] = {}
-        for table in self.query_each(_USER_COLUMNS):
+        # The columns of each table on each node that has it.
+        known: dict[str, list[dict[str, pa.DataType]]] = {}
+        for table in self.query_each(_USER_COLUMNS, ("table", "column", "type")):
+            here: dict[str, dict[str, pa.DataType]] = {}
             for name, column, kind in zip(*(values.to_pylist() for values in table.columns), strict=True):
-                if name not in TABLES and name not in VIEWS:
-                    own, found = columns.setdefault(name, {}), type_for_alias(kind)
+                found = _type_of(name, column, kind)
+                if found is not None and name not in TABLES and name not in VIEWS:
+                    own = columns.setdefault(name, {})
                     own[column] = _wider(own.get(column, found), found)
-        return {name: schema(list(own.items())) for name, own in columns.items()}
+                    here.setdefault(name, {})[column] = found
+            for name, of_node in here.items():
+                known.setdefault(name, []).append(of_node)
+        uneven = {
+            name: {column for column, kind in own.items() if any(node.get(column) != kind for node in known[name])}
+            for name, own in columns.items()
+        }
+        return {name: schema(list(own.items())) for name, own in columns.items()}, uneven
+
+
+def _type_of(table: str | None, column: str | None, kind: Any) -> pa.DataType | None:
+    """Returns the type of a column of a user's probe or of a job; None for what a node says that cannot be such a
+    column.
+    """
+    import pyarrow as pa
+
+    from probing.api.tables.user import USER_NAME
+
+    name = str(table).partition(".")[2]
+    if kind is None or not USER_NAME.fullmatch(name) or not USER_NAME.fullmatch(str(column)):
+        return None
+    try:
+        found: pa.DataType = pa.type_for_alias(kind)
+    except ValueError:
+        return None
+    return found
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
@@ -266,6 +308,17 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         return widest
     except pa.ArrowException:
         return pa.string()
+
+
+def _named(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Returns ``table`` with the names of ``columns``, if there are any. Raises PeerError for another number of
+    columns.
+    """
+    if not columns:
+        return table
+    if table.num_columns != len(columns):
+        raise PeerError(f"it answered with {table.num_columns} columns instead of {len(columns)}", hint=_SAME_VERSION)
+    return table.rename_columns(list(columns))
 
 
 def _names_user_tables(sql: str) -> bool:

@@ -19,8 +19,8 @@ from sqlglot.errors import SqlglotError
 
 from probing.api.errors import ProbingError, QueryRejected
 from probing.api.tables import TABLES
-from probing.daemon.query.allowed import FUNCTION_NAMES, TYPE_NAMES
 from probing.daemon.query.gate import check
+from probing.federation.sql.allowed import FUNCTION_NAMES, TYPE_NAMES
 from probing.federation.sql.reading import MAX_NESTING
 
 __all__ = ("NESTS", "NOW_NS", "check_gate", "check_work", "mutants", "nests", "queries")

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from probing.api.errors import UsageError
+from probing.api.errors import QueryMemory, UsageError
+from probing.api.text import size as size_text
 from probing.client.render.rows import columns_of, names_of, rows_of
 from probing.client.web.panels import Question
 
@@ -44,7 +45,8 @@ def cluster_of(question: Question) -> tuple[Cluster, str]:
 def query(question: Question) -> dict[str, Any]:
     """Returns ``columns``, ``rows`` (at most 10,000), ``truncated`` and ``warnings``.
 
-    Whole numbers beyond 2^53, NaN and infinities are texts. Raises UsageError for more than 2,000 columns.
+    Whole numbers beyond 2^53, NaN and infinities are texts. Raises UsageError for more than 2,000 columns, QueryMemory
+    for a row that is too large.
     """
     import pyarrow as pa
 
@@ -64,10 +66,13 @@ def query(question: Question) -> dict[str, Any]:
             batches.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
     table = pa.Table.from_batches(batches, stream.schema)
-    while len(batches) > 1 and table.nbytes > _MOST_BYTES:
-        batches.pop()
-        table = pa.Table.from_batches(batches, stream.schema)
     table = table.slice(0, _MOST_ROWS)
+    while table.num_rows > 1 and table.nbytes > _MOST_BYTES:
+        table = table.slice(0, table.num_rows // 2)
+    if table.nbytes > _MOST_BYTES:
+        raise QueryMemory(
+            f"a row is larger than {size_text(_MOST_BYTES)}", hint="select fewer columns, or save the rows"
+        )
     columns = [_exact(values, column) for values, column in zip(columns_of(table), table.columns, strict=True)]
     kinds = [str(kind) for kind in stream.schema.types]
     return {

@@ -1,8 +1,8 @@
 """Asks many nodes for rows: each node directly, or, if there are thousands, through some of them (a tree).
 
 A node in the middle of the tree asks up to 128 nodes and passes on their answers. An answer counts only when it is
-complete. Nodes whose answers were not passed on, because the node in the middle died, became silent or refused, are
-asked directly, so no row is lost or comes twice.
+complete. Nodes whose answers were not passed on, because the node in the middle died, became silent, refused, or could
+not reach them, are asked directly, so no row is lost or comes twice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
-from probing.api.errors import TOO_LARGE, UNKNOWN_CALL, PeerError, ProbingError
+from probing.api.errors import LATE, TOO_LARGE, UNKNOWN_CALL, PeerError, ProbingError
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.wire import MAX_PEERS, MAX_STATEMENTS, from_proto
 from probing.client.wire.node import Node, Wire, query_of
@@ -34,7 +34,7 @@ _SHARE = 0.8
 _SILENCE_S = 3.0
 _SILENCE = 0.25
 # Errors that the node in the middle may cause; if the node is asked directly, it may answer.
-_DIRECTLY = frozenset(("NotFound", "Overloaded", "PrivilegeError", "Unauthenticated", "UsageError"))
+_DIRECTLY = frozenset(("NotFound", "Overloaded", "PeerError", "PrivilegeError", "Unauthenticated", "UsageError"))
 # The name of a node, and its replies.
 Named = tuple[str, tuple[Reply, ...]]
 
@@ -55,13 +55,15 @@ class Question:
         watch: Callable[[str, pb.QueryProgress], None] | None = None,
         policy: Policy | None = None,
         done: Callable[[int, int], None] = lambda *_: None,
+        may_lack: bool = False,
     ) -> None:
         """Makes the question; ``done(nodes, all)`` is called with the number of nodes that have answered or failed and
-        the number of all nodes; see ``Nodes``.
+        the number of all nodes; see ``Nodes``. ``may_lack``: see ``Node.replies``.
         """
         self._wire = wire
         self._statements = statements
-        self._query = query_of(statements, max_bytes, named=len(statements) != 1)
+        self._query = query_of(statements, max_bytes, named=may_lack or len(statements) != 1)
+        self._may_lack = may_lack
         self._take = take
         self._room = Room(max_bytes)
         self._strict = strict
@@ -73,6 +75,8 @@ class Question:
         self._results: dict[str, Named | Failed] = {}
         # Nodes in the middle that did not pass on all answers.
         self._broken: list[Failed] = []
+        # Nodes that a node in the middle could not reach.
+        self._unreached: set[str] = set()
 
     async def ask(self, addresses: Sequence[str], timeout: float) -> Gathered[tuple[Reply, ...]]:
         """Returns the replies of each node, in the form of ``answer.Gather``."""
@@ -97,6 +101,7 @@ class Question:
             strict=self._strict,
             # The old connection may be the cause of the failure.
             apart=attempt > 0,
+            may_lack=self._may_lack,
         )
         return replies[0].node, tuple(map(self._take, replies))
 
@@ -176,7 +181,7 @@ class Question:
                     held += size
                     self._room.take(size)
                     await self._keep(reply, halves, sent_ns)
-            if any(child not in self._results for child in children):
+            if not self._unreached.union(self._results).issuperset(children):
                 raise PeerError(f"{parent} did not pass on all answers")
         except asyncio.TimeoutError:
             self._broken.append(Failed(parent, "", PeerError(f"{parent} fell silent while it asked others")))
@@ -202,12 +207,24 @@ class Question:
         if not reply.HasField("error"):
             try:
                 self._results[address] = await self.passed_on(address, parts, sent_ns)
+            except PeerError:
+                # The answer is broken, perhaps by the node in the middle.
+                return
             except ProbingError as e:
                 self._results[address] = Failed(address, "", e)
-        elif reply.error.kind not in _DIRECTLY:
-            self._results[address] = Failed(address, "", from_proto(reply.error))
+        elif not _is_of_middle(error := from_proto(reply.error)):
+            self._results[address] = Failed(address, "", error)
+        elif isinstance(error, PeerError):
+            self._unreached.add(address)
         if address in self._results:
             self._answered()
+
+
+def _is_of_middle(error: ProbingError) -> bool:
+    """Returns whether the node itself may answer, although the node in the middle has this error of it. A node that is
+    silent there has had its time; what is too large to be passed on may have room here.
+    """
+    return (error.kind in _DIRECTLY and error.code != LATE) or error.code == TOO_LARGE
 
 
 def _groups_of(addresses: Sequence[str]) -> list[list[str]]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from probing.api.errors import PeerError, ProbingError, QueryRejected
+from probing.api.errors import BROKEN, PeerError, ProbingError, QueryRejected
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.wire import MAX_STATEMENTS, NODE_KEY, UNLIMITED, reported_error
 from probing.client.wire.channels import Channel, Channels
@@ -33,6 +33,8 @@ _MARGIN_S = 0.3
 _ANSWERS_S = 10.0
 _MAX_FACTS = 256 << 20
 _ONE_JOB = "ask for one job"
+# The name of a statement that has none.
+_ONLY = "query"
 
 
 class Wire:
@@ -118,7 +120,8 @@ class Call:
         is_silent = error.code() in _SILENT and time.monotonic() - self._begun > _PATIENCE_S
         address, connected = self._channel.address, self._channel.connected
         problem = await error_of(address, error, self._seconds, connected=connected)
-        if is_silent:
+        # A node whose connection broke may answer the next call.
+        if is_silent and problem.code != BROKEN:
             self._wire.silent[address] = time.monotonic() + _PAUSE_S, problem
         return problem
 
@@ -129,7 +132,7 @@ def query_of(statements: Mapping[str, str], max_bytes: int, *, named: bool) -> p
     """
     if not named:
         return pb.QueryRequest(sql=next(iter(statements.values())), max_bytes=max_bytes)
-    several = [pb.Statement(name=name, sql=sql) for name, sql in statements.items()]
+    several = [pb.Statement(name=name or _ONLY, sql=sql) for name, sql in statements.items()]
     return pb.QueryRequest(statements=several, max_bytes=max_bytes)
 
 
@@ -153,10 +156,12 @@ class Node:
         watch: Watch | None = None,
         strict: bool = False,
         apart: bool = False,
+        may_lack: bool = False,
     ) -> list[Reply]:
         """Returns the rows of each of ``statements`` (SQL by name), read from one snapshot of the node.
 
-        More than MAX_STATEMENTS statements need several requests. ``watch`` is called with the progress. Raises
+        More than MAX_STATEMENTS statements need several requests. ``watch`` is called with the progress. ``may_lack``:
+        a reply for which the node lacks a table ``lacks`` it, and is no error. Raises
         QueryMemory if there is no ``room``, PartialAnswer under ``strict`` if rows are missing, and the error of the
         first statement that failed.
         """
@@ -165,9 +170,11 @@ class Node:
         replies: list[Reply] = []
         for first in range(0, len(names), MAX_STATEMENTS):
             some = {name: statements[name] for name in names[first : first + MAX_STATEMENTS]}
-            request = query_of(some, room.max_bytes, named=len(names) > 1)
+            request = query_of(some, room.max_bytes, named=may_lack or len(names) > 1)
             left = max(deadline - time.monotonic(), 0.001)
             replies += await self._some(request, left, room, watch, strict=strict, apart=apart)
+        if not may_lack and (lacks := next((reply.lacks for reply in replies if reply.lacks), None)):
+            raise lacks
         return replies
 
     async def _some(

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from probing.api.errors import TOO_LARGE, PartialAnswer, PeerError, QueryMemory, error_from
+from probing.api.errors import NO_TABLE, TOO_LARGE, PartialAnswer, PeerError, ProbingError, QueryMemory, error_from
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.wire import parts_of
 from probing.client.wire.arrow import ArrowReader, Next, broken_off, ended
@@ -152,14 +152,16 @@ def batches(stream: Stream) -> Iterator[pa.RecordBatch]:
 async def read_replies(messages: Next, request: pb.QueryRequest, *, strict: bool) -> tuple[list[Reply], int]:
     """Returns the rows of the SELECT of ``request``, or of each of its statements, and the time of the node (ns).
 
-    Raises the error of the first statement that failed, with the statement's name, and the errors of ``Stream``.
+    A statement that failed for lack of a table has a reply that ``lacks`` it. Raises the error of the first other
+    statement that failed, with the statement's name if there are several, and the errors of ``Stream``.
     """
     if not request.statements:
         stream = Stream(messages, strict=strict)
         table = await stream.table()
         return [Reply(stream.node, table, stream.rows_scanned, stream.warnings)], stream.node_time_ns
-    parts = [_Statement(messages, statement.name) for statement in request.statements]
-    tables = [await Stream(part.next).table() for part in parts]
+    several = len(request.statements) > 1
+    parts = [_Statement(messages, statement.name, several=several) for statement in request.statements]
+    tables = [await part.table() for part in parts]
     last = await messages()
     if last is None or last.WhichOneof("part") != "end":
         raise PeerError("the answer broke off", hint="ask again; `probingctl status` shows the node's state")
@@ -167,7 +169,7 @@ async def read_replies(messages: Next, request: pb.QueryRequest, *, strict: bool
     end = last.end
     of_all = tuple(end.warnings[:_MAX_WARNINGS])
     replies = [
-        Reply(end.node, table, end.rows_scanned, (*part.warnings, *of_all))
+        Reply(end.node, table, end.rows_scanned, (*part.warnings, *of_all), lacks=part.lacks)
         for table, part in zip(tables, parts, strict=True)
     ]
     _require_all_rows(end.node, [warning for reply in replies for warning in reply.warnings], strict=strict)
@@ -175,13 +177,30 @@ async def read_replies(messages: Next, request: pb.QueryRequest, *, strict: bool
 
 
 class _Statement:
-    """The messages of one statement, in the form of a call that answers only this statement."""
+    """The messages of one statement, in the form of a call that answers only this statement.
 
-    def __init__(self, messages: Next, name: str) -> None:
+    ``several``: its errors need its name. ``lacks``: the error for lack of a table, set after the last message.
+    """
+
+    def __init__(self, messages: Next, name: str, *, several: bool) -> None:
         self.warnings: tuple[str, ...] = ()
+        self.lacks: ProbingError | None = None
         self._messages = messages
         self._name = name
+        self._several = several
         self._over = False
+
+    async def table(self) -> pa.Table:
+        """Returns the rows; an empty table if the node lacks a table of the statement."""
+        try:
+            return await Stream(self.next).table()
+        except ProbingError as e:
+            if e.code != NO_TABLE:
+                raise
+            self.lacks = e
+        import pyarrow as pa
+
+        return pa.table({})
 
     async def next(self) -> pb.QueryReply | None:
         part = None if self._over else await self._messages()
@@ -195,7 +214,8 @@ class _Statement:
         if end.name != self._name:
             raise PeerError(f"the node answered another statement than {self._name}", hint="ask again")
         if end.HasField("error"):
-            raise error_from(end.error.kind, f"{self._name}: {end.error.message}", end.error.hint, end.error.code)
+            prefix = f"{self._name}: " if self._several else ""
+            raise error_from(end.error.kind, f"{prefix}{end.error.message}", end.error.hint, end.error.code)
         self.warnings = tuple(end.warnings[:_MAX_WARNINGS])
         return pb.QueryEnd(rows=end.rows)
 

@@ -26,21 +26,21 @@ from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from probing.api.errors import QueryRejected
+from probing.api.errors import NO_TABLE, QueryRejected
 from probing.api.tables import TABLES, Table
 from probing.api.tables.schema import View
 from probing.api.tables.user import JOB_SCHEMA
 from probing.api.tables.user import SCHEMA as USER
 from probing.api.tables.views import VIEWS
-from probing.daemon.query.allowed import FUNCTION_CLASSES, FUNCTION_NAMES, NODE_CLASSES, TYPE_NAMES, check_sizes
 from probing.daemon.query.answer import Checked
 from probing.daemon.query.pruning import needs_of
+from probing.federation.sql.allowed import check_node, check_sizes, function_refused
 from probing.federation.sql.dialect import evaluates_code, needs_helper
 from probing.federation.sql.filters import names_whole_rows
 from probing.federation.sql.headings import with_headings
 from probing.federation.sql.names import GLOBAL, USER_VIEWS
 from probing.federation.sql.reading import statements
-from probing.federation.sql.states import has_states, is_export, require_export, with_states
+from probing.federation.sql.states import has_states, with_states
 from probing.federation.sql.times import fix_times
 from probing.federation.sql.views import expand, known_columns
 
@@ -74,15 +74,6 @@ _HINTS: dict[type[exp.Expr], str] = {
 _ONE_NODE = "global. means the rows of all nodes, but only this node was asked: ask with --all-nodes"
 
 _WORDS = {"describe": _SHOW_TABLES, "show": _SHOW_TABLES, "pivot": _PIVOT, "unpivot": _PIVOT}
-# Hints for functions that are not allowed or that DuckDB lacks.
-_ELEMENTS = """unnest(from_json(culprits, '[{"rank": "INT", "node": "VARCHAR"}]')) makes a row of each element"""
-_INSTEAD = {
-    "timezone": "write ts AT TIME ZONE 'Asia/Shanghai'",
-    "json_each": _ELEMENTS,
-    "json_table": _ELEMENTS,
-    "bar": "show the number, or draw the output of -f csv",
-}
-
 # The error of a query already contains sqlglot's messages about it.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
@@ -109,7 +100,7 @@ def check(
         _check_count(root, 1)
         warnings = _expand(root, users, views)
         for node in _check_count(root, MAX_GROWTH):
-            _check_node(node)
+            check_node(node)
         # The result is a list of pairs, not a dict, as nodes of equal text are equal to sqlglot.
         tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users, views))]
         check_sizes(root)
@@ -160,7 +151,7 @@ def _check_printed(printed: str) -> None:
     """Raises QueryRejected unless ``printed`` parses to an allowed tree that prints as the same text."""
     again = _parse(printed, MAX_GROWTH)
     for node in _check_count(again, MAX_GROWTH):
-        _check_node(node)
+        check_node(node)
     if _print(again) != printed:
         hint = "rare syntax, or arguments that a function does not take, cause this: write it in another way"
         raise QueryRejected("a part of the query has no clear meaning", hint=hint)
@@ -187,38 +178,6 @@ def _parse(sql: str, times: int = 1) -> exp.Query:
     return root
 
 
-def _check_node(node: exp.Expr) -> None:
-    name = type(node).__name__
-    if is_export(node):
-        require_export(node)
-    elif isinstance(node, exp.Anonymous):
-        if not isinstance(node.this, str) or node.this.lower() not in FUNCTION_NAMES:
-            raise _function_refused(node.name)
-    elif isinstance(node, exp.DataType):
-        _check_type(node)
-    elif isinstance(node, exp.With) and node.args.get("recursive"):
-        raise QueryRejected("WITH RECURSIVE is not allowed")
-    elif name in NODE_CLASSES or name in FUNCTION_CLASSES:
-        return
-    elif isinstance(node, exp.Func):
-        raise _function_refused(node.sql_name())
-    else:
-        raise QueryRejected(f"{_words(name)} is not allowed in a query")
-
-
-def _check_type(node: exp.DataType) -> None:
-    kind = node.this
-    if not isinstance(kind, exp.DataType.Type) or kind.name not in TYPE_NAMES or node.args.get("values"):
-        raise QueryRejected(f"the type {node.sql(dialect=DuckDB)[:80]} is not allowed")
-
-
-def _function_refused(name: str) -> QueryRejected:
-    near = difflib.get_close_matches(name.lower(), FUNCTION_NAMES | {c.lower() for c in FUNCTION_CLASSES}, 3)
-    usual = "the usual aggregate, text, list, JSON and time functions of DuckDB are allowed"
-    hint = _INSTEAD.get(name.lower()) or (f"similar names: {', '.join(sorted(near))}" if near else usual)
-    return QueryRejected(f"the function {name.lower()[:80]} is not allowed", hint=hint)
-
-
 def _resolve(
     table: exp.Table, users: Callable[[], Mapping[str, Table]], views: Callable[[], Mapping[str, View]]
 ) -> str | None:
@@ -226,7 +185,7 @@ def _resolve(
     if isinstance(table.this, _TABLE_FUNCTIONS):
         return None
     if not isinstance(table.this, exp.Identifier):
-        raise _function_refused(table.this.name or type(table.this).__name__)
+        raise function_refused(table.this.name or type(table.this).__name__)
     if table.catalog:
         raise _unknown_table(f"{table.catalog}.{table.db}.{table.name}".lower(), TABLES)
     if extra := [key for key, value in table.args.items() if value and key not in _TABLE_ARGS]:
@@ -238,7 +197,8 @@ def _resolve(
     name = f"{table.db}.{table.name}".lower()
     known = {**TABLES, **users()} if _is_run_time(table) else TABLES
     if name not in known:
-        raise _unknown_table(name, [*known, *VIEWS, *(views() if table.db.lower() == USER_VIEWS else ())])
+        code = NO_TABLE if _is_run_time(table) else ""
+        raise _unknown_table(name, [*known, *VIEWS, *(views() if table.db.lower() == USER_VIEWS else ())], code)
     return name
 
 
@@ -248,14 +208,15 @@ def _is_run_time(table: exp.Table) -> bool:
     return schema == USER or (schema == JOB_SCHEMA and name not in TABLES and name not in VIEWS)
 
 
-def _unknown_table(name: str, known: Iterable[str]) -> QueryRejected:
+def _unknown_table(name: str, known: Iterable[str], code: str = "") -> QueryRejected:
     lower, known = name.lower(), list(known)
     near = [full for full in known if full.split(".")[1] == lower.split(".")[-1]]
     near += [full for full in difflib.get_close_matches(lower, known, 3) if full not in near]
     meant = f"did you mean {' or '.join(near)}?" if near else ""
     if needs := needs_helper(name, meant):
         return needs
-    return QueryRejected(f"there is no table {name[:80]}", hint=meant or "`probingctl tables` lists the tables")
+    hint = meant or "`probingctl tables` lists the tables"
+    return QueryRejected(f"there is no table {name[:80]}", hint=hint, code=code)
 
 
 def _ctes_in_scope(table: exp.Expr) -> set[str]:
@@ -283,10 +244,6 @@ def _syntax(error: SqlglotError) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())[:300]
-
-
-def _words(name: str) -> str:
-    return "".join(f" {c}" if c.isupper() else c.upper() for c in name).strip().upper()
 
 
 def _limit_to_jobs(tables: Iterable[tuple[exp.Table, str]], known: Mapping[str, Table], jobs: Collection[str]) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import duckdb
@@ -29,6 +30,8 @@ __all__ = ("Database", "Job", "Outcome")
 FIRST_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 20
 BATCH_ROWS = 16_384
+# A batch of more bytes is cut into batches of fewer rows, so that a reader need not hold much at once.
+BATCH_BYTES = 4 << 20
 PROGRESS_S = 0.25
 # Errors that the query and its values cause; a damaged file may cause any other error.
 _FROM_THE_QUERY = re.compile(
@@ -278,7 +281,7 @@ def _stream(reader: pa.RecordBatchReader, answer: _Answer) -> Iterator[memoryvie
     sink = pa.BufferedOutputStream(pa.PythonFile(collected, mode="w"), 1 << 18)
     enough = FIRST_BYTES
     with pa.ipc.new_stream(sink, reader.schema) as writer:
-        for batch in reader:
+        for batch in chain.from_iterable(map(_cut, reader)):
             writer.write_batch(batch)
             answer.rows += batch.num_rows
             if collected.size >= enough:
@@ -286,6 +289,16 @@ def _stream(reader: pa.RecordBatchReader, answer: _Answer) -> Iterator[memoryvie
                 enough = CHUNK_BYTES
     sink.flush()
     yield memoryview(collected.take())
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of ``batch`` in batches of at most BATCH_BYTES, or of one row."""
+    if batch.nbytes <= BATCH_BYTES or batch.num_rows < 2:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _cut(batch.slice(0, half))
+    yield from _cut(batch.slice(half))
 
 
 def _damaged(job: Job, error: BaseException, instance: Instance) -> list[str]:

@@ -168,7 +168,7 @@ def _common(failed: list[Failed]) -> ProbingError:
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The answer of one node to one part. ``warnings`` say which rows are missing. ``clock``: the offset of
-    its clock.
+    its clock. ``lacks``: the error of a node without the table of the part; then ``table`` is empty.
     """
 
     node: str
@@ -176,6 +176,7 @@ class Reply:
     rows_scanned: int = 0
     warnings: tuple[str, ...] = ()
     clock: Offset | None = None
+    lacks: ProbingError | None = None
 
 
 Take = Callable[[Reply], Reply]

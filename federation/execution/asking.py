@@ -174,10 +174,14 @@ class _Round(Generic[T]):
         task.add_done_callback(partial(self._ended, call))
 
     def _ended(self, call: _Call[T], task: asyncio.Future[tuple[str, T]]) -> None:
-        """Handles the end of a call: the first answer counts; a broken call is ignored while another is in flight."""
+        """Handles the end of a call: the first answer counts. While another call is in flight, a broken call is
+        ignored, and any error of a hedge, as a second call may fail where the first does not.
+        """
         error = None if task.cancelled() else task.exception()
         others = any(not other.done() for other in call.tasks)
-        broken = task.cancelled() or (isinstance(error, ProbingError) and error.code == BROKEN)
+        broken = task.cancelled() or (
+            isinstance(error, ProbingError) and (error.code == BROKEN or task in call.tasks[1:])
+        )
         if call.outcome.done() or (others and broken):
             return
         if task.cancelled():

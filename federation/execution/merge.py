@@ -21,6 +21,10 @@ __all__ = ("SAME_VERSION", "create_part", "run_all")
 
 # An answer up to this many bytes is copied into one piece.
 _SMALL = 32 << 20
+# How much larger answers may be in the required types.
+_GROWN = 2
+# Rows are cast, and those of the last step counted, in batches of this many.
+_BATCH_ROWS = 50_000
 # How much may be spilled to disk, as a multiple of the memory.
 _SPILLED = 8
 SAME_VERSION = "run the same version of probingd on all nodes"
@@ -52,29 +56,50 @@ def run_all(
         left = max(timeout - (time.monotonic() - began), 0.001)
         classic = {name: plan.classic or plan for name, plan in plans.items()}
         return run_all(classic, addresses, gather, timeout=left, max_bytes=max_bytes, strict=strict, watch=watch)
+    _fail_lacking(gathered, [part for plan in plans.values() for part in plan.parts])
     watch(gathered)
     # A single node's answer may be too large; then the query fails, too.
     if any(failed.error.code == TOO_LARGE for failed in gathered.failed):
-        raise QueryMemory(
-            f"the nodes' answers are larger than {size(max_bytes)} together",
-            hint="narrow the time range, or aggregate; only rows without ORDER BY, DISTINCT and LIMIT are streamed",
-        )
+        raise _too_large(max_bytes)
     gathered.require(strict=strict)
     memory = max(256, 2 * (max_bytes >> 20))
     with (
         tempfile.TemporaryDirectory(prefix="probing-merge-") as spill,
         open_database(memory_limit=f"{memory}MiB", spill=spill, spill_limit=f"{_SPILLED * memory}MiB") as db,
     ):
-        fitted = _fitted_all(gathered, [_part_schema(db, part) for plan in plans.values() for part in plan.parts])
+        schemas = [_part_schema(db, part) for plan in plans.values() for part in plan.parts]
+        try:
+            fitted = _fitted_all(gathered, schemas, _Budget(_GROWN * max_bytes))
+        except QueryMemory:
+            raise _too_large(max_bytes) from None
         gathered.require(strict=strict)
         answers: dict[str, Answer] = {}
         for name, plan in plans.items():
             number = len(plan.parts)
             _load(db, plan, [tables[:number] for tables in fitted])
-            answers[name] = Answer(_final(db, plan, timeout), gathered)
+            answers[name] = Answer(_final(db, plan, timeout, memory << 20), gathered)
             _drop(db, plan.parts)
             fitted = [tables[number:] for tables in fitted]
     return answers
+
+
+def _fail_lacking(gathered: Gathered[tuple[Reply, ...]], parts: Sequence[Part]) -> None:
+    """Makes each node failed that lacks a table, unless it has no rows without that table and another node has it."""
+    had = {
+        part.source for a in gathered.answered for part, reply in zip(parts, a.value, strict=True) if not reply.lacks
+    }
+    kept: list[Answered[tuple[Reply, ...]]] = []
+    for answered in gathered.answered:
+        errors = [
+            reply.lacks
+            for part, reply in zip(parts, answered.value, strict=True)
+            if reply.lacks is not None and (not part.source or part.source not in had)
+        ]
+        if errors:
+            gathered.failed.append(Failed(answered.address, answered.node, errors[0]))
+        else:
+            kept.append(answered)
+    gathered.answered = kept
 
 
 def _part_name(name: str, plan: Plan, part: Part) -> str:
@@ -89,11 +114,22 @@ class _Budget:
         self._lock = threading.Lock()
 
     def take(self, reply: Reply) -> Reply:
+        self.hold(reply.table.nbytes)
+        return reply
+
+    def hold(self, number: int) -> None:
+        """Counts ``number`` bytes. Raises QueryMemory if there is no room for them."""
         with self._lock:
-            self._left -= reply.table.nbytes
+            self._left -= number
             if self._left < 0:
                 raise QueryMemory("the answers are too large together", code=TOO_LARGE)
-        return reply
+
+
+def _too_large(max_bytes: int) -> QueryMemory:
+    return QueryMemory(
+        f"the nodes' answers are larger than {size(max_bytes)} together",
+        hint="narrow the time range, or aggregate; only rows without ORDER BY, DISTINCT and LIMIT are streamed",
+    )
 
 
 def _part_schema(db: duckdb.DuckDBPyConnection, part: Part) -> pa.Schema:
@@ -107,12 +143,16 @@ def _drop(db: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> None:
         db.execute(f"DROP TABLE {sql_table(part.table)}")
 
 
-def _fitted_all(gathered: Gathered[tuple[Reply, ...]], schemas: Sequence[pa.Schema]) -> list[list[pa.Table]]:
-    """Returns the tables of each node in the required types; a node whose answer cannot be cast counts as failed."""
+def _fitted_all(
+    gathered: Gathered[tuple[Reply, ...]], schemas: Sequence[pa.Schema], budget: _Budget
+) -> list[list[pa.Table]]:
+    """Returns the tables of each node in the required types; a node whose answer cannot be cast counts as failed.
+    Raises QueryMemory if the tables are larger than ``budget``.
+    """
     fitted: list[list[pa.Table]] = []
     kept: list[Answered[tuple[Reply, ...]]] = []
     for answered in gathered.answered:
-        tables = _fitted(answered, schemas)
+        tables = _fitted(answered, schemas, budget)
         if isinstance(tables, PeerError):
             gathered.failed.append(Failed(answered.address, answered.node, tables))
         else:
@@ -142,37 +182,64 @@ def create_part(db: duckdb.DuckDBPyConnection, part: Part) -> pa.Schema:
     return pa.schema([pa.field(f"c{i}", field.type) for i, field in enumerate(schema)])
 
 
-def _fitted(answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema]) -> list[pa.Table] | PeerError:
+def _fitted(
+    answered: Answered[tuple[Reply, ...]], schemas: Sequence[pa.Schema], budget: _Budget
+) -> list[pa.Table] | PeerError:
     """Returns the node's tables in the types of their parts, or the error if they cannot be cast."""
     fitted = []
     for reply, schema in zip(answered.value, schemas, strict=True):
-        table = reply.table
+        table = schema.empty_table() if reply.lacks else reply.table
         if table.num_columns != len(schema):
             return PeerError(
                 f"it answered with {table.num_columns} columns instead of {len(schema)}", hint=SAME_VERSION
             )
         try:
-            fitted.append(table.rename_columns(schema.names).cast(schema))
+            fitted.append(_cast(table.rename_columns(schema.names), schema, budget))
         except pa.ArrowException:
             return PeerError("its rows do not have the types of this version", hint=SAME_VERSION)
     return fitted
 
 
-def _final(db: duckdb.DuckDBPyConnection, plan: Plan, timeout: float) -> pa.Table:
+def _cast(table: pa.Table, schema: pa.Schema, budget: _Budget) -> pa.Table:
+    """Returns ``table`` in the types of ``schema``.
+
+    NULLs without a type have no bytes, and equal values of a dictionary are there once: so rows are cast, and counted,
+    in batches.
+    """
+    if table.schema.types == schema.types:
+        return table.cast(schema)
+    batches = []
+    for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
+        batches.append(batch.cast(schema))
+        budget.hold(batches[-1].nbytes)
+    return pa.Table.from_batches(batches, schema)
+
+
+def _final(db: duckdb.DuckDBPyConnection, plan: Plan, timeout: float, max_bytes: int) -> pa.Table:
+    """Returns the rows of the last step of ``plan``. Raises QueryMemory beyond ``max_bytes``, which are outside of the
+    memory that DuckDB counts.
+    """
     timer = threading.Timer(timeout, db.interrupt)
     timer.daemon = True
     timer.start()
     try:
-        table: pa.Table = db.sql(plan.final).to_arrow_table()
-        return table
-    except duckdb.InterruptException:
-        raise QueryTimeout(f"combining the answers took longer than {timeout:g} s") from None
-    except duckdb.OutOfMemoryException:
-        raise QueryMemory(
-            "combining the answers takes more memory and temporary space than it may",
-            hint="narrow the time range, join fewer rows, or aggregate before the join",
-        ) from None
-    except duckdb.Error as e:
+        reader = db.sql(plan.final).to_arrow_reader(_BATCH_ROWS)
+        batches, held = [], 0
+        for batch in reader:
+            batches.append(batch)
+            held += batch.nbytes
+            if held > max_bytes:
+                raise QueryMemory(f"the answer is larger than {size(max_bytes)}")
+        return pa.Table.from_batches(batches, reader.schema)
+    except (duckdb.Error, pa.ArrowException, OSError) as e:
+        # An error after the first batch comes through Arrow, as another class with DuckDB's text.
+        if str(e).startswith("INTERRUPT Error"):
+            raise QueryTimeout(f"combining the answers took longer than {timeout:g} s") from None
+        if str(e).startswith("Out of Memory Error"):
+            raise QueryMemory(
+                "combining the answers takes more memory and temporary space than it may",
+                hint="narrow the time range, join fewer rows, or aggregate before the join",
+            ) from None
         raise from_duckdb(e) from None
     finally:
         timer.cancel()

@@ -9,19 +9,21 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from probing.api.errors import PartialAnswer, PeerError, ProbingError
+from probing.api.errors import NO_TABLE, PartialAnswer, PeerError, ProbingError
 from probing.api.text import sql_name
-from probing.federation.execution.answer import Gathered, Rows, twice
+from probing.federation.execution.answer import Failed, Gathered, Rows, twice
 from probing.federation.execution.asking import ONCE, ask_many
 from probing.federation.execution.merge import SAME_VERSION, create_part
 from probing.federation.planning.catalog import open_database
-from probing.federation.planning.shapes import PART
+from probing.federation.planning.shapes import PART, Part
 from probing.federation.planning.split import Plan
 
 __all__ = ("NodeStream", "OpenStream", "Start", "concatenates", "pour")
 
 # The most batches that are buffered for the reader; then the nodes wait.
 _WAITING = 8
+# The most rows of a buffered batch; a node sends batches of 16,384 rows.
+_MOST_ROWS = 1 << 16
 
 
 class NodeStream(Protocol):
@@ -65,12 +67,13 @@ def pour(
     """Returns the rows of a plan that ``concatenates``. ``stream(address, sql, seconds)`` opens the rows of a node.
 
     A node that fails before its first row is left out, as in merge.run_all. If a node fails later, PeerError is raised,
-    since some of its rows were returned already. ``watch`` gets the outcome.
+    since some of its rows were returned already. A node that lacks the part's ``source`` has no rows, if another node
+    has it. ``watch`` gets the outcome.
     """
     with open_database(memory_limit="256MiB", threads=1) as db:
         types = create_part(db, plan.parts[0])
     schema = pa.schema([pa.field(name, kind) for (name, _), kind in zip(plan.columns, types.types, strict=True)])
-    source = _Pour(plan.parts[0].sql, schema, stream)
+    source = _Pour(plan.parts[0], schema, stream)
     return Rows(schema, source.batches(start, addresses, timeout, strict, watch), source.warnings)
 
 
@@ -79,9 +82,9 @@ class _Pour:
     its thread.
     """
 
-    def __init__(self, sql: str, schema: pa.Schema, stream: OpenStream) -> None:
+    def __init__(self, part: Part, schema: pa.Schema, stream: OpenStream) -> None:
         self.warnings: list[str] = []
-        self._sql = sql
+        self._part = part
         self._schema = schema
         self._stream = stream
         # SimpleQueue is written in C, so a Ctrl-C of the reader cannot leave its lock held.
@@ -89,6 +92,8 @@ class _Pour:
         self._places = asyncio.Semaphore(_WAITING)
         self._names: dict[str, str] = {}
         self._passed: dict[str, int] = {}
+        # The errors of nodes that lack the part's source, by address.
+        self._lacking: dict[str, ProbingError] = {}
 
     def batches(
         self,
@@ -115,6 +120,10 @@ class _Pour:
         self._loop = asyncio.get_running_loop()
         try:
             gathered = await ask_many(addresses, self._one, timeout, ONCE)
+            if all(answered.address in self._lacking for answered in gathered.answered):
+                # No node has the table.
+                gathered.failed += [Failed(a.address, a.node, self._lacking[a.address]) for a in gathered.answered]
+                gathered.answered = []
             watch(gathered)
             gathered.require(strict=strict)
             # A node that timed out may have returned rows already.
@@ -126,10 +135,14 @@ class _Pour:
             self._queue.put(e)
 
     async def _one(self, address: str, seconds: float, _attempt: int) -> tuple[str, int]:
-        stream = await self._stream(address, self._sql, seconds)
+        stream = await self._stream(address, self._part.sql, seconds)
         try:
             return await self._pass_on(address, stream)
         except ProbingError as e:
+            if e.code == NO_TABLE and self._part.source and address not in self._passed:
+                name = await stream.name()
+                self._lacking[address] = e
+                return name, 0
             # Under --strict, a node that lacks rows has sent all its other rows.
             if (rows := self._passed.get(address)) and not isinstance(e, PartialAnswer):
                 self._queue.put(_broken_off(address, rows, e))
@@ -146,10 +159,12 @@ class _Pour:
         if len(schema) != len(self._schema):
             raise PeerError(f"it answered with {len(schema)} columns instead of {len(self._schema)}", hint=SAME_VERSION)
         while (batch := await stream.next()) is not None:
-            fitted = self._fitted(batch)
-            await self._places.acquire()
-            self._queue.put(fitted)
-            self._passed[address] = self._passed.get(address, 0) + batch.num_rows
+            # Rows of a hostile node may be much larger in our types.
+            for start in range(0, batch.num_rows, _MOST_ROWS):
+                fitted = self._fitted(batch.slice(start, _MOST_ROWS))
+                await self._places.acquire()
+                self._queue.put(fitted)
+                self._passed[address] = self._passed.get(address, 0) + fitted.num_rows
         self.warnings.extend(f"{stream.node}: {warning}" for warning in stream.warnings)
         return stream.node, self._passed.get(address, 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -79,9 +79,12 @@ def same_types(one: Columns, other: Columns) -> bool:
 class Catalog:
     """Empty copies of tables, with which queries are bound. Hold ``lock`` over several calls."""
 
-    def __init__(self, schemas: Mapping[str, pa.Schema]) -> None:
-        """Makes the catalog. ``schemas``: the tables as queries on a node see them, by ``schema.table``."""
+    def __init__(self, schemas: Mapping[str, pa.Schema], uneven: Mapping[str, Collection[str]] | None = None) -> None:
+        """Makes the catalog. ``schemas``: the tables as queries on a node see them, by ``schema.table``. ``uneven``: by
+        table, the columns that a node with the table may lack or have with another type.
+        """
         self._schemas = schemas
+        self.uneven = uneven or {}
         self._db = open_database(memory_limit="256MiB", threads=1)
         self.lock = threading.RLock()
         self.columns: dict[str, Columns] = {}

@@ -42,11 +42,14 @@ class Unsplittable(QueryError):
 class Part:
     """A part of a plan: every node answers ``sql``, and the answers together are the table ``table`` of the
     last step.
+
+    ``source``: a table of a job or a probe; a node without it has no rows for the part. Empty: there is no such table.
     """
 
     table: str
     sql: str
     columns: Columns
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ A plan gives the rows of the same SELECT over the union of all nodes' tables, ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from sqlglot import exp
 
 from probing.api.errors import QueryError, QueryRejected
+from probing.api.tables import TABLES
 from probing.api.tables.schema import View
 from probing.api.tables.views import VIEWS
 from probing.api.text import sql_name, sql_table
@@ -32,8 +33,9 @@ from probing.federation.planning.shapes import (
     plain_select,
     require_row_functions,
 )
+from probing.federation.sql.allowed import check_node, check_sizes
 from probing.federation.sql.dialect import parse, table_name, tables_in, to_sql
-from probing.federation.sql.filters import certain_of, names_whole_rows
+from probing.federation.sql.filters import certain_of, looks_at_many_rows, names_whole_rows
 from probing.federation.sql.headings import with_headings
 from probing.federation.sql.narrowing import narrow_all
 from probing.federation.sql.states import has_states
@@ -66,8 +68,8 @@ def plan(sql: str, now_ns: int, catalog: Catalog | None = None, views: Mapping[s
     """Returns the plan of ``sql`` for many nodes. ``now_ns`` (UTC ns) is the value of now().
 
     ``catalog``: the tables as queries on a node see them, by default those of probing.api. ``views`` are expanded here,
-    so that nodes need not have them. Raises QueryRejected for another statement than a SELECT, NotFound for an unknown
-    table, QueryError if it does not bind.
+    so that nodes need not have them. Raises QueryRejected for another statement than a SELECT and for a part that a
+    node's gate refuses, NotFound for an unknown table, QueryError if it does not bind.
     """
     chosen = catalog if catalog is not None else api_catalog()
     try:
@@ -95,6 +97,12 @@ def each_node(sql: str, now_ns: int, catalog: Catalog | None = None) -> Plan:
 def _plan(root: exp.Query, now_ns: int, catalog: Catalog, views: Mapping[str, View]) -> Plan:
     columns = known_columns(views, catalog.schemas)
     apart = set_apart(root, views, columns)
+    # Nodes check their parts, but the last step runs here, and even binding can compute constants. WITH RECURSIVE is
+    # allowed here, as its rows count as memory and it ends at the deadline.
+    for node in root.walk():
+        if not isinstance(node, exp.With):
+            check_node(node)
+    check_sizes(root)
     root = fix_times(root, now_ns)
 
     def with_views(sql: str) -> str:
@@ -102,14 +110,68 @@ def _plan(root: exp.Query, now_ns: int, catalog: Catalog, views: Mapping[str, Vi
 
     with catalog.beside({name: with_views(f"SELECT * FROM {sql_table(name)}") for name in apart}):
         found = _split(root, catalog)
-    if not apart:
-        return found
-    return _each_part(found, with_views)
+    if apart:
+        found = _each_part(found, lambda part: replace(part, sql=with_views(part.sql)))
+    if some := catalog.schemas.keys() - TABLES.keys():
+        found = _each_part(found, lambda part: replace(part, source=_source(parse(part.sql), some)))
+    if catalog.uneven:
+        found = _each_part(found, lambda part: replace(part, sql=to_sql(_filled(parse(part.sql), catalog))))
+    return found
 
 
-def _each_part(found: Plan, change: Callable[[str], str]) -> Plan:
-    parts = tuple(replace(part, sql=change(part.sql)) for part in found.parts)
+def _each_part(found: Plan, change: Callable[[Part], Part]) -> Plan:
+    parts = tuple(map(change, found.parts))
     return replace(found, parts=parts, classic=found.classic and _each_part(found.classic, change))
+
+
+def _filled(root: exp.Query, catalog: Catalog) -> exp.Query:
+    """Changes ``root``: on each node, the tables in it get the columns and types that they have over all nodes, if
+    ``root`` names a column for which that matters.
+    """
+    words = {identifier.name.lower() for identifier in root.find_all(exp.Identifier)}
+    whole = names_whole_rows(root)
+    filled: set[str] = set()
+    for table in tables_in(root):
+        name = table_name(table)
+        uneven = catalog.uneven.get(name, ())
+        if uneven and (whole or not words.isdisjoint(uneven)):
+            filled.add(name)
+            rows = exp.select("*").from_(exp.Table(this=table.this.copy(), db=table.args["db"].copy()))
+            # By these columns, which all nodes have, a node prunes what it reads.
+            rows = rows.where(*certain_of(table, {"ts", "job"} - set(uneven)))
+            nulls = ", ".join(f"CAST(NULL AS {kind}) AS {sql_name(c)}" for c, kind in catalog.columns[name])
+            inner = parse(f"{to_sql(rows)} UNION ALL BY NAME SELECT {nulls} WHERE FALSE")
+            alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True))
+            more = {key: value for key in ("joins", "laterals", "sample") if (value := table.args.get(key))}
+            table.replace(exp.Subquery(this=inner, alias=alias, **more))
+    for column in root.find_all(exp.Column):
+        if f"{column.text('db')}.{column.table}".lower() in filled:
+            column.set("db", None)
+    return root
+
+
+def _source(root: exp.Query, some: Collection[str]) -> str:
+    """Returns the table of ``some`` that ``root`` reads, if ``root`` has no row of another table without it; else an
+    empty text.
+    """
+    read = {table_name(table) for table in tables_in(root)}.intersection(some)
+    first = _first_table(root)
+    return first if read == {first} else ""
+
+
+def _first_table(root: exp.Expr) -> str:
+    """Returns the table without whose rows ``root`` reads no rows, however many rows other tables have; empty if there
+    is no such table.
+    """
+    if not isinstance(root, exp.Select) or root.args.get("from_") is None:
+        return ""
+    joins = root.args.get("joins") or []
+    source = root.args["from_"].this
+    if any(join.side.upper() in ("RIGHT", "FULL") for join in joins) or source.args.get("joins"):
+        return ""
+    if isinstance(source, exp.Subquery):
+        return "" if looks_at_many_rows(source.this) else _first_table(source.this)
+    return table_name(source) if isinstance(source, exp.Table) and isinstance(source.this, exp.Identifier) else ""
 
 
 def _split(root: exp.Query, catalog: Catalog, *, states: bool = True) -> Plan:

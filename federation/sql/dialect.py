@@ -7,7 +7,7 @@ import re
 import sqlglot
 from sqlglot import exp
 
-from probing.api.errors import QueryRejected
+from probing.api.errors import NO_TABLE, QueryRejected
 from probing.federation.sql.reading import statements
 
 __all__ = ("evaluates_code", "expression", "first_line", "needs_helper", "parse", "table_name", "tables_in", "to_sql")
@@ -49,7 +49,7 @@ def needs_helper(name: str, meant: str = "") -> QueryRejected | None:
     if not re.fullmatch(r"\w+", table):
         return _evaluation(table)
     hint = f"{meant} A table that a job fills itself exists once the job has written a row (ExternalTable)".strip()
-    return QueryRejected(f"there is no table {name[:80]}", hint=hint)
+    return QueryRejected(f"there is no table {name[:80]}", hint=hint, code=NO_TABLE)
 
 
 def _evaluation(code: str) -> QueryRejected:

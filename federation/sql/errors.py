@@ -19,7 +19,7 @@ _INSTEAD = (
 _PREFIX = re.compile(r"^[A-Za-z ]+ Error: ")
 
 
-def from_duckdb(error: duckdb.Error) -> ProbingError:
+def from_duckdb(error: Exception) -> ProbingError:
     """Returns ``error`` as a QueryError with a message of one line; DuckDB's suggestion becomes the hint."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     message = _PREFIX.sub("", lines[0]) if lines else type(error).__name__

@@ -133,8 +133,8 @@ def _cast(name: str, value: Any) -> tuple[str, str]:
     if isinstance(value, float):
         return repr(value), "DOUBLE"
     if isinstance(value, Decimal) and value.is_finite():
-        digits = len(value.as_tuple().digits)
-        scale = max(0, -int(value.as_tuple().exponent))
+        exponent = int(value.as_tuple().exponent)
+        digits, scale = len(value.as_tuple().digits) + max(0, exponent), max(0, -exponent)
         return f"{value:f}", f"DECIMAL({min(38, max(digits, scale + 1))}, {min(scale, 37)})"
     if isinstance(value, datetime):
         moment = value.astimezone(timezone.utc).replace(tzinfo=None) if value.tzinfo else value

@@ -238,7 +238,7 @@ class FakeNode(NodeServicer):
                     raise self.error
                 table = self._rows(statement.sql)
             except ProbingError as e:
-                error = pb.Error(kind=e.kind, message=e.message, hint=e.hint)
+                error = pb.Error(kind=e.kind, message=e.message, hint=e.hint, code=e.code)
                 yield pb.QueryReply(statement=pb.StatementEnd(name=statement.name, error=error))
                 continue
             yield from _arrow(table)
@@ -267,7 +267,7 @@ class FakeNode(NodeServicer):
             self._abort(context, error)
 
     def _abort(self, context: grpc.ServicerContext, error: ProbingError) -> None:
-        sent = pb.Error(kind=error.kind, message=error.message, hint=error.hint)
+        sent = pb.Error(kind=error.kind, message=error.message, hint=error.hint, code=error.code)
         context.set_trailing_metadata((("probing-error-bin", sent.SerializeToString()),))
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
 

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from ports import free_port
 
-from probing.api.errors import PeerError
+from probing.api.errors import BROKEN, LATE, TOO_LARGE, Overloaded, PeerError, ProbingError, QueryError, QueryMemory
 from probing.api.proto.probing.v1 import node_pb2 as pb
 from probing.api.proto.probing.v1.node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from probing.api.wire import bound, shown
@@ -36,6 +36,9 @@ class Middle(NodeServicer):  # type: ignore[misc]
         self.address = f"127.0.0.1:{free_port()}"
         self.shown: list[str] = []
         self.passed: list[str] = []
+        # Passed on as the error of the first of its group; whether it passes on parts.
+        self.error: ProbingError | None = None
+        self.forged = True
 
     async def start(self) -> grpc.aio.Server:
         server = grpc.aio.server()
@@ -48,7 +51,11 @@ class Middle(NodeServicer):  # type: ignore[misc]
         self.shown += [str(value) for key, value in context.invocation_metadata() if key == "authorization"]
         self.passed += request.shown
         for address in (OLD, "127.0.0.1:9", self.address, request.addresses[0], request.addresses[0]):
-            yield pb.QueryManyReply(address=address, parts=_parts(f"forged {address}"), done=True)
+            error = None
+            if (own := self.error) is not None:
+                error = pb.Error(kind=own.kind, message=own.message, code=own.code)
+            parts = _parts(f"forged {address}") if self.forged and error is None else []
+            yield pb.QueryManyReply(address=address, parts=parts, done=True, error=error)
 
 
 @pytest.fixture
@@ -103,6 +110,36 @@ def test_a_node_in_the_middle_learns_nothing_and_answers_for_its_own_group_alone
         CHILDREN[1]: "true",
         OLD: "true",
     }
+
+
+@pytest.mark.parametrize(
+    ("error", "directly"),
+    [
+        (PeerError("no route to host"), True),
+        (PeerError("the connection broke", code=BROKEN), True),
+        (QueryMemory("the answer is larger than 67108864 bytes", code=TOO_LARGE), True),
+        (Overloaded("the answers are too large to be passed on"), True),
+        (PeerError("no answer in time", code=LATE), False),
+        (QueryError("there is no column x"), False),
+    ],
+    ids=lambda value: value.kind if isinstance(value, ProbingError) else "",
+)
+def test_who_did_not_answer_the_node_in_the_middle_may_answer_directly(
+    middle: Middle, error: ProbingError, directly: bool
+) -> None:
+    middle.error = error
+    direct: list[str] = []
+    found = _asked(middle, Credentials(), direct)
+    assert (CHILDREN[0] in direct) == directly
+    assert [f.error.kind for f in found.failed if f.address == CHILDREN[0]] == ([] if directly else [error.kind])
+
+
+def test_a_node_is_asked_directly_if_the_answer_that_was_passed_on_is_no_answer(middle: Middle) -> None:
+    middle.forged = False
+    direct: list[str] = []
+    found = _asked(middle, Credentials(), direct)
+    assert CHILDREN[0] in direct
+    assert {a.address for a in found.answered} == {middle.address, *CHILDREN, OLD}
 
 
 def test_without_a_token_there_is_nothing_to_pass_on(middle: Middle) -> None:

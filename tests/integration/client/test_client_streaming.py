@@ -391,3 +391,22 @@ def test_an_error_of_the_node_comes_before_any_row(pair: tuple[FakeNode, FakeNod
             cluster.stream("SELECT 1")
     finally:
         pair[0].error = None
+
+
+def test_rows_without_bytes_come_in_small_batches(pair: tuple[FakeNode, FakeNode]) -> None:
+    rows = 1 << 20
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([("op", pa.null())])) as writer:
+        writer.write_batch(pa.record_batch([pa.nulls(rows)], ["op"]))
+    end = pb.QueryEnd(node=pair[1].name, rows=rows)
+    pair[1].garbage = [pb.QueryReply(arrow=sink.getvalue().to_pybytes()), pb.QueryReply(end=end)]
+    try:
+        with (
+            Cluster(nodes=[node.address for node in pair]) as cluster,
+            cluster.stream("SELECT op FROM comm.ops") as found,
+        ):
+            sizes = [batch.num_rows for batch in found]
+    finally:
+        pair[1].garbage = None
+    assert sum(sizes) == rows + ROWS
+    assert max(sizes) <= 1 << 16

@@ -109,6 +109,15 @@ def test_rows_of_many_bytes_are_cut_and_it_says_so(page: Page, monkeypatch: pyte
     assert (every["truncated"], cut["truncated"]) == (False, True)
 
 
+def test_rows_of_one_large_batch_are_cut(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql, "_MOST_BYTES", 1 << 10)
+    shown = page.ask("/api/query", {"sql": "SELECT range AS n FROM range(2000)", "all_nodes": False}).data
+    assert 0 < len(shown["rows"]) <= 128
+    assert shown["truncated"] is True
+    one = page.ask("/api/query", {"sql": "SELECT repeat('x', 2000) AS x", "all_nodes": False})
+    assert (one.status, one.json["code"]) == (413, "QueryMemory")
+
+
 def test_the_plan_says_what_each_node_is_asked(page: Page) -> None:
     steps = page.ask("/api/query/plan", {"sql": "SELECT count(*) FROM comm.ops"}).data
     assert [step["step"] for step in steps] == ["aggregate", "merge"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fakes import SkippingLoop
 
-from probing.api.errors import BROKEN, PeerError, QueryError
+from probing.api.errors import BROKEN, Overloaded, PeerError, ProbingError, QueryError, QueryMemory
 from probing.federation.execution.answer import Gathered
 from probing.federation.execution.asking import Policy, ask_many
 
@@ -101,6 +101,25 @@ def test_a_broken_hedge_leaves_the_first_call() -> None:
     double = Double(n7=[0.5, PeerError("it broke", code=BROKEN)])
     found = asked(double, 60)
     assert (len(found.answered), found.answered[7].value, double.calls["n7"]) == (60, 0, 2)
+
+
+@pytest.mark.parametrize("error", [Overloaded("too many calls"), PeerError("connection refused"), QueryMemory("full")])
+def test_a_hedge_that_fails_by_itself_leaves_the_first_call(error: ProbingError) -> None:
+    double = Double(n7=[0.5, error])
+    found = asked(double, 60)
+    assert (len(found.answered), found.answered[7].value, double.calls["n7"]) == (60, 0, 2)
+
+
+def test_the_error_of_the_first_call_counts_while_its_hedge_is_in_flight() -> None:
+    async def ask(address: str, seconds: float, attempt: int) -> tuple[str, int]:
+        if address == "n7":
+            await asyncio.sleep(3600.0 if attempt else 0.5)
+            raise QueryError("no such column")
+        return address, attempt
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        found = runner.run(ask_many([f"n{i}" for i in range(60)], ask, 30.0, QUICK))
+    assert [(f.address, f.reason) for f in found.failed] == [("n7", "no such column")]
 
 
 def test_a_node_under_two_addresses_counts_once() -> None:

@@ -124,11 +124,57 @@ def test_the_answers_together_are_bounded(nodes: Nodes) -> None:
         run(nodes.plan("SELECT * FROM comm.ops"), nodes.names, nodes.ask, max_bytes=200)
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.nulls(1 << 24),
+        pa.DictionaryArray.from_arrays(pa.array([0] * 200_000, pa.int8()), pa.array(["x" * 4096])),
+    ],
+    ids=["nulls", "dictionary"],
+)
+def test_rows_that_grow_when_they_are_read_are_bounded(nodes: Nodes, column: pa.Array) -> None:
+    held = pa.total_allocated_bytes()
+
+    def ask(address: str, sql: str, seconds: float) -> Reply:
+        return Reply(address, pa.table({"op": pa.chunked_array([column] * 8)}))
+
+    with pytest.raises(QueryMemory, match=r"the nodes' answers are larger than 20 MiB together"):
+        run(nodes.plan("SELECT op FROM comm.ops ORDER BY op"), nodes.names, ask, max_bytes=20 << 20)
+    assert pa.total_allocated_bytes() <= held
+
+
 def test_the_last_step_has_a_deadline() -> None:
     endless = plan("SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range <> b.range", NOW_NS)
     assert endless.kind == "local"
     with pytest.raises(QueryTimeout):
         run(endless, [], lambda *_: Reply("n", pa.table({})), timeout=0.2)
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT repeat('x', 4000000000)", "repeat: the size is above"),
+        ("SELECT lpad(max(op) OVER (), 4000000000, 'x') FROM comm.ops", "lpad and rpad: the size is above"),
+        ("SELECT * FROM range(100000000000)", "range and generate_series: the size is above"),
+        ("SELECT list_resize([1], 4000000000)", "the function list_resize is not allowed"),
+        ("SELECT current_setting('memory_limit')", "the function current_setting is not allowed"),
+    ],
+)
+def test_the_asker_computes_nothing_that_a_node_would_refuse(sql: str, message: str) -> None:
+    with pytest.raises(QueryRejected, match=message):
+        plan(sql, NOW_NS, CATALOG)
+
+
+def test_an_error_after_the_first_rows_of_the_last_step_is_the_error() -> None:
+    late = plan("SELECT CAST(CASE WHEN range = 900000 THEN 'x' ELSE '1' END AS INT) AS n FROM range(1000000)", NOW_NS)
+    with pytest.raises(QueryError, match=r"^Could not convert string 'x' to INT32"):
+        run(late, [], lambda *_: Reply("n", pa.table({})))
+
+
+def test_the_rows_of_the_last_step_are_bounded() -> None:
+    many = plan("SELECT a.range AS x FROM range(1000000) AS a, range(1000000) AS b", NOW_NS)
+    with pytest.raises(QueryMemory, match="the answer is larger than"):
+        run(many, [], lambda *_: Reply("n", pa.table({})), max_bytes=1 << 20, timeout=60)
 
 
 @pytest.mark.parametrize(

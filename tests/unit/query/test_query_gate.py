@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from long import examples, long_unless
 from sqlglot import exp
 
-from probing.api.errors import QueryRejected
+from probing.api.errors import NO_TABLE, QueryRejected
 from probing.api.tables import TABLES
-from probing.daemon.query import allowed
 from probing.daemon.query.gate import check
+from probing.federation.sql import allowed
 from probing.federation.sql.reading import MAX_TEXT
 
 NOW_NS = 1_795_000_000_123_456_789
@@ -110,6 +110,23 @@ def test_a_refusal_names_the_thing_and_a_way_out(sql: str, message: str, hint: s
         check(sql, NOW_NS)
     assert caught.value.message.startswith(message)
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("table", "code"),
+    [
+        ("python.losses", NO_TABLE),
+        ("user.loads", NO_TABLE),
+        ("global.user.loads", ""),
+        ("python.`1 + 1`", ""),
+        ("comm.opps", ""),
+        ("ops", ""),
+    ],
+)
+def test_programs_can_tell_that_a_table_is_of_other_nodes(table: str, code: str) -> None:
+    with pytest.raises(QueryRejected) as caught:
+        check(f"SELECT * FROM {table}", NOW_NS)
+    assert caught.value.code == code
 
 
 def test_now_is_one_instant_in_all_its_forms() -> None:

@@ -172,3 +172,21 @@ def test_a_request_opens_files_of_its_tables_alone(tmp_path: Path) -> None:
         with pytest.raises(QueryError, match="a file of the store could not be read"):
             _rows(instance, _job(text, path))
         assert _rows(instance, _job('SELECT "count" FROM probing.losses', path)) == list(range(7))
+
+
+def test_long_values_come_in_batches_of_few_rows(tmp_path: Path) -> None:
+    sql = "SELECT concat(repeat('x', 100000), i) AS x FROM range(400) AS r(i)"
+    pieces: list[bytes] = []
+    run(_job(sql, _losses(tmp_path / "a.parquet", 10)), lambda piece: pieces.append(bytes(piece)), Outcome())
+    with pa.ipc.open_stream(b"".join(pieces)) as reader:
+        batches = list(reader)
+    assert [x for batch in batches for x in batch["x"].to_pylist()] == [f"{'x' * 100_000}{i}" for i in range(400)]
+    assert max(batch.nbytes for batch in batches) <= 5 << 20
+
+
+def test_a_row_that_is_longer_than_a_batch_is_a_batch(tmp_path: Path) -> None:
+    sql = "SELECT string_agg(repeat('x', 100000), '') AS x FROM range(100) UNION ALL SELECT 'y'"
+    pieces: list[bytes] = []
+    run(_job(sql, _losses(tmp_path / "a.parquet", 10)), lambda piece: pieces.append(bytes(piece)), Outcome())
+    with pa.ipc.open_stream(b"".join(pieces)) as reader:
+        assert sorted(map(len, reader.read_all()["x"].to_pylist())) == [1, 10_000_000]

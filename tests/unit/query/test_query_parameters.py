@@ -71,6 +71,8 @@ def test_what_is_no_parameter(text: str) -> None:
         (None, None, '"NULL"'),
         ("it's", "it's", "VARCHAR"),
         (Decimal("-12.50"), Decimal("-12.50"), "DECIMAL(4,2)"),
+        (Decimal("1E+5"), Decimal(100_000), "DECIMAL(6,0)"),
+        (Decimal("0.001"), Decimal("0.001"), "DECIMAL(4,3)"),
         (date(2026, 11, 21), date(2026, 11, 21), "DATE"),
         (datetime(2026, 11, 21, 8), datetime(2026, 11, 21, 8), "TIMESTAMP"),
         (datetime(2026, 11, 21, 8, tzinfo=timezone(timedelta(hours=2))), datetime(2026, 11, 21, 6), "TIMESTAMP"),

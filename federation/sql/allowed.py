@@ -1,4 +1,5 @@
-"""Allowlists of the gate: node classes of sqlglot, and functions of DuckDB.
+"""Allowlists for SQL: node classes of sqlglot, and functions of DuckDB. The gate of a node checks each query by them,
+and so does whoever runs the last step of a query of many nodes, which is a process of the client.
 
 There are allow-lists and no deny-lists: DuckDB 2.0 has 1,702 scalar functions, of which some read files, settings and
 secrets or sleep, and each version adds more. The names come from sqlglot 30.30.
@@ -12,18 +13,23 @@ under a memory limit of 200 MB took 7.7 GiB and 32 s (DuckDB 2.0.0). Such calls 
 
 from __future__ import annotations
 
+import difflib
 import re
 
 from sqlglot import exp
+from sqlglot.dialects.duckdb import DuckDB
 
 from probing.api.errors import QueryRejected
+from probing.federation.sql.states import is_export, require_export
 
 __all__ = (
     "FUNCTION_CLASSES",
     "FUNCTION_NAMES",
     "NODE_CLASSES",
     "TYPE_NAMES",
+    "check_node",
     "check_sizes",
+    "function_refused",
 )
 
 
@@ -71,10 +77,10 @@ FUNCTION_NAMES = _words(
     add age arbitrary arg_max_null arg_min_null array_has_any array_sort base64 bin bit_count cardinality century
     current_localtime damerau_levenshtein date_part date_sub datepart datesub decade divide element_at entropy epoch_ns
     epoch_us era even favg fdiv fill fmod format_bytes formatreadabledecimalsize formatreadablesize fsum gamma gcd
-    geomean get_current_timestamp hamming hash histogram isfinite isoyear jaccard jaro_similarity json_array_length
-    json_contains json_exists json_transform json_valid json_value julian kahan_sum lcm list_aggr list_aggregate
-    list_avg list_count list_element list_extract list_first list_has_all list_indexof list_last list_median
-    list_position list_reverse list_reverse_sort list_slice list_sort list_sum list_unique list_zip mad
+    geomean geometric_mean get_current_timestamp hamming hash histogram isfinite isoyear jaccard jaro_similarity
+    json_array_length json_contains json_exists json_transform json_valid json_value julian kahan_sum lcm list_aggr
+    list_aggregate list_avg list_count list_element list_extract list_first list_has_all list_indexof list_last
+    list_median list_position list_reverse list_reverse_sort list_slice list_sort list_sum list_unique list_zip mad
     make_timestamp_ms make_timestamp_ns map_contains map_entries map_extract map_values mean microsecond millennium
     millisecond multiply nanosecond now octet_length ord parse_dirname parse_filename prefix printf product
     regexp_escape regexp_split_to_array reservoir_quantile row sem strip_accents strlen struct_insert subtract suffix
@@ -108,6 +114,54 @@ MAX_SERIES = 1_000_000
 _WIDE = re.compile(r"\d{4,}|\*|\{[^}]*\{")
 _BY_NAME = frozenset(("list_aggr", "list_aggregate"))
 _TIME_STEPS = frozenset(("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"))
+
+
+# Hints for functions that are not allowed or that DuckDB lacks.
+_ELEMENTS = """unnest(from_json(culprits, '[{"rank": "INT", "node": "VARCHAR"}]')) makes a row of each element"""
+_INSTEAD = {
+    "timezone": "write ts AT TIME ZONE 'Asia/Shanghai'",
+    "json_each": _ELEMENTS,
+    "json_table": _ELEMENTS,
+    "bar": "show the number, or draw the output of -f csv",
+}
+
+
+def check_node(node: exp.Expr) -> None:
+    """Raises QueryRejected unless ``node`` itself is allowed."""
+    name = type(node).__name__
+    if is_export(node):
+        require_export(node)
+    elif isinstance(node, exp.Anonymous):
+        if not isinstance(node.this, str) or node.this.lower() not in FUNCTION_NAMES:
+            raise function_refused(node.name)
+    elif isinstance(node, exp.DataType):
+        _check_type(node)
+    elif isinstance(node, exp.With) and node.args.get("recursive"):
+        raise QueryRejected("WITH RECURSIVE is not allowed")
+    elif name in NODE_CLASSES or name in FUNCTION_CLASSES:
+        return
+    elif isinstance(node, exp.Func):
+        raise function_refused(node.sql_name())
+    else:
+        raise QueryRejected(f"{_spelt(name)} is not allowed in a query")
+
+
+def _check_type(node: exp.DataType) -> None:
+    kind = node.this
+    if not isinstance(kind, exp.DataType.Type) or kind.name not in TYPE_NAMES or node.args.get("values"):
+        raise QueryRejected(f"the type {node.sql(dialect=DuckDB)[:80]} is not allowed")
+
+
+def function_refused(name: str) -> QueryRejected:
+    """Returns the refusal of the function ``name``."""
+    near = difflib.get_close_matches(name.lower(), FUNCTION_NAMES | {c.lower() for c in FUNCTION_CLASSES}, 3)
+    usual = "the usual aggregate, text, list, JSON and time functions of DuckDB are allowed"
+    hint = _INSTEAD.get(name.lower()) or (f"similar names: {', '.join(sorted(near))}" if near else usual)
+    return QueryRejected(f"the function {name.lower()[:80]} is not allowed", hint=hint)
+
+
+def _spelt(name: str) -> str:
+    return "".join(f" {c}" if c.isupper() else c.upper() for c in name).strip().upper()
 
 
 def check_sizes(root: exp.Expr) -> None:
