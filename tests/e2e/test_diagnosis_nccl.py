@@ -137,6 +137,8 @@ def test_a_hang_in_the_making_of_a_communicator(
         for rank in range(3)
     ]
     job = f"n1/127.0.0.1:{port}"
+    known = f"SELECT 1 FROM process.processes WHERE job = '{job}'"
+    until(lambda: len(watching.rows(known)) == 3, what=watching.tail)
     answer = found(watching, job, is_verdict("init_stuck"))
     assert answer["ranks"] == "2"
     assert answer["culprits"][0]["pid"] == ranks[2].pid

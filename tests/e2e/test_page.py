@@ -132,7 +132,7 @@ def test_each_screen_of_a_job_that_trains(daemon: Daemon, stepping: str, browser
             path: "nothing is wrong",
             f"{path}/rank/1": "train",
             f"{path}/timeline?since=1m": "operations",
-            f"{path}/flame": "train",
+            f"{path}/flame": "_engine_run_backward",
             f"{path}/flame?stacks=1": "Ranks 0,1",
             "/sql?q=SELECT+rank%2C+step+FROM+train.steps": "rows in",
             "/nodes": "n1",

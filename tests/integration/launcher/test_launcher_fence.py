@@ -131,12 +131,13 @@ def test_the_lease_cuts_an_ending_short(directory: Path, name: str) -> None:
 
 
 def keepers(directory: Path) -> list[int]:
-    """Returns the pids of the keepers of a directory."""
+    """Returns the pids of the keepers of a directory, without the parent that each has for a moment."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = path.read_bytes().split(b"\0")
-            if words[3:5] == [str(KEEPER).encode(), str(directory / "state").encode()]:
+            ours = words[3:5] == [str(KEEPER).encode(), str(directory / "state").encode()]
+            if ours and (path.parent / "cwd").readlink() == Path("/"):
                 pids.append(int(path.parent.name))
     return pids
 

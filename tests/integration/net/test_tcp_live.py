@@ -149,16 +149,15 @@ def test_a_socket_that_a_rank_closed_is_still_known_as_its_own(readers: ReaderPo
             assert {row["local_address"] for row in rows} == {row["peer_address"] for row in rows} == {"127.0.0.1"}
             return {row["rank"]: row["state"] for row in rows if row["local_port"] == (sender, taker)[row["rank"]].port}
 
-        def closed() -> bool:
+        def now(wanted: dict[int, str]) -> bool:
             world.tick()
-            return states()[0] == "closed"
+            return states() == wanted
 
         try:
-            world.tick()
             # What listens is closed by now, and the accepted connection has its port.
-            assert states() == {0: "open", 1: "open"}
+            until(lambda: now({0: "open", 1: "open"}), what="both ends of the connection")
             sender.send(-1)
-            until(closed, what="the end of the connection of rank 0")
+            until(lambda: now({0: "closed", 1: "open"}), what="the end of the connection of rank 0")
         finally:
             world.source.stop()
 
