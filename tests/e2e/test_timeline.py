@@ -125,7 +125,8 @@ def trace_of(site: Site, job: str, path: Path) -> Read:
 def test_nodes_whose_clocks_are_five_seconds_apart_line_up(site: Site, job: Ranks, tmp_path: Path) -> None:
     def flows() -> list[list[Event]]:
         trace = trace_of(site, job.job, tmp_path / "job.pftrace")
-        return [events for events in trace.by_flow().values() if len(events) == 2]
+        pairs = (events for events in trace.by_flow().values() if len(events) == 2)
+        return [pair for pair in pairs if all(event.end is not None for event in pair)]
 
     found = until(lambda: len(both := flows()) >= 11 and both, what=site.daemons[0].tail)
     trace = read((tmp_path / "job.pftrace").read_bytes())
