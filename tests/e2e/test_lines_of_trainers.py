@@ -107,7 +107,10 @@ def test_the_reason_of_a_death_is_what_was_raised(
     script.write_text(RAISES)
     torchrun_job(script, told, port=port)
     trainers = f"SELECT rank FROM process.processes WHERE role = 'trainer' AND suffix(job, '{port}')"
-    until(lambda: len(daemon.rows(trainers)) == 2, what="two ranks")
+    until(
+        lambda: len(daemon.rows(trainers)) == 2,
+        what=lambda: f"two ranks: {daemon.ctl('ps').stdout}\n{daemon.tail()}\n{(tmp_path / 'job.log').read_text()}",
+    )
     daemon.ctl("config", "logs.enabled=true", "--job", f"n1/127.0.0.1:{port}")
     until(
         lambda: [s["detail"] for s in daemon.json("status")["sources"] if s["name"] == "logs"] == ["2 processes"],
