@@ -133,7 +133,7 @@ endif
 # what they probe.
 test-with-probes:
 	$(call RUN,e2e,$(ALONE) tests/e2e)
-	$(call RUN,kernel,-n 4 --no-loadscope-reorder tests/kernel)
+	$(call RUN,kernel,-n 3 --no-loadscope-reorder tests/kernel)
 
 test-unit:
 	$(call RUN,unit,-n 2 --dist worksteal tests/unit)
