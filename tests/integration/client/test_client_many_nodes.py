@@ -73,8 +73,11 @@ def test_by_a_tree_nobody_is_lost_or_counted_twice(monkeypatch: pytest.MonkeyPat
         assert cluster.query(SQL).to_pylist() == _rows(cast.count - len(refusing))
         outcome = cluster.outcomes[-1]
         assert {failure.address for failure in outcome.failed} == refusing
-        assert [(f.address, f.reason) for f in outcome.detours] == [(cast.address(0), "the connection was lost")]
-        assert outcome.report()["detours"] == [{"address": cast.address(0), "reason": "the connection was lost"}]
+        reasons = {f.address: f.reason for f in outcome.detours}
+        assert reasons.pop(cast.address(0)) == "the connection was lost"
+        # On a busy machine a node refuses a call of one in the middle, and is asked directly.
+        assert all(reason.endswith("did not pass on all answers") for reason in reasons.values())
+        assert {"address": cast.address(0), "reason": "the connection was lost"} in outcome.report()["detours"]
         # Several statements, and an error that is the same everywhere.
         tables = cluster.query_all({"one": "SELECT count(*) AS n FROM comm.ops", "two": "SELECT 1 AS x"})
         assert tables["one"].to_pylist() == [{"n": 20 * (cast.count - len(refusing))}]
