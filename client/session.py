@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ __all__ = (
     "require_live",
     "shown_pauses",
     "warn",
+    "warn_unless_told",
 )
 
 # A clock that is off by more than this is not synchronized, which is reported.
@@ -123,6 +124,13 @@ def _ahead(ahead_ns: int) -> str:
 
 def warn(message: str) -> None:
     sys.stderr.write(f"warning: {escape(message)}\n")
+
+
+def warn_unless_told(messages: Iterable[str], told: Container[str]) -> None:
+    """Writes the warnings that ``told`` does not contain."""
+    for message in messages:
+        if message not in told:
+            warn(message)
 
 
 def hint(message: str) -> None:

@@ -16,7 +16,7 @@ from probing.client.jobs import silent_nodes
 from probing.client.options import Job, Rank, Since, Until
 from probing.client.render.output import write_objects
 from probing.client.render.rows import Row, dump_line, rows_of
-from probing.client.session import job_named, missing_rows, opened, warn
+from probing.client.session import job_named, missing_rows, opened, warn, warn_unless_told
 from probing.client.settings import Settings
 from probing.client.times import Bound, Interval, interval
 from probing.client.zone import clock_ms
@@ -92,13 +92,11 @@ def run(settings: Settings, options: Options) -> None:
 
 
 def _warned(cluster: Cluster, told: Sequence[str]) -> list[str]:
-    """Warns of each node that did not answer the last question or lacks rows, unless ``told`` says so, and returns
-    the texts."""
+    """Returns a text for each node that did not answer the last question or lacks rows. Warns with the texts that
+    ``told`` does not contain."""
     texts = [f"node {node} is missing: {reason}" for node, reason in silent_nodes(cluster).items()]
     texts += missing_rows(cluster.outcomes)
-    for text in texts:
-        if text not in told:
-            warn(text)
+    warn_unless_told(texts, told)
     return texts
 
 

@@ -15,7 +15,7 @@ from probing.client.job_hints import Emptiness, hint_at_jobs
 from probing.client.render.output import write_stream, write_table
 from probing.client.render.progress import Progress
 from probing.client.render.table import Field
-from probing.client.session import missing_rows, opened, warn
+from probing.client.session import missing_rows, opened, warn_unless_told
 from probing.client.settings import Settings
 
 if TYPE_CHECKING:
@@ -76,11 +76,8 @@ def _write(settings: Settings, cluster: Cluster, sql: str, params: dict[str, obj
         with cluster.stream(sql, params) as rows:
             batches = progress.counting(answer.passed(iter(rows)), to_terminal=to_terminal)
             write_stream(settings, rows.schema, batches)
-    # A merged answer is among the outcomes, of which ``opened`` warns.
-    told = missing_rows(cluster.outcomes)
-    for warning in rows.warnings:
-        if warning not in told:
-            warn(warning)
+    # ``opened`` warns of a merged answer, which is among the outcomes.
+    warn_unless_told(rows.warnings, missing_rows(cluster.outcomes))
     if answer.empty:
         hint_at_jobs(cluster, sql, params)
 

@@ -19,7 +19,7 @@ from probing.client.render.progress import Progress
 from probing.client.render.rows import Row, rows_of
 from probing.client.render.table import Grid, show_value, terminal_width
 from probing.client.render.writers import FIRST_ROWS, fields_of
-from probing.client.session import missing_rows, opened, warn
+from probing.client.session import missing_rows, opened, warn_unless_told
 from probing.client.settings import Settings, format_of
 from probing.client.shell.words import COMMANDS, command_in, statements
 
@@ -115,11 +115,8 @@ class Shell:
             if settings.format == "table" or settings.output is not None:
                 sys.stdout.write(f"({said}{took})\n")
                 sys.stdout.flush()
-            # A merged answer is among the outcomes, of which ``opened`` warns.
-            told = missing_rows(cluster.outcomes)
-            for warning in rows.warnings:
-                if warning not in told:
-                    warn(warning)
+            # ``opened`` warns of a merged answer, which is among the outcomes.
+            warn_unless_told(rows.warnings, missing_rows(cluster.outcomes))
             if answer.empty:
                 hint_at_jobs(cluster, sql, params)
 
