@@ -8,11 +8,19 @@ from collections.abc import Container, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from probing.api.errors import PeerError
 from probing.client.nodes import Nodes
 from probing.client.wire.loop import Work, begin, wait
 from probing.client.wire.stream import Room, Stream, batches
-from probing.federation.execution.answer import Answer, Answered, Gathered, Reply, Rows, Take, held_back
+from probing.federation.execution.answer import (
+    Answer,
+    Answered,
+    Gathered,
+    Reply,
+    Rows,
+    Take,
+    held_back,
+    other_columns,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +36,6 @@ _USER_COLUMNS = """
 SELECT table_schema || '.' || table_name, column_name, type FROM probing.column_docs
 WHERE table_schema IN ('user', 'python')
 """
-_SAME_VERSION = "run the same version of probingd on all nodes"
 _VIEWS = "SELECT name, sql, doc, problem FROM probing.views"
 
 
@@ -317,7 +324,7 @@ def _named(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     if not columns:
         return table
     if table.num_columns != len(columns):
-        raise PeerError(f"it answered with {table.num_columns} columns instead of {len(columns)}", hint=_SAME_VERSION)
+        raise other_columns(table.num_columns, len(columns))
     return table.rename_columns(list(columns))
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
 __all__ = (
+    "SAME_VERSION",
     "Answer",
     "Answered",
     "AnsweredReport",
@@ -31,10 +32,12 @@ __all__ = (
     "Rows",
     "Take",
     "held_back",
+    "other_columns",
     "twice",
 )
 
 T = TypeVar("T")
+SAME_VERSION = "run the same version of probingd on all nodes"
 MAX_BYTES = 4 << 30
 
 
@@ -140,6 +143,11 @@ class Gathered(Generic[T]):
         if self.detours:
             report["detours"] = [{"address": f.address, "reason": f.reason} for f in self.detours]
         return report
+
+
+def other_columns(number: int, expected: int) -> PeerError:
+    """Returns the error for an answer of ``number`` columns instead of ``expected``."""
+    return PeerError(f"it answered with {number} columns instead of {expected}", hint=SAME_VERSION)
 
 
 def twice(node: str, other: str) -> PeerError:

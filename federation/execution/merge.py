@@ -12,22 +12,30 @@ import pyarrow as pa
 
 from probing.api.errors import TOO_LARGE, EngineDiffers, PeerError, QueryMemory, QueryTimeout
 from probing.api.text import size, sql_table
-from probing.federation.execution.answer import Answer, Answered, Failed, Gather, Gathered, Reply
+from probing.federation.execution.answer import (
+    SAME_VERSION,
+    Answer,
+    Answered,
+    Failed,
+    Gather,
+    Gathered,
+    Reply,
+    other_columns,
+)
 from probing.federation.planning.catalog import create_table, open_database
 from probing.federation.planning.split import Part, Plan
 from probing.federation.sql.errors import from_duckdb
 
-__all__ = ("SAME_VERSION", "create_part", "run_all")
+__all__ = ("create_part", "run_all")
 
 # An answer up to this many bytes is copied into one piece.
 _SMALL = 32 << 20
 # How much larger answers may be in the required types.
 _GROWN = 2
-# Rows are cast, and those of the last step counted, in batches of this many.
+# The rows of a batch in which answers are cast, and in which the rows of the last step are counted.
 _BATCH_ROWS = 50_000
 # How much may be spilled to disk, as a multiple of the memory.
 _SPILLED = 8
-SAME_VERSION = "run the same version of probingd on all nodes"
 
 
 def run_all(
@@ -190,9 +198,7 @@ def _fitted(
     for reply, schema in zip(answered.value, schemas, strict=True):
         table = schema.empty_table() if reply.lacks else reply.table
         if table.num_columns != len(schema):
-            return PeerError(
-                f"it answered with {table.num_columns} columns instead of {len(schema)}", hint=SAME_VERSION
-            )
+            return other_columns(table.num_columns, len(schema))
         try:
             fitted.append(_cast(table.rename_columns(schema.names), schema, budget))
         except pa.ArrowException:

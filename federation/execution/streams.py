@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from probing.api.errors import NO_TABLE, PartialAnswer, PeerError, ProbingError
 from probing.api.text import sql_name
-from probing.federation.execution.answer import Failed, Gathered, Rows, twice
+from probing.federation.execution.answer import SAME_VERSION, Failed, Gathered, Rows, other_columns, twice
 from probing.federation.execution.asking import ONCE, ask_many
-from probing.federation.execution.merge import SAME_VERSION, create_part
+from probing.federation.execution.merge import create_part
 from probing.federation.planning.catalog import open_database
 from probing.federation.planning.shapes import PART, Part
 from probing.federation.planning.split import Plan
@@ -157,7 +157,7 @@ class _Pour:
         if (other := self._names.setdefault(name, address)) != address:
             raise twice(name, other)
         if len(schema) != len(self._schema):
-            raise PeerError(f"it answered with {len(schema)} columns instead of {len(self._schema)}", hint=SAME_VERSION)
+            raise other_columns(len(schema), len(self._schema))
         while (batch := await stream.next()) is not None:
             # Rows of a hostile node may be much larger in our types.
             for start in range(0, batch.num_rows, _MOST_ROWS):
