@@ -11,7 +11,11 @@ from pathlib import Path
 
 from probing.api.errors import PrivilegeError, UnsupportedTarget
 
-__all__ = ("own_namespace", "socket_in")
+__all__ = ("ListedSocket", "own_namespace", "socket_in")
+
+ListedSocket = tuple[int, int, str, int, str, int, int, int]
+"""A TCP socket of a network namespace: family, state (include/net/tcp_states.h), address and port of this end, address
+and port of the other end, inode, uid of the owner. Addresses are as /proc/PID/net/tcp has them."""
 
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)

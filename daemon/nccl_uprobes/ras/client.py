@@ -25,10 +25,9 @@ from typing import NamedTuple
 
 from probing.api.errors import PrivilegeError, TargetError, TargetTimeout, UnsupportedTarget
 from probing.api.text import size
-from probing.daemon.processes.namespaces import socket_in
+from probing.daemon.processes.namespaces import ListedSocket, socket_in
 
 __all__ = (
-    "ListedSocket",
     "NobodyListens",
     "RasAddress",
     "RasAnswer",
@@ -179,9 +178,6 @@ def ras_address(environ: Mapping[str, str], port: int) -> RasAddress | None:
     return RasAddress(_hosts(match[1] or match[2]), int(match[3]))
 
 
-ListedSocket = tuple[int, int, str, int, str, int, int, int]
-"""A socket as the request ``tcp_sockets`` lists it: family, state (include/net/tcp_states.h), address and port of this
-end and of the other end, inode, uid."""
 _LISTENS = 10
 _MAPPED = bytes(10) + b"\xff\xff"
 
@@ -195,7 +191,7 @@ def listener_at(sockets: Iterable[ListedSocket], host: str, port: int) -> int | 
     packed = ipaddress.ip_address(host).packed
     wanted = {socket.AF_INET6: {_as_listed(packed), _as_listed(bytes(16))}}
     if len(packed) == 4:
-        # Without a listener of IPv4 itself, one of IPv6 gets the connection.
+        # If nobody listens by IPv4, a listener of IPv6 gets the connection.
         of_ipv6 = {_as_listed(_MAPPED + packed), _as_listed(bytes(16))}
         wanted = {socket.AF_INET: {_as_listed(packed), _as_listed(bytes(4))}, socket.AF_INET6: of_ipv6}
     listening = [one for one in sockets if one[1] == _LISTENS and one[3] == port]

@@ -21,7 +21,6 @@ from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.nccl_uprobes.ras.client import (
-    ListedSocket,
     NobodyListens,
     RasAddress,
     RasSilent,
@@ -32,7 +31,7 @@ from probing.daemon.nccl_uprobes.ras.client import (
 )
 from probing.daemon.nccl_uprobes.ras.report import RankRow, Report
 from probing.daemon.processes.liveness import real_user
-from probing.daemon.processes.namespaces import own_namespace
+from probing.daemon.processes.namespaces import ListedSocket, own_namespace
 from probing.daemon.processes.parsers import ParserPool, answer_of
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import Identity, Loss, ProcessKey, Sink, Source

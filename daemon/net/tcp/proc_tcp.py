@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probing.daemon.net.tcp.reading import ProcSocket
 from probing.daemon.net.tcp.sock_diag import LISTEN, SOCKET
+from probing.daemon.processes.namespaces import ListedSocket
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.source import ProcessKey
 
@@ -44,11 +44,11 @@ class ProcSockets:
             return {}
         targets = [list(key) for key in namespaces.values()]
         answer = self._readers.call("tcp_sockets", timeout=TIMEOUT_S, targets=targets)
-        parts = zip(namespaces, payload_of(list[list[ProcSocket] | None], answer), strict=True)
+        parts = zip(namespaces, payload_of(list[list[ListedSocket] | None], answer), strict=True)
         return {netns: as_sockets(part) for netns, part in parts if part is not None}
 
 
-def as_sockets(listed: Sequence[ProcSocket]) -> npt.NDArray[Any]:
+def as_sockets(listed: Sequence[ListedSocket]) -> npt.NDArray[Any]:
     """Returns ``listed`` in the form of sock_diag's sockets, without figures."""
     kept = [one for one in listed if one[1] in _STATES]
     found = np.zeros(len(kept), SOCKET)

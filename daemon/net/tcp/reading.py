@@ -8,13 +8,17 @@ import re
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import ProbingError
 from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.target import Target
 
-__all__ = ("TOTALS", "ProcSocket", "handlers", "held_sockets", "namespace_sockets", "namespace_totals")
+if TYPE_CHECKING:
+    # A reader starts without the threads that this module needs.
+    from probing.daemon.processes.namespaces import ListedSocket
+
+__all__ = ("TOTALS", "handlers", "held_sockets", "namespace_sockets", "namespace_totals")
 
 MAX_TARGETS = 4_096
 MAX_FDS = 16_384
@@ -23,9 +27,6 @@ MAX_SNMP = 64 << 10
 # The most sockets that are listed: a line of /proc/PID/net/tcp has 150 bytes, a line of tcp6 180.
 MAX_LISTED = 8_192
 MAX_LIST = MAX_LISTED * 180
-ProcSocket = tuple[int, int, str, int, str, int, int, int]
-"""Family, state (include/net/tcp_states.h), address and port of this end, address and port of the other end, inode, uid
-of the owner. Addresses are as /proc/PID/net/tcp has them."""
 # Counters of /proc/PID/net/snmp.
 TOTALS = ("CurrEstab", "OutSegs", "InSegs", "RetransSegs")
 _SOCKET = re.compile(rb"socket:\[(\d{1,20})\]")
@@ -74,9 +75,9 @@ def namespace_totals(targets: list[Any]) -> list[list[int | None] | None]:
     return found
 
 
-def namespace_sockets(targets: list[Any]) -> list[list[ProcSocket] | None]:
+def namespace_sockets(targets: list[Any]) -> list[list[ListedSocket] | None]:
     """Returns the sockets of the network namespace of each process; None for a process that cannot be read."""
-    found: list[list[ProcSocket] | None] = []
+    found: list[list[ListedSocket] | None] = []
     left = MAX_SOCKETS // 4
     for pid, start_ns in targets[:MAX_TARGETS]:
         try:
@@ -93,7 +94,7 @@ def namespace_sockets(targets: list[Any]) -> list[list[ProcSocket] | None]:
     return found
 
 
-def _listed(family: int, text: bytes) -> list[ProcSocket]:
+def _listed(family: int, text: bytes) -> list[ListedSocket]:
     matches = (_LISTED.match(line) for line in text.split(b"\n"))
     return [
         (family, int(m[5], 16), m[1].decode(), int(m[2], 16), m[3].decode(), int(m[4], 16), int(m[7]), int(m[6]))

@@ -128,7 +128,7 @@ def read_sockets(sock: socket.socket, watched: Callable[[_Integers], npt.NDArray
 
 
 def _parts(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yields the pieces of a list: those of the first MAX_BYTES, and then of REST_BYTES at a time."""
+    """Yields the pieces of a list in groups: first a group of MAX_BYTES, and then groups of REST_BYTES."""
     part: list[bytes] = []
     size, most = 0, MAX_BYTES
     for piece in pieces:
