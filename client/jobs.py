@@ -59,8 +59,8 @@ def job_named(cluster: Queries, text: _MaybeText) -> _MaybeText:
 
 
 def _is_elsewhere(cluster: Queries, text: str, jobs: Sequence[str], tables: Sequence[str]) -> bool:
-    """Returns whether ``text`` is the whole name of a job in one of ``tables``, such as a job that has ended, while
-    the name of each of ``jobs`` only ends with it, or a pid or run of theirs is equal to it.
+    """Returns whether ``text`` is the whole name of a job in ``tables``, such as a job that has ended. ``jobs``: the
+    jobs that were found before, whose names only end with ``text``, or which have a pid or run that equals ``text``.
     """
     # Of a Slurm job that begins before its steps, the steps are meant.
     if not tables or any(job.startswith(f"{text}.") for job in jobs):

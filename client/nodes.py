@@ -302,7 +302,7 @@ class Nodes:
     def keep_names(self, gathered: Gathered[T]) -> Gathered[T]:
         """Keeps the names of the nodes that answered, for ``of_nodes``; returns ``gathered``."""
         for answered in gathered.answered:
-            # ``some`` names a node by its address if the node has not told its name.
+            # A node that has not told its name is named by its address in ``some``.
             if answered.node != answered.address:
                 self._names.pop(answered.address, None)
                 self._names[answered.address] = answered.node

@@ -115,7 +115,7 @@ class Registry:
         return [key for key in self._facts if not self._gone(key)] + list(self._restored.keys() - self._facts.keys())
 
     def lives(self, pid: int) -> bool:
-        """Returns whether a process of ``alive`` has this pid. It costs nothing until one of them starts or ends."""
+        """Returns whether a process of ``alive`` has this pid. The pids are kept until a process starts or ends."""
         if self._pids is None:
             self._pids = frozenset(key.pid for key in self.alive())
         return pid in self._pids

@@ -234,7 +234,7 @@ _HINT = re.compile(
     r"allocation failure|BUG|panic|protection fault|Oops|Unable to handle"
 )
 # A line that begins with the name and pid of a process, or with the path of its program. The kernel cuts a name after
-# 15 bytes; "memfd_create() called without MFD_EXEC" is one of many such lines that every user can cause.
+# 15 bytes. Every user can cause such lines, for example "memfd_create() called without MFD_EXEC".
 _BEGINS_WITH_PROCESS = re.compile(r"(?:.|\\x[0-9a-f]{2}){1,15}(?:\[\d{1,10}\]| \(\d{1,10}\))[: ]|process '")
 _OTHER = Meaning("other")
 _RULES = [(kind, re.compile(pattern)) for kind, pattern in _PATTERNS]

@@ -100,7 +100,7 @@ def chosen_mounts(mounts: list[Mount]) -> tuple[list[Mount], list[Mount]]:
     counts: Counter[str] = Counter()
 
     def turn(mount: Mount) -> tuple[bool, int]:
-        """Returns the place of a mount: those of root come first, and the other users take turns."""
+        """Returns the place of a mount: the mounts of root come first, and the other users take turns."""
         user = _user(mount)
         counts[user] += 1
         return user != _ROOT, counts[user]

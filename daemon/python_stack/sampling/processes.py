@@ -90,10 +90,10 @@ class KnownProcesses:
         return runtime, layout
 
     def bound(self) -> None:
-        """Drops code while that of all processes takes more than MAX_BYTES.
+        """Drops code while the code of all processes takes more than MAX_BYTES.
 
-        It is code of the user who has most of it, first of a process that ended, then of the process with most code,
-        for which it is read again.
+        The user with the most code loses the code of a process: of a process that ended, if there is one, else of the
+        process with the most code, which is read again.
         """
         with self._lock:
             while True:
