@@ -85,17 +85,19 @@ def run(settings: Settings, options: Options) -> None:
             write_objects(settings, found, lines_text(found, during, chosen), found)
             return
         told: list[str] = []
-        for rows in followed(cluster, chosen, found):
-            told = _warned(cluster, told)
+        for rows, whole in followed(cluster, chosen, found):
+            told = _warned(cluster, told, whole=whole)
             sys.stdout.write("".join(dump_line(rows)) if settings.format == "jsonl" else _lines(rows, chosen))
             sys.stdout.flush()
 
 
-def _warned(cluster: Cluster, told: Sequence[str]) -> list[str]:
-    """Returns a text for each node that did not answer the last question or lacks rows. Warns with the texts that
-    ``told`` does not contain."""
+def _warned(cluster: Cluster, told: Sequence[str], *, whole: bool) -> list[str]:
+    """Returns a text for each node that did not answer the last question or lacks rows, and one if the answer was not
+    ``whole``. Warns with the texts that ``told`` does not contain."""
     texts = [f"node {node} is missing: {reason}" for node, reason in silent_nodes(cluster).items()]
     texts += missing_rows(cluster.outcomes)
+    if not whole:
+        texts.append(f"more than {MOST_LINES:,} lines came at once: only the last {MOST_LINES:,} are shown")
     warn_unless_told(texts, told)
     return texts
 
@@ -107,16 +109,19 @@ def collect(cluster: Cluster, chosen: Filter, during: Interval) -> list[Row]:
     return [{name: value for name, value in row.items() if name != "t"} for row in rows]
 
 
-def followed(cluster: Cluster, chosen: Filter, found: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yields ``found``, then each second the new lines. Ends only by an error."""
-    yield list(found)
+def followed(cluster: Cluster, chosen: Filter, found: Sequence[Row]) -> Iterator[tuple[list[Row], bool]]:
+    """Yields ``found``, then each second the new lines; with each, whether no line between them was left out. Ends only
+    by an error."""
+    yield list(found), True
     seen = dict.fromkeys(map(_identity, found))
     while True:
         time.sleep(FOLLOW_S)
         # Otherwise the lines of all answers would stay in memory.
         cluster.outcomes.clear()
         rows = collect(cluster, chosen, _LATE)
-        yield [row for row in rows if _identity(row) not in seen]
+        # The oldest line of a full answer was shown before, unless more lines came since then than an answer has.
+        whole = len(rows) < MOST_LINES or _identity(rows[0]) in seen
+        yield [row for row in rows if _identity(row) not in seen], whole
         # Earlier lines are remembered for longer, because they come again if the clock of a node is set back.
         seen |= dict.fromkeys(map(_identity, rows))
         for oldest in list(seen)[: max(0, len(seen) - _MOST_SEEN)]:

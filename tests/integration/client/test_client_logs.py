@@ -131,14 +131,14 @@ def test_follow_shows_no_line_again_when_a_clock_is_set_back(
     with Cluster(nodes[0].address) as cluster:
         chosen = logs.Filter("j1", None, None)
         going = logs.followed(cluster, chosen, logs.collect(cluster, chosen, interval("1h")))
-        assert "an hour ago" in [row["line"] for row in next(going)]
-        assert next(going) == []
+        assert "an hour ago" in [row["line"] for row in next(going)[0]]
+        assert next(going) == ([], True)
         # WHEN the node's clock goes back by the hour, all lines since are newer than its last minute
         back = fake_node.time.time_ns() - 3000 * 10**9
         monkeypatch.setattr(fake_node.time, "time_ns", lambda: back)
-        assert next(going) == []
+        assert next(going) == ([], True)
         nodes[0].insert("process.logs", [line("alpha", 0, 0, "NCCL WARN", "new")])
-        assert [row["line"] for row in next(going)] == ["new"]
+        assert [row["line"] for row in next(going)[0]] == ["new"]
 
 
 def test_follow_shows_each_line_once(nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +146,36 @@ def test_follow_shows_each_line_once(nodes: list[FakeNode], monkeypatch: pytest.
     with Cluster(nodes[0].address, nodes=tuple(node.address for node in nodes)) as cluster:
         chosen = logs.Filter("j1", None, None)
         going = logs.followed(cluster, chosen, logs.collect(cluster, chosen, interval("60")))
-        assert [row["rank"] for row in next(going)] == [0, 2]
-        assert next(going) == []
+        assert [row["rank"] for row in next(going)[0]] == [0, 2]
+        assert next(going) == ([], True)
         nodes[1].insert("process.logs", [line("beta", 3, 0, "NCCL WARN", "new")])
-        assert [row["line"] for row in next(going)] == ["new"]
-        assert next(going) == []
+        assert [row["line"] for row in next(going)[0]] == ["new"]
+        assert next(going) == ([], True)
+
+
+def test_follow_says_that_lines_were_left_out(
+    ask: Callable[..., tuple[int, str, str]], nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def come(count: int) -> None:
+        nodes[1].insert("process.logs", [line("beta", 3, 0, "NCCL WARN", f"{count} {at}") for at in range(count)])
+
+    # Two lines are there at first, and an answer has five: of the seven lines two are lost.
+    looks = iter((lambda: None, lambda: come(3), lambda: come(7), lambda: None))
+    collect = logs.collect
+
+    def looked(*arguments: Any) -> list[dict[str, Any]]:
+        try:
+            next(looks)()
+        except StopIteration:
+            raise KeyboardInterrupt from None
+        return collect(*arguments)
+
+    monkeypatch.setattr(logs, "FOLLOW_S", 0.0)
+    monkeypatch.setattr(logs, "MOST_LINES", 5)
+    monkeypatch.setattr(logs, "collect", looked)
+    code, out, err = ask("--follow")
+    assert (code, len(out.splitlines())) == (130, 2 + 3 + 5)
+    assert err.splitlines() == ["warning: more than 5 lines came at once: only the last 5 are shown"]
 
 
 def test_follow_keeps_no_answer(nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +183,7 @@ def test_follow_keeps_no_answer(nodes: list[FakeNode], monkeypatch: pytest.Monke
     with Cluster(nodes[0].address, nodes=tuple(node.address for node in nodes)) as cluster:
         going = logs.followed(cluster, logs.Filter("j1", None, None), [])
         kept = []
-        for rows in itertools.islice(going, 4):
+        for rows, _ in itertools.islice(going, 4):
             kept.append(len(cluster.outcomes))
             assert len(rows) <= 2
     assert kept[1:] == [1, 1, 1]
