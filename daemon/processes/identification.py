@@ -27,7 +27,7 @@ from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.processes.registry import MAX_OF_OWNER, Process, Registry, settled
 from probing.daemon.processes.roles import NATIVE_LAUNCHERS, launches
-from probing.daemon.processes.schedule import AGAIN_S, Agenda, next_look_s
+from probing.daemon.processes.schedule import AGAIN_S, Agenda, next_look_s, retry_s
 from probing.daemon.processes.target import Summary
 from probing.daemon.source import Loss, ProcessKey, Sink
 
@@ -43,8 +43,6 @@ READ_TIMEOUT_S = 1.0
 MAX_LOOKS, MAX_MODULE_LOOKS = 10, 22
 # While this many reads of versions and modules wait, no further modules are read: a later look tries again.
 MAX_WAITING = 64
-# The pause after a failed read of a process, s, at first and at most; a read during a quarantine fails at once.
-RETRY_S, MAX_RETRY_S = 2.5, 300.0
 _log = logging.getLogger(__name__)
 
 
@@ -110,7 +108,9 @@ class Identification:
         self._reading: dict[ProcessKey, Future[Facts]] = {}
         # Processes that called exec while they were read: parts of the answer may be from the earlier program.
         self._outdated: set[ProcessKey] = set()
+        # The number of reads of a process that succeeded, and of those that failed since then.
         self._looks: dict[ProcessKey, int] = {}
+        self._failures: dict[ProcessKey, int] = {}
         self._ignored: set[ProcessKey] = set()
         self._versioned: set[ProcessKey] = set()
         self._grouped: set[ProcessKey] = set()
@@ -182,8 +182,10 @@ class Identification:
         alive = {ProcessKey(pid, start) for pid, start, _, letter, _, _ in found if letter not in "ZX"}
         self._end_missing(alive)
         self._ignored &= alive
+        self._failures = {key: count for key, count in self._failures.items() if key in alive}
         exes = {ProcessKey(pid, start): exe for pid, start, _, _, _, exe in found}
-        fresh = {key: exes[key] for key in alive if key not in self._ignored and key not in self._looks}
+        seen = self._ignored | self._looks.keys() | self._failures.keys()
+        fresh = {key: exes[key] for key in alive - seen}
         for key in [key for key in fresh if key.pid in self._own]:
             self._ignored.add(key)
             del fresh[key]
@@ -279,7 +281,7 @@ class Identification:
 
     def _read_group(self, key: ProcessKey) -> None:
         # Once a process has a process group, all variables from which the group was made are set: read them.
-        if key in self._looks and key not in self._grouped:
+        if (key in self._looks or key in self._failures) and key not in self._grouped:
             self._grouped.add(key)
             self._wanted.add(key.pid)
             self._agenda.add(key.pid, 0.0)
@@ -290,6 +292,7 @@ class Identification:
         self._grouped.discard(key)
         self._versioned.discard(key)
         self._looks.pop(key, None)
+        self._failures.pop(key, None)
         with self._known:
             watched = self._registry.get(key) is not None
             self._registry.replaced(key)
@@ -393,13 +396,9 @@ class Identification:
             return None
         except ProbingError as e:
             self._early_exits.pop(key, None)
-            looks = self._looks[key] = self._looks.get(key, 0) + 1
-            _log.log(
-                logging.INFO if looks == 1 else logging.DEBUG, "process %d is not identified yet: %s", key[0], e.message
-            )
-            self._wanted.add(key[0])
-            self._agenda.add(key[0], min(RETRY_S * 2**looks, MAX_RETRY_S))
+            self._retry(key, e)
             return None
+        self._failures.pop(key, None)
         with self._known:
             # A watched process may have called exec: its earlier role ends.
             known = self._registry.facts_of(key) is not None
@@ -408,6 +407,19 @@ class Identification:
         self._ignored.add(key)
         self._early_exits.pop(key, None)
         return None
+
+    def _retry(self, key: ProcessKey, error: ProbingError) -> None:
+        """Schedules the next read of a process that could not be read. A read during a quarantine fails at once, and is
+        made again after its end.
+        """
+        level = logging.DEBUG if key in self._failures else logging.INFO
+        _log.log(level, "process %d is not identified yet: %s", key.pid, error.message)
+        failures = self._failures.setdefault(key, 0)
+        if not (pause_s := self._readers.quarantine_s(*key)):
+            self._failures[key] = failures + 1
+            pause_s = retry_s(failures)
+        self._wanted.add(key.pid)
+        self._agenda.add(key.pid, pause_s)
 
     def _within(self, facts: Facts) -> bool:
         """Returns whether the process is in the watched control group."""
@@ -484,6 +496,7 @@ class Identification:
         self._versioned.discard(key)
         self._grouped.discard(key)
         self._looks.pop(key, None)
+        self._failures.pop(key, None)
         self._readers.forget(*key)
         with self._known:
             process = self._registry.end(key)

@@ -14,6 +14,7 @@ __all__ = ("Quarantine", "Quarantines")
 
 # The longest quarantine, s. Each quarantine in a row of a process lasts twice as long as the one before.
 MAX_QUARANTINE_S = 480.0
+MAX_DOUBLINGS = 20
 MAX_QUARANTINED = 4_096
 _log = logging.getLogger(__name__)
 
@@ -45,13 +46,19 @@ class Quarantines:
         if held is not None and held.until > time.monotonic():
             raise TargetTimeout(f"process {pid} is in quarantine because an earlier read did not end ({held.op})")
 
+    def seconds_left(self, pid: int, start_ns: int) -> float:
+        """Returns the seconds until the end of the process's quarantine; 0: it is not in quarantine."""
+        with self._lock:
+            held = self._held.get((pid, start_ns))
+        return max(0.0, held.until - time.monotonic()) if held is not None else 0.0
+
     def add(self, pid: int, start_ns: int, op: str, first_s: float) -> None:
         """Starts a quarantine, or replaces the last one by a longer one; the first lasts ``first_s`` seconds."""
         now = time.monotonic()
         with self._lock:
             before = self._held.pop((pid, start_ns), None)
             times = before.times + 1 if before else 1
-            span = min(first_s * 2 ** (times - 1), MAX_QUARANTINE_S)
+            span = min(first_s * 2 ** min(times - 1, MAX_DOUBLINGS), MAX_QUARANTINE_S)
             self._held[pid, start_ns] = Quarantine(pid, start_ns, op, now, now + span, times)
             while len(self._held) > MAX_QUARANTINED:
                 self._held.popitem(last=False)

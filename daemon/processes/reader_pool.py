@@ -107,6 +107,10 @@ class ReaderPool:
         """Returns the targets that are in quarantine now."""
         return self._quarantines.current()
 
+    def quarantine_s(self, pid: int, start_ns: int) -> float:
+        """Returns the seconds until the end of a target's quarantine; 0: it is not in quarantine."""
+        return self._quarantines.seconds_left(pid, start_ns)
+
     def forget(self, pid: int, start_ns: int) -> None:
         """Drops the quarantine of a process that ended."""
         self._quarantines.end(pid, start_ns)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import heapq
 import time
 
-__all__ = ("AGAIN_S", "Agenda", "next_look_s")
+__all__ = ("AGAIN_S", "Agenda", "next_look_s", "retry_s")
 
 # The times between the first reads of a Python, which may still become a trainer, s.
 AGAIN_S = (0.2, 0.3, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 8.0, 15.0)
 RARELY_S, MAX_RARELY_S = 30.0, 120.0
 # The longest time between two reads of a process that is watched or has a framework, s: while it is young, and later.
 NEAR_S, NEAR_LATER_S = 5.0, 15.0
+# The pause after a failed read of a process, s, at first and at most.
+RETRY_S, MAX_RETRY_S = 2.5, 300.0
 
 
 class Agenda:
@@ -53,3 +55,10 @@ def next_look_s(looks: int, *, near: bool) -> float:
     else:
         delay = min(RARELY_S * 2 ** min(looks - len(AGAIN_S) - 1, 8), MAX_RARELY_S)
     return min(delay, NEAR_S if looks <= 2 * len(AGAIN_S) else NEAR_LATER_S) if near else delay
+
+
+def retry_s(failures: int) -> float:
+    """Returns the seconds until the next read of a process whose last read failed, after ``failures`` failed reads in
+    a row before it.
+    """
+    return min(RETRY_S * (1 << min(failures, 8)), MAX_RETRY_S)

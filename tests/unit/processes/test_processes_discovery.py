@@ -18,14 +18,14 @@ from probing.api.errors import NotPython, ProcessGone, TargetTimeout
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
-from probing.daemon.processes import identification, registry
+from probing.daemon.processes import identification, registry, schedule
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Ranks
 from probing.daemon.processes.liveness import OwnProcesses
 from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.registry import MAX_DEAD
-from probing.daemon.processes.schedule import next_look_s
+from probing.daemon.processes.schedule import next_look_s, retry_s
 from probing.daemon.source import Identity, ProcessKey
 
 TORCHRUN = ["python3", "/venv/bin/torchrun", "train.py"]
@@ -35,7 +35,7 @@ SECOND = 1_000_000_000
 
 class FakeReaders:
     """Answers for processes that a test puts in, as they are when it is asked; ``stuck`` ones never answer, ``late``
-    ones when their event is set."""
+    ones when their event is set, ``quarantined`` ones after that time."""
 
     size = 3
 
@@ -43,6 +43,7 @@ class FakeReaders:
         self.processes: dict[int, dict[str, Any]] = {}
         self.stuck: set[int] = set()
         self.late: dict[int, threading.Event] = {}
+        self.quarantined: dict[int, float] = {}
         self.asked: list[int] = []
         self.listed: list[Any] = []
 
@@ -79,11 +80,14 @@ class FakeReaders:
         self.asked.append(pid)
         if pid in self.late:
             self.late[pid].wait(20)
-        if pid in self.stuck:
+        if pid in self.stuck or self.quarantine_s(pid, start_ns):
             raise TargetTimeout("stuck")
         if seen is None or seen["start_ns"] != start_ns:
             raise ProcessGone("gone")
         return Message(dict(seen))
+
+    def quarantine_s(self, pid: int, start_ns: int) -> float:
+        return max(0.0, self.quarantined.get(pid, 0.0) - time.monotonic())
 
     def forget(self, pid: int, start_ns: int) -> None:
         pass
@@ -603,6 +607,40 @@ def test_a_flood_of_events_is_a_loss(
     assert all(identified(discovery, *key) for key in keys)
 
 
+def test_a_read_that_fails_once_is_made_again_soon(
+    make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "RETRY_S", 0.01)
+    # GIVEN a Python that was read many times while it started, and once when the machine was too busy
+    key = readers.add(21, 50)
+    discovery = make()
+    for _ in range(23):
+        looks = len(readers.asked)
+        discovery.on_mapping(21)
+        until(lambda looks=looks: len(readers.asked) > looks)
+    readers.stuck.add(21)
+    looks = len(readers.asked)
+    discovery.on_mapping(21)
+    until(lambda: len(readers.asked) > looks)
+    readers.processes[21] |= {"libraries": ["torch"], "environ": RANK | {"RANK": "1"}}
+    readers.stuck.clear()
+    # THEN its next read does not wait for as long as if all reads had failed
+    until(lambda: (who := discovery.identity(*key)) is not None and who.rank == 1)
+
+
+def test_reads_that_a_quarantine_refuses_put_off_no_read(make: Make, readers: FakeReaders, until: Any) -> None:
+    # GIVEN a process that maps libraries again and again while it is in quarantine
+    key = readers.add(21, 50, libraries=["torch"], environ=RANK | {"RANK": "1"})
+    readers.quarantined[21] = time.monotonic() + 0.5
+    discovery = make()
+    for _ in range(23):
+        looks = len(readers.asked)
+        discovery.on_mapping(21)
+        until(lambda looks=looks: len(readers.asked) > looks or discovery.identity(*key))
+    # THEN it is read after its quarantine
+    until(lambda: (who := discovery.identity(*key)) is not None and who.rank == 1)
+
+
 def test_forks_of_strangers_do_not_list_the_processes(
     make: Make, readers: FakeReaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -778,3 +816,5 @@ def test_a_process_is_looked_at_ever_more_rarely() -> None:
     often = (1, 11, 12, 13, 14, 15, 10_000)
     assert [next_look_s(looks, near=False) for looks in often] == [0.2, 15, 30, 60, 120, 120, 120]
     assert [next_look_s(looks, near=True) for looks in (1, 11, 22, 23, 10_000)] == [0.2, 5, 5, 15, 15]
+    # A process can be unreadable for weeks.
+    assert [retry_s(failures) for failures in (0, 1, 6, 7, 10_000)] == [2.5, 5, 160, 300, 300]
