@@ -148,6 +148,8 @@ class Corpus:
         self._keeping = contextlib.ExitStack()
         self._at_once = at_once
         self._free = threading.Semaphore(at_once)
+        # Two cases that want all places would wait for each other.
+        self._entering = threading.Lock()
         self._pool = ThreadPoolExecutor(at_once)
         self._runs: dict[str, Future[Outcome]] = {}
 
@@ -168,8 +170,9 @@ class Corpus:
 
     def _run(self, case: Case) -> Outcome:
         with contextlib.ExitStack() as room:
-            for _ in range(self._at_once if case.alone else 1):
-                room.enter_context(self._free)
+            with self._entering:
+                for _ in range(self._at_once if case.alone else 1):
+                    room.enter_context(self._free)
             return self._run_job(case)
 
     def _run_job(self, case: Case) -> Outcome:
