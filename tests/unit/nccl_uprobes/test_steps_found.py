@@ -16,6 +16,7 @@ from operation_support import operations_of
 
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
+from probing.daemon.nccl_uprobes.steps import period
 from probing.daemon.nccl_uprobes.steps.source import Steps
 from probing.daemon.source import Identity
 
@@ -167,6 +168,23 @@ def test_sizes_that_vary() -> None:
     rows = steps_of(calls)
     assert numbers(rows) == list(range(199))
     assert "sizes of 1 kinds vary" in rows[0]["why"]
+
+
+def test_the_multiples_of_a_period_are_not_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    compare = period._compare
+
+    def compared(signed: Any, sizes: Any, shorter: int, longer: int) -> tuple[int, bool]:
+        lengths.append(longer)
+        return compare(signed, sizes, shorter, longer)
+
+    monkeypatch.setattr(period, "_compare", compared)
+    # GIVEN one operation that repeats, at first with others between, so that all its multiples cover more than itself
+    odd: list[Call] = [("0", n, 25 * MS) if n % 11 == 10 else ("0", 5000, 25 * MS) for n in range(500)]
+    rows = steps_of([*odd, *[("0", 5000, 25 * MS)] * 1500], size=2000)
+    # THEN its steps are reported without a look at each multiple
+    assert numbers(rows)[-1] > 1000
+    assert len(lengths) <= 16
 
 
 @pytest.mark.parametrize("seed", range(3))
