@@ -58,6 +58,8 @@ _VARIABLE_CONFIDENCE = 0.95
 _MAX_WAITING = 4096
 _LATE_NS = 3_000_000_000
 _CHANCE_NS, _CHANCE_STEPS = 30_000_000_000, 16
+# A job may write any number as its step: with a larger one, a number that is computed from it may not fit into 64 bits.
+_MAX_STEP = 1 << 62
 _Key = tuple[int, int]
 
 
@@ -226,7 +228,7 @@ class Steps(Source):
             columns = [batch.column(name) for name in ("pid", "start_ns", "ts", "step", "name")]
             columns = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in columns]
             for pid, start_ns, ts, value, name in zip(*(column.to_pylist() for column in columns), strict=True):
-                if value is None or name not in (None, "step"):
+                if value is None or abs(value) > _MAX_STEP or name not in (None, "step"):
                     continue
                 follow = self._from_variable if name is None else self._from_job
                 rows += follow((pid, start_ns), ts - pair.mono_to_utc_ns, value, pair)

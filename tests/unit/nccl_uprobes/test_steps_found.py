@@ -278,6 +278,20 @@ def test_a_variable_names_the_steps() -> None:
     assert by_source["variable"][0]["why"].startswith("counted by the variable step; 3 operations repeat")
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_step_at_the_end_of_64_bits_costs_no_rows(sign: int) -> None:
+    # GIVEN a job that counts its steps up to the largest number, or from the smallest
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
+    both = [operations(STEP * 100), operations(STEP * 100, pid=1)]
+    for start in range(0, 300, 30):
+        steps.observe(operations_of([*both[0][start : start + 30], *both[1][start : start + 30]], PAIR), PAIR)
+        value = max(min(sign * 2**63 - sign * 60 + start // 3, 2**63 - 1), -(2**63))
+        steps.observe_metric(metric(both[0][start]["ts"] + 10 * MS, value), PAIR)
+    # THEN its number is not believed, and no row of any rank is missing
+    assert [numbers([row for row in sink.rows if row["pid"] == pid]) for pid in (0, 1)] == [[*range(99)]] * 2
+
+
 def test_a_variable_alone() -> None:
     sink = steps_sink()
     steps = Steps("n1", processes(), sink)
