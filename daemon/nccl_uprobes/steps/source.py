@@ -336,6 +336,8 @@ class Steps(Source):
     def _from_variable(self, key: _Key, t: int, value: int, pair: ClockPair) -> list[_Row]:
         who = self._identities.identity(*key)
         process = self._process(key, who)
+        if process.reading is not None and t < process.reading[0]:
+            return []
         process.calibration.reading(t, value)
         before, process.reading = process.reading, (t, value)
         # If several steps lie between two readings, their times are unknown.
@@ -359,6 +361,9 @@ class Steps(Source):
         """
         who = self._identities.identity(*key)
         process = self._process(key, who)
+        # Threads of a job may report begins in another order than that of their times.
+        if process.begun is not None and t < process.begun[0]:
+            return []
         before, process.begun = process.begun, (t, value)
         if before is None or before[0] < process.reported:
             return []

@@ -305,6 +305,18 @@ def test_a_variable_alone() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["step", None])
+def test_a_step_does_not_end_before_it_begins(name: str | None) -> None:
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
+    # WHEN a job reports a step with a time before that of the step before it
+    for second, value in ((10, 1), (20, 2), (15, 3), (30, 3), (40, 4)):
+        steps.observe_metric(metric(PAIR.real_ns + second * 10**9, value, name=name), PAIR)
+    # THEN the steps follow each other as without it
+    begins = [(row["step"], (row["ts"] - PAIR.real_ns) // 10**9, row["duration_ns"] // 10**9) for row in sink.rows]
+    assert begins == [(1, 10, 10), (2, 20, 10), (3, 30, 10)]
+
+
 numbers_by_chance = st.one_of(st.none(), st.integers(-(2**62), 2**62), st.integers(0, 9))
 hostile = st.fixed_dictionaries(
     {
