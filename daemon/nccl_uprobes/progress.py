@@ -44,9 +44,11 @@ _KEPT_NS = 600_000_000_000
 
 @dataclass(slots=True)
 class _Communicator:
-    """The progress of a communicator. Times are CLOCK_MONOTONIC ns, -1 if unknown."""
+    """The progress of a communicator. Times are CLOCK_MONOTONIC ns, -1 if unknown. ``numbered``: when the operation of
+    ``seq`` was called."""
 
     entity: Entity
+    numbered: int = -1
     seq: int = -1
     op: int = -1
     calls: int = 0
@@ -254,28 +256,35 @@ def _communicator(process: _Process, entity: Entity) -> _Communicator:
     return communicator
 
 
-def _by_entity(operations: Operations) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yields for each entity: the number of calls, the last call, its op, the highest seq and the last end."""
+def _by_entity(operations: Operations) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Yields for each entity: the number of calls, the last call, its op, the last call with a seq, this seq, and the
+    last end.
+    """
     order = np.lexsort((operations.called, operations.entity_of))
     counts = np.bincount(operations.entity_of, minlength=len(operations.entities))
     ends = np.cumsum(counts)
     starts = ends - counts
     last = order[ends - 1]
+    with_seq = np.where(operations.seq[order] >= 0, np.arange(len(order)), -1)
+    numbered = order[np.maximum(np.maximum.reduceat(with_seq, starts), starts)]
     columns: tuple[npt.NDArray[Any], ...] = (
         counts,
         operations.called[last],
         operations.op[last],
-        np.maximum.reduceat(operations.seq[order], starts),
+        operations.called[numbered],
+        operations.seq[numbered],
         np.maximum.reduceat(operations.finished[order], starts),
     )
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
-def _count(communicator: _Communicator, calls: int, called: int, op: int, seq: int, done: int) -> None:
+def _count(communicator: _Communicator, calls: int, called: int, op: int, numbered: int, seq: int, done: int) -> None:
     communicator.calls += calls
     if called >= communicator.last_call:
         communicator.last_call, communicator.op = called, op
-    communicator.seq = max(communicator.seq, seq)
+    # A job that destroys its process group and makes another one gives it the same name, and counts from 0 again.
+    if seq >= 0 and numbered >= communicator.numbered:
+        communicator.numbered, communicator.seq = numbered, seq
     communicator.last_done = max(communicator.last_done, done)
 
 

@@ -104,6 +104,18 @@ def test_an_operation_that_ends_late_does_not_replace_a_newer_one() -> None:
     assert (row["op"], row["seq"], row["last_call"], row["last_done"], row["calls"]) == ("barrier", 5, 50, 210, 2)
 
 
+def test_a_process_group_that_is_made_again_counts_from_its_begin() -> None:
+    # GIVEN a rank that destroys its process group after a fault, and makes one of the same name
+    scene = Scene([0])
+    scene.drain(*(op(0, 10 * seq, seq=seq) for seq in range(1, 900)))
+    scene.drain(op(0, 10_000, seq=1), op(0, 10_010, seq=2), op(0, 10_020, seq=-1, name="send"))
+    # THEN it is where the newest operations say, not where the earlier group was
+    assert [row["seq"] for row in scene.rows()] == [2]
+    # and an operation of the earlier group that ended late changes nothing.
+    scene.drain(op(0, 9_000, seq=900, lasts=2_000))
+    assert [row["seq"] for row in scene.rows()] == [2]
+
+
 def started(*ranks: int) -> Scene:
     """Returns a scene whose ranks have made eight calls, as in a start: 100 s apart, the last one at STARTED."""
     scene = Scene([*ranks])
