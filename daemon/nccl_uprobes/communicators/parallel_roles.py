@@ -217,6 +217,11 @@ class Uses:
             use.sizes[op] = use.sizes.get(op, 0) + size
             use.fresh = True
 
+    def describe(self, key: Key, name: str | None, size: int | None, rank: int | None) -> None:
+        """Sets what is known of a communicator; its role is concluded anew, and counts as changed."""
+        if (use := self._uses.get(key[:2], {}).get(key[2])) is not None:
+            use.name, use.size, use.rank, use.role, use.looked = name, size, rank, None, 0
+
     def changed(self, now: int) -> list[tuple[Key, Use, Role]]:
         """Returns the communicators whose role has changed since the last conclusion. ``now``: CLOCK_MONOTONIC ns."""
         if now < self._next_round:

@@ -18,6 +18,7 @@ from probing.api.text import escape
 from probing.daemon.bpf.build import build
 from probing.daemon.bpf.libbpf import Object
 from probing.daemon.clock import ClockPair
+from probing.daemon.nccl_uprobes.communicators import rows as communicator_rows
 from probing.daemon.nccl_uprobes.communicators.rows import Communicators
 from probing.daemon.source import Identity
 
@@ -225,6 +226,42 @@ def test_a_new_role_keeps_the_other_columns(dtype: np.dtype[Any]) -> None:
     assert found == {**row, "ts": later.real_ns, "parallel_role": "pp", "parallel_role_why": why}
     (gone,) = rows(communicators, record(dtype, start_ns=90, event=DESTROYED))
     assert (gone["parallel_role"], gone["state"], gone["cuda_device"]) == ("pp", "destroyed", 3)
+
+
+def test_operations_of_a_communicator_that_is_gone_say_nothing_of_the_one_at_its_address(dtype: np.dtype[Any]) -> None:
+    # GIVEN a communicator that was made, used and destroyed within a drain, and another one made at its address
+    communicators = Communicators("n1", PROCESSES)
+    gone, new = made(dtype, hash=7, size=2), made(dtype, hash=8, size=4)
+    (*_, newest) = rows(communicators, gone, record(dtype, start_ns=90, event=DESTROYED), new)
+    # WHEN the operations of both come
+    later = ClockPair(5_000_000_000, 0, PAIR.real_ns)
+    calls = [ops(2, f"{number:016x}", 40, 100, op="send", backend="nccl", comm_size=2) for number in (7, 8)]
+    found = follow(communicators, [*calls[0], *calls[1]], later)
+    # THEN the first one does not come back, with what is known of the other,
+    assert [(row["comm"], row["size"], row["state"]) for row in found] in ([], [(newest["comm"], 4, "active")])
+    # and no process has it any more.
+    assert [communicators.processes_of(f"{number:016x}") for number in (7, 8)] == [[], [(2, 90)]]
+    (destroyed,) = rows(communicators, record(dtype, start_ns=90, event=DESTROYED, hash=8, identity=1))
+    assert (destroyed["comm"], destroyed["size"], destroyed["made_by"]) == (newest["comm"], 4, newest["made_by"])
+
+
+def test_a_process_with_very_many_communicators_displaces_only_its_own(
+    dtype: np.dtype[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("_MAX_KNOWN", "_MAX_SEEN"):
+        monkeypatch.setattr(communicator_rows, limit, 32, raising=False)
+    communicators = Communicators("n1", PROCESSES)
+    follow(communicators, grid(), PAIR)
+    (first,) = rows(communicators, made(dtype, cuda_device=5))
+    # WHEN another process uses more communicators than are kept
+    for number in range(100):
+        follow(communicators, ops(9, f"c{number}", 1, 4), PAIR)
+        rows(communicators, record(dtype, tgid=8, start_ns=90, comm=number + 1))
+    # THEN those of the others are known as before: they are not reported anew, and keep their columns.
+    assert [row for row in follow(communicators, grid(), PAIR) if row["ts"] == 5] == []
+    (error,) = rows(communicators, record(dtype, event=ERROR, start_ns=90, result=6))
+    assert (error["cuda_device"], error["created"]) == (5, first["created"])
+    assert communicators.processes_of("row0") == [(0, 90), (1, 90)]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50))
