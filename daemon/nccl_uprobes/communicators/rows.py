@@ -180,7 +180,7 @@ class Communicators:
                 continue
             place, ts = (*entity.process, entity.comm), mono_ns + pair.mono_to_utc_ns
             before = self._row(place)
-            if before is None:
+            if before is None or _is_made_again(before, entity, ts):
                 row = self._seen_row(entity, ts)
                 self._keep(place, row)
                 yield row
@@ -323,6 +323,13 @@ def _is_another(before: _Row, recorded: _Row, event: int) -> bool:
     if event == _MADE or (event == _SEEN and before["state"] in ("destroyed", "aborted", "failed")):
         return True
     return None not in (before["comm"], recorded.get("comm")) and before["comm"] != recorded["comm"]
+
+
+def _is_made_again(before: _Row, entity: Entity, ts: int) -> bool:
+    """Returns whether a process group was made after the one of ``before``, with its name and for other ranks: torch
+    counts the groups that it names anew after destroy_process_group. ``ts``: of a call on it, UTC.
+    """
+    return entity.comm_size not in (None, before["size"]) and ts > before["created"]
 
 
 def _known(record: np.void, field: str) -> int | None:

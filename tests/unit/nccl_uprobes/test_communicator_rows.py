@@ -216,6 +216,22 @@ def test_roles_are_found_from_operations() -> None:
     assert follow(communicators, ops(3, "row1", 9, 4), much_later) == []
 
 
+def test_a_process_group_that_is_made_again_for_fewer_ranks_has_a_row() -> None:
+    # GIVEN a rank in a group of all four
+    communicators = Communicators("n1", PROCESSES)
+    pair = ClockPair(5_000_000_000, 0, PAIR.real_ns)
+    *_, first = follow(communicators, ops(2, "0", 20, 4, comm_size=4, comm_rank=2), pair)
+    assert (first["size"], first["rank"], first["parallel_role"]) == (4, 2, "world")
+    # WHEN it destroys the group after a fault, and makes one of two with the same name
+    later = pair._replace(mono_ns=pair.mono_ns + 9, real_ns=pair.real_ns + 9)
+    again, role = follow(communicators, ops(2, "0", 900, 4, comm_size=2, comm_rank=1, op="send", ts=1_000), later)
+    # THEN there is a row of the new group, and its role is concluded anew.
+    assert (again["size"], again["rank"], again["created"]) == (2, 1, 1_000)
+    assert (role["size"], role["rank"], role["created"], role["parallel_role"]) == (2, 1, 1_000, "pp")
+    # An operation of the earlier group that ends late changes nothing.
+    assert follow(communicators, ops(2, "0", 1, 4, comm_size=4, comm_rank=2, ts=6), later) == []
+
+
 def test_a_new_role_keeps_the_other_columns(dtype: np.dtype[Any]) -> None:
     communicators = Communicators("n1", PROCESSES)
     (row,) = rows(communicators, made(dtype, size=2))
