@@ -152,6 +152,10 @@ class Communicators:
         """Returns the backends whose operations the process has called: "gloo", "nccl". For any thread."""
         return self._backends.get((pid, start_ns), frozenset())
 
+    def processes(self) -> set[tuple[int, int]]:
+        """Returns (pid, start_ns) of the processes of which something is kept. For any thread."""
+        return {*list(self._known), *list(self._backends)}
+
     def forget_backends(self, pid: int, start_ns: int) -> None:
         """Drops the backends of a process that called exec. For any thread."""
         self._backends.pop((pid, start_ns), None)

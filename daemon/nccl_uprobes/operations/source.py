@@ -91,6 +91,8 @@ class CollectivesSource(Source):
         # For the draining thread: processes that ended, and processes that had ended before the last drain.
         self._ended: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDED)
         self._leaving: list[tuple[int, int]] = []
+        # Processes that were not alive at the last look, whether or not their exit was reported.
+        self._gone: set[tuple[int, int]] = set()
         self._next_check = 0.0
         # The lock guards ``_live_decoder``.
         self._asking = threading.Lock()
@@ -293,7 +295,12 @@ class CollectivesSource(Source):
         self.close_ended(alive)
 
     def close_ended(self, alive: Callable[[int, int], bool]) -> int:
-        """Closes the open operations of processes that are not ``alive(pid, start_ns)``; returns their number."""
+        """Closes the open operations of processes that are not ``alive(pid, start_ns)``; returns their number. Drops
+        the state of these processes later.
+        """
+        gone = {key for key in self._communicators.processes() if not alive(*key)}
+        self._ended.extend(gone - self._gone)
+        self._gone = gone
         return self._open.close_ended(alive)
 
     def ends_missed(self, before_ns: int, pid: int | None = None) -> int:
