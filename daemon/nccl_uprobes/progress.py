@@ -34,7 +34,8 @@ __all__ = ("JobProgress",)
 _TABLE = "comm.progress"
 _TRAINER = "trainer"
 _MAX_PROCESSES = 4096
-_MAX_COMMUNICATORS = 256
+# The most communicators of a process, and of all processes after each drain.
+_MAX_COMMUNICATORS, _MAX_ROWS = 256, 16_384
 # The longest gap of each of the last 64 drains is kept: about a minute, or for slow jobs 64 steps.
 _GAPS = 64
 # Gaps count once a process has made this many calls.
@@ -156,6 +157,8 @@ class JobProgress(Source):
             for entity, owner, totals in zip(operations.entities, owners, _by_entity(operations), strict=True):
                 _count(_communicator(owner, entity), *totals)
             _count_gaps(operations, owners)
+            while sum(len(process.communicators) for process in self._processes.values()) > _MAX_ROWS:
+                self._drop_communicators()
 
     def rows(self, pair: ClockPair) -> pa.RecordBatch:
         """Returns ``comm.progress``: a row for each communicator of a process, and a row for a process without
@@ -183,6 +186,17 @@ class JobProgress(Source):
         keys = [key for key, process in self._processes.items() if process.owner == owner]
         useless = (key for key in keys if self._processes[key].ended_ns or not self._processes[key].trains)
         del self._processes[next(useless, keys[0])]
+
+    def _drop_communicators(self) -> None:
+        """Drops the older half of the communicators of each process of the owner with the most: all rows are made each
+        second, while the drain waits.
+        """
+        # A process keeps one, so these do not count; there are more communicators than processes.
+        owner = crowding(p.owner for p in self._processes.values() for _ in range(len(p.communicators) - 1))
+        for process in self._processes.values():
+            if process.owner == owner:
+                for _ in range(len(process.communicators) // 2):
+                    process.communicators.popitem(last=False)
 
     def _drop_old(self, now: int) -> None:
         old = [key for key, process in self._processes.items() if (process.ended_ns or now) < now - _KEPT_NS]

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from operation_support import operations_of
 
 from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair, FakeClock
 from probing.daemon.labels.source import Label
+from probing.daemon.nccl_uprobes import progress
 from probing.daemon.nccl_uprobes.progress import JobProgress
 from probing.daemon.source import Identity, Loss
 
@@ -185,6 +187,22 @@ def test_processes_that_ended_make_room_for_new_ones() -> None:
     scene.progress.process_identified(identity(5000))
     ranks = {row["rank"] for row in scene.rows()}
     assert (len(ranks), 0 in ranks, 17 in ranks, 5000 in ranks) == (4096, True, False, True)
+
+
+def test_a_user_with_very_many_communicators_loses_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_MAX_ROWS", 64, raising=False)
+    # GIVEN a rank with some communicators
+    scene = Scene([0])
+    scene.drain(*(op(0, n, comm=f"c{n}") for n in range(9)))
+    # WHEN the processes of another user have very many
+    for rank in range(1, 21):
+        scene.progress.process_identified(identity(rank)._replace(owner=1000))
+        scene.drain(*(op(rank, n, comm=f"c{n}") for n in range(30)))
+    # THEN the rows are limited, each process has one at least, and the rank keeps its own.
+    rows = scene.rows()
+    assert len(rows) <= 64
+    assert {row["rank"] for row in rows} == {*range(21)}
+    assert sum(row["rank"] == 0 for row in rows) == 9
 
 
 def test_probes_that_came_late_are_known() -> None:
