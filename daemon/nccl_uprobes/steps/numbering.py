@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ def _places(operations: _Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.
 
 
 _REMEMBERED = 4096
-_MAX_PERIODS = 64
+_MAX_PERIODS, _NAME_BYTES = 64, 16
 _READINGS = 8
 _ENOUGH = 3
 _MAX_WAITING = 64
@@ -96,7 +97,8 @@ class JobSteps:
 
     def __init__(self) -> None:
         self.waits = _Waits()
-        self._begins: OrderedDict[tuple[tuple[int, int], ...], int] = OrderedDict()
+        # By a hash of the pattern, since patterns have thousands of operations.
+        self._begins: OrderedDict[bytes, int] = OrderedDict()
         self._by_operation: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._by_time: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
@@ -104,7 +106,7 @@ class JobSteps:
         """Returns ``period`` rotated to begin as on the first rank that had this period."""
         abstract = period.abstract
         least = least_rotation(abstract)
-        name = tuple(abstract[least:] + abstract[:least])
+        name = blake2b(np.array(abstract[least:] + abstract[:least]).tobytes(), digest_size=_NAME_BYTES).digest()
         if len(self._begins) >= _MAX_PERIODS:
             self._begins.popitem(last=False)
         begin = self._begins.setdefault(name, -least % len(abstract))

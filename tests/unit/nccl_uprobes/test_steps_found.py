@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from fakes import Processes, Sink
@@ -17,6 +19,8 @@ from operation_support import operations_of
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
 from probing.daemon.nccl_uprobes.steps import period
+from probing.daemon.nccl_uprobes.steps.numbering import JobSteps
+from probing.daemon.nccl_uprobes.steps.period import Period
 from probing.daemon.nccl_uprobes.steps.source import Steps
 from probing.daemon.source import Identity
 
@@ -255,6 +259,19 @@ def test_a_process_that_ended_is_forgotten() -> None:
     steps.forget(0, 7)
     feed(steps, operations(STEP * 3, late=10**12))
     assert len(sink.rows) == 29
+
+
+def test_a_job_with_long_patterns_takes_little_memory() -> None:
+    job, one = JobSteps(), np.arange(1_000)
+    tracemalloc.start()
+    # WHEN a job has many long patterns
+    for count in range(20):
+        pattern = Period(one.astype(np.uint64), one, one + count, one[:0], repeats=9, inner=1, enclosing=0)
+        assert job.turn(pattern.rotated(7)).counts[0] == job.turn(pattern).counts[0]
+    # THEN only a few bytes are kept of each, not 100 for each operation
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert kept < 500_000
 
 
 def metric(ts: int, step: int | None, pid: int = 0, name: str | None = None) -> pa.RecordBatch:
