@@ -48,6 +48,9 @@ __all__ = ("Steps",)
 
 _TABLE = "train.steps"
 _MAX_PROCESSES = 128
+# The number of ticks, 1 s each, after which a process that ended is dropped: its last records may come later than its
+# exit, since what it reports itself and its open operations are read then.
+_LAST_TICKS = 5
 _MAX_JOBS = 256
 # The confidence in a step from readings of a variable: its begin and end are only as exact as the time between two
 # readings.
@@ -131,6 +134,8 @@ class Steps(Source):
         self._texts = Texts()
         self._processes: OrderedDict[_Key, _Process] = OrderedDict()
         self._jobs: OrderedDict[Any, JobSteps] = OrderedDict()
+        # The number of ticks until a process that ended is dropped.
+        self._ended: dict[_Key, int] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -164,7 +169,16 @@ class Steps(Source):
         return {"python.training_metrics": self.observe_metric}
 
     def process_exited(self, process: Identity) -> None:
-        self.forget(*process.key)
+        with self._lock:
+            self._ended[process.key] = _LAST_TICKS
+
+    def tick(self) -> None:
+        """Drops the state of processes that ended some ticks ago."""
+        with self._lock:
+            self._ended = {key: ticks - 1 for key, ticks in self._ended.items()}
+            over = [key for key, ticks in self._ended.items() if ticks <= 0]
+        for key in over:
+            self.forget(*key)
 
     def program_ended(self, pid: int, start_ns: int, mono_ns: int) -> None:
         """Drops what the earlier program of a process that called exec has shown: its period, and that it reported
@@ -235,8 +249,9 @@ class Steps(Source):
         self._put(rows)
 
     def forget(self, pid: int, start_ns: int) -> None:
-        """Drops the state of a process that has ended."""
+        """Drops the state of a process."""
         with self._lock:
+            self._ended.pop((pid, start_ns), None)
             self._processes.pop((pid, start_ns), None)
 
     def _put(self, rows: list[_Row]) -> None:

@@ -252,13 +252,30 @@ def test_operations_that_end_in_another_order() -> None:
     assert {row["ops"] for row in sink.rows} == {3}
 
 
-def test_a_process_that_ended_is_forgotten() -> None:
+def test_a_process_that_ended_is_forgotten_after_its_last_records() -> None:
     sink = steps_sink()
     steps = Steps("n1", processes(), sink)
-    feed(steps, operations(STEP * 30))
-    steps.forget(0, 7)
+    rows = operations(STEP * 30)
+    # GIVEN a process whose exit is heard of before its last operations and steps are read
+    feed(steps, rows[:60])
+    steps.process_exited(Identity(0, 7, "job", "run", "trainer"))
+    steps.tick()
+    feed(steps, rows[60:])
+    assert numbers(sink.rows) == [*range(29)]
+    # THEN it is forgotten later
+    for _ in range(5):
+        steps.tick()
     feed(steps, operations(STEP * 3, late=10**12))
     assert len(sink.rows) == 29
+
+
+def test_the_last_steps_that_a_job_reports_are_read_after_its_exit() -> None:
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
+    steps.observe_metric(metric(PAIR.real_ns, 1, name="step"), PAIR)
+    steps.process_exited(Identity(0, 7, "job", "run", "trainer"))
+    steps.observe_metric(metric(PAIR.real_ns + MS, 2, name="step"), PAIR)
+    assert [(row["step"], row["source"]) for row in sink.rows] == [(1, "span")]
 
 
 def test_a_job_with_long_patterns_takes_little_memory() -> None:
