@@ -51,7 +51,8 @@ _MAX_PROCESSES = 128
 # The number of ticks, 1 s each, after which a process that ended is dropped: its last records may come later than its
 # exit, since what it reports itself and its open operations are read then.
 _LAST_TICKS = 5
-_MAX_JOBS = 256
+# The most jobs without processes whose numbers are kept, 1.5 MB each, for ranks that start again.
+_MAX_IDLE_JOBS = 8
 # The confidence in a step from readings of a variable: its begin and end are only as exact as the time between two
 # readings.
 _READING_CONFIDENCE = 0.5
@@ -253,6 +254,7 @@ class Steps(Source):
         with self._lock:
             self._ended.pop((pid, start_ns), None)
             self._processes.pop((pid, start_ns), None)
+            self._drop_idle_jobs()
 
     def _put(self, rows: list[_Row]) -> None:
         if rows:
@@ -279,11 +281,19 @@ class Steps(Source):
         del self._processes[next(key for key, process in self._processes.items() if process.owner == owner)]
 
     def _job(self, key: Any) -> JobSteps:
-        job = self._jobs.setdefault(key, JobSteps())
+        job = self._jobs.get(key)
+        if job is None:
+            self._drop_idle_jobs()
+            job = self._jobs[key] = JobSteps()
         self._jobs.move_to_end(key)
-        if len(self._jobs) > _MAX_JOBS:
-            self._jobs.popitem(last=False)
         return job
+
+    def _drop_idle_jobs(self) -> None:
+        """Drops the jobs without processes, all but the newest."""
+        used = {id(process.job) for process in self._processes.values()}
+        idle = [key for key, job in self._jobs.items() if id(job) not in used]
+        for key in idle[:-_MAX_IDLE_JOBS]:
+            del self._jobs[key]
 
     def _from_periods(
         self, key: _Key, who: Identity | None, process: _Process, periods: Iterable[Step], pair: ClockPair

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+import weakref
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ from operation_support import operations_of
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
 from probing.daemon.nccl_uprobes.steps import period
+from probing.daemon.nccl_uprobes.steps import source as steps_source
 from probing.daemon.nccl_uprobes.steps.numbering import JobSteps
 from probing.daemon.nccl_uprobes.steps.period import Period
 from probing.daemon.nccl_uprobes.steps.source import Steps
@@ -267,6 +269,33 @@ def test_a_process_that_ended_is_forgotten_after_its_last_records() -> None:
         steps.tick()
     feed(steps, operations(STEP * 3, late=10**12))
     assert len(sink.rows) == 29
+
+
+def test_jobs_that_ended_take_no_memory_but_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: weakref.WeakSet[JobSteps] = weakref.WeakSet()
+
+    class Counted(JobSteps):
+        def __init__(self) -> None:
+            super().__init__()
+            jobs.add(self)
+
+    monkeypatch.setattr(steps_source, "JobSteps", Counted)
+
+    def identify(pid: int, start_ns: int) -> Identity:
+        # The first process and the last one are of one job.
+        return Identity(pid, start_ns, f"job {pid % 20}", "run", "trainer", rank=0, world_size=2)
+
+    # GIVEN a node on which one job after the other runs and ends
+    sink = steps_sink()
+    steps = Steps("n1", Processes(identify=identify), sink)
+    feed(steps, operations(STEP * 30, pid=20))
+    for pid in range(1, 20):
+        feed(steps, operations(STEP * 2, pid=pid))
+        steps.forget(pid, 7)
+    assert len(jobs) <= 10
+    # THEN a job that runs keeps its numbers
+    feed(steps, operations(STEP * 30, pid=0))
+    assert [numbers([row for row in sink.rows if row["pid"] == pid]) for pid in (0, 20)] == [[*range(29)]] * 2
 
 
 def test_the_last_steps_that_a_job_reports_are_read_after_its_exit() -> None:
