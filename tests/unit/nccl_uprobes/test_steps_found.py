@@ -22,6 +22,7 @@ from probing.daemon.clock import ClockPair
 from probing.daemon.nccl_uprobes.steps import period
 from probing.daemon.nccl_uprobes.steps import source as steps_source
 from probing.daemon.nccl_uprobes.steps.numbering import JobSteps
+from probing.daemon.nccl_uprobes.steps.operation_history import OPERATION, WINDOW, History
 from probing.daemon.nccl_uprobes.steps.period import Period
 from probing.daemon.nccl_uprobes.steps.source import Steps
 from probing.daemon.source import Identity
@@ -318,6 +319,19 @@ def test_a_job_with_long_patterns_takes_little_memory() -> None:
     kept = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert kept < 500_000
+
+
+def test_a_process_takes_little_more_memory_than_its_operations() -> None:
+    history, part = History(), np.zeros(1_000, OPERATION)
+    tracemalloc.start()
+    for begin in range(0, 4 * WINDOW, len(part)):
+        part["t"] = np.arange(begin, begin + len(part))
+        history.add(part)
+        assert history.operations["t"][-1] == begin + len(part) - 1
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert WINDOW <= len(history.operations) < 1.3 * WINDOW
+    assert kept < 1.3 * WINDOW * OPERATION.itemsize
 
 
 def metric(ts: int, step: int | None, pid: int = 0, name: str | None = None) -> pa.RecordBatch:
