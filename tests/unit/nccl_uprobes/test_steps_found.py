@@ -26,6 +26,7 @@ from probing.daemon.nccl_uprobes.steps.operation_history import OPERATION, WINDO
 from probing.daemon.nccl_uprobes.steps.period import Period
 from probing.daemon.nccl_uprobes.steps.source import Steps
 from probing.daemon.source import Identity
+from probing.daemon.source_state import Totals
 
 MS = 1_000_000
 PAIR = ClockPair(mono_ns=0, boot_ns=0, real_ns=1_700_000_000_000_000_000)
@@ -306,6 +307,33 @@ def test_the_last_steps_that_a_job_reports_are_read_after_its_exit() -> None:
     steps.process_exited(Identity(0, 7, "job", "run", "trainer"))
     steps.observe_metric(metric(PAIR.real_ns + MS, 2, name="step"), PAIR)
     assert [(row["step"], row["source"]) for row in sink.rows] == [(1, "span")]
+
+
+def owned(pid: int, start_ns: int) -> Identity:
+    """The first hundred processes are of one user, the others of another."""
+    return Identity(pid, start_ns, f"job {pid // 100}", "run", "trainer", rank=pid, world_size=9, owner=pid // 100)
+
+
+def test_a_job_with_more_ranks_than_have_room_has_the_steps_of_those_that_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_source, "_MAX_PROCESSES", 4)
+    sink = steps_sink()
+    steps = Steps("n1", Processes(identify=owned), sink)
+    ranks = [operations(STEP * 60, pid=pid) for pid in range(6)]
+    # GIVEN more ranks than have room, which all call operations all the time
+    for start in range(0, 90, 15):
+        steps.observe(operations_of([row for rank in ranks for row in rank[start : start + 15]], PAIR), PAIR)
+    # THEN those that came first have their steps
+    assert {row["pid"] for row in sink.rows} == {0, 1, 2, 3}
+    (state,) = steps.states(Totals("running", {}, {}))
+    assert state.reason == "processes have no steps: 4 others have data"
+    # and another user's process gets a place,
+    feed(steps, operations(STEP * 30, pid=100))
+    assert numbers([row for row in sink.rows if row["pid"] == 100]) == [*range(29)]
+    # as does another rank once one of them is silent.
+    later = PAIR._replace(mono_ns=120 * 10**9, real_ns=PAIR.real_ns + 120 * 10**9)
+    for start in range(90, 180, 15):
+        steps.observe(operations_of([row for rank in ranks[2:] for row in rank[start : start + 15]], later), later)
+    assert {5, 4} & {row["pid"] for row in sink.rows}
 
 
 def test_a_job_with_long_patterns_takes_little_memory() -> None:
