@@ -58,17 +58,13 @@ class Issuers:
 
     def follow(self, records: Array, processes: Iterable[ProcessKey]) -> None:
         """Counts ``records``, operations of the ring ``collectives``; ``processes``: the processes that issued them."""
-        # Nearly always the main threads issue all operations.
-        if not np.any(records["tid"] != records["tgid"]) and not self._counts:
-            self._note_alone(processes)
-            return
-        threads = np.stack([records[name].astype(np.int64) for name in ("tgid", "start_ns", "tid")])
-        distinct, counts = np.unique(threads, axis=1, return_counts=True)
-        issued: dict[ProcessKey, dict[int, int]] = {}
-        for (pid, start_ns, tid), count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
-            issued.setdefault(ProcessKey(pid, start_ns), {})[tid] = count
-        for key, counts_by_tid in issued.items():
-            self._count(key, counts_by_tid)
+        # Nearly always the main threads issue all operations; only the records of other processes are counted.
+        pids = {key.pid for key in self._counts} | set(records["tgid"][records["tid"] != records["tgid"]].tolist())
+        self._note_alone(key for key in processes if key.pid not in pids)
+        if pids:
+            issued = _issued(records[np.isin(records["tgid"], np.array([*pids], np.int64))])
+            for key, counts_by_tid in issued.items():
+                self._count(key, counts_by_tid)
 
     def forget(self, key: ProcessKey) -> None:
         """Drops the counts of a process that ended or called exec."""
@@ -106,3 +102,13 @@ class Issuers:
         if most != reported.tid and (reported.changes < MAX_CHANGES or now >= reported.at + CHANGE_S):
             self._reported[key] = _Reported(most, reported.changes + 1, now)
             self._changed(*key, most)
+
+
+def _issued(records: Array) -> dict[ProcessKey, dict[int, int]]:
+    """Returns the number of records of each thread, by process."""
+    threads = np.stack([records[name].astype(np.int64) for name in ("tgid", "start_ns", "tid")])
+    distinct, counts = np.unique(threads, axis=1, return_counts=True)
+    issued: dict[ProcessKey, dict[int, int]] = {}
+    for (pid, start_ns, tid), count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
+        issued.setdefault(ProcessKey(pid, start_ns), {})[tid] = count
+    return issued

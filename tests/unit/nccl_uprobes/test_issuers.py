@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,26 @@ def test_threads_that_take_turns_are_reported_more_and_more_rarely(world: World)
     for _ in range(3):
         world.now += CHANGE_S
         assert take_turns(100) == 1
+
+
+def test_a_process_with_threads_makes_no_work_of_the_records_of_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+
+    def stacked(columns: list[Any]) -> Any:
+        counted.append(len(columns[0]))
+        return stack(columns)
+
+    stack = np.stack
+    monkeypatch.setattr(np, "stack", stacked)
+    # GIVEN a process of which another thread issues operations, among many of another process
+    others = [(11, 5, 11)] * 1000
+    world.follow(*others, (MAIN, 5, OTHER), (MAIN, 5, MAIN))
+    world.follow(*others, (MAIN, 5, MAIN))
+    # THEN only its own are sorted by thread, and the other process is known by its main thread.
+    assert counted == [2, 1]
+    assert list(world.issuers._main_alone) == [ProcessKey(11, 5)]
 
 
 def test_what_is_kept_has_bounds(world: World) -> None:
