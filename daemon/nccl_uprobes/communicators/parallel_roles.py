@@ -227,20 +227,22 @@ class Uses:
         if now < self._next_round:
             return []
         due = [
-            (process, comm)
+            (process, comm, use.looked)
             for process, uses in self._uses.items()
             for comm, use in uses.items()
             if use.fresh and now - use.looked >= _REST_NS
         ]
         if not due:
             return []
+        # Otherwise those of the first processes would be due again before it is the turn of the last ones.
+        due.sort(key=lambda each: each[2])
         if self._count > _MANY:
             self._next_round = now + _ROUND_NS
         who = {process: self._processes.identity(*process) for process in self._uses}
         ranks = self._ranks(who)
         busiest: dict[tuple[int, int], list[tuple[str, Facts]]] = {}
         changed = []
-        for process, comm in in_turn(due, lambda each: each[0])[:_MAX_OF_ROUND]:
+        for process, comm, _ in in_turn(due, lambda each: each[0])[:_MAX_OF_ROUND]:
             uses = self._uses[process]
             if process not in busiest:
                 most = nlargest(_MAX_RIVALS, uses.items(), key=lambda item: sum(item[1].calls.values()))
