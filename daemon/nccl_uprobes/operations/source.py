@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -44,6 +45,7 @@ RING = "collectives"
 # The time between two looks for operations of processes that are gone, s.
 _CHECK_S = 5.0
 _MAX_ENDED = 16384
+_log = logging.getLogger(__name__)
 
 
 class CollectivesSource(Source):
@@ -222,7 +224,10 @@ class CollectivesSource(Source):
                 batches[communicators.TABLE] = changed
             self._issuers.follow(records, (ProcessKey(*entity.process) for entity in operations.entities))
             for observe in self.observers:
-                observe(operations, pair)
+                try:
+                    observe(operations, pair)
+                except Exception:  # what one observer cannot take must not cost the rows, nor the other observers
+                    _log.exception("%d operations could not be observed", len(operations))
         self._forget_ended()
         return batches
 

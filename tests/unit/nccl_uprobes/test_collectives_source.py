@@ -289,3 +289,17 @@ def test_a_process_whose_exit_is_not_reported_is_forgotten(session: Session) -> 
     # THEN nothing is kept of it
     assert source.processes_of("0") == []
     assert source.backends_of(100, 20) == frozenset()
+
+
+def test_an_observer_that_fails_costs_no_rows(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+    source = CollectivesSource(session, Processes(), "n1", nccl_symbols)
+    observed: list[int] = []
+
+    def fail(_operations: Any, _pair: ClockPair) -> None:
+        raise OverflowError("too large")
+
+    source.observers += [fail, lambda operations, _: observed.append(len(operations))]
+    batches = source.assemble(collectives_of(7), ClockPair(0, 0, 0))
+    assert batches["comm.ops"].num_rows == 1
+    assert observed == [1]
+    assert "1 operations could not be observed" in caplog.text
