@@ -26,10 +26,14 @@ from probing.daemon.nccl_uprobes.steps.period import Period, least_rotation
 __all__ = ("SLOTS", "Calibration", "JobSteps")
 
 SLOTS = 1 << 13
-"""The number of operations that are remembered of a job (196 KiB)."""
+"""The number of operations that are remembered of a job (232 KiB)."""
 _Array = npt.NDArray[Any]
-# An operation: key, shortest duration, first process that reported it, and whether another process did, too.
-_SLOT = np.dtype([("key", "u8"), ("least", "i8"), ("pid", "i4"), ("shared", "?")])
+# An operation: key, shortest duration, end on the first process that reported it, this process, and whether another
+# process did, too.
+_SLOT = np.dtype([("key", "u8"), ("least", "i8"), ("end", "i8"), ("pid", "i4"), ("shared", "?")])
+# Operations of one key that end further apart are two: a process group that is made again has the same name, and counts
+# from 0 again.
+_TOGETHER_NS = 10_000_000_000
 # Kinds of operations that end on all ranks together: operations with a root and operations of two ranks do not.
 _JOINT = np.zeros(256, bool)
 _JOINT[[OPS.index(op) for op in OPS if op.startswith(("all_", "reduce_scatter", "barrier"))]] = True
@@ -49,13 +53,14 @@ class _Waits:
         if not len(self._slots):
             self._slots = np.zeros(SLOTS, _SLOT)
         slots, (keys, at) = self._slots, _places(own)
-        new = slots["key"][at] != keys
+        new = ~_same(slots[at], keys, own)
         slots["key"][at[new]] = keys[new]
+        slots["end"][at[new]] = own["end"][new]
         slots["least"][at[new]] = np.iinfo(np.int64).max
         slots["pid"][at[new]] = pid
         slots["shared"][at[new]] = False
         # If two operations have the same slot, the later operation gets it.
-        kept = slots["key"][at] == keys
+        kept = _same(slots[at], keys, own)
         at = at[kept]
         np.minimum.at(slots["least"], at, (own["end"] - own["begin"])[kept])
         slots["shared"][at] |= slots["pid"][at] != pid
@@ -66,8 +71,15 @@ class _Waits:
             return np.zeros(len(operations), np.int64), np.zeros(len(operations), bool)
         keys, at = _places(operations)
         slots = self._slots[at]
-        known = _comparable(operations) & (slots["key"] == keys) & slots["shared"]
+        known = _comparable(operations) & _same(slots, keys, operations) & slots["shared"]
         return np.where(known, operations["end"] - operations["begin"] - slots["least"], 0), known
+
+
+def _same(slots: _Array, keys: npt.NDArray[np.uint64], operations: _Array) -> npt.NDArray[np.bool_]:
+    """Returns whether each slot has the operation of the same index."""
+    together = np.abs(operations["end"] - slots["end"]) <= _TOGETHER_NS
+    same: npt.NDArray[np.bool_] = together & (slots["key"] == keys)
+    return same
 
 
 def _comparable(operations: _Array) -> npt.NDArray[np.bool_]:
