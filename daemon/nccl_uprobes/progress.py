@@ -266,6 +266,7 @@ def _communicator(process: _Process, entity: Entity) -> _Communicator:
         communicator = process.communicators[entity.comm] = _Communicator(entity)
         if len(process.communicators) > _MAX_COMMUNICATORS:
             process.communicators.popitem(last=False)
+    process.communicators.move_to_end(entity.comm)
     communicator.entity = entity
     return communicator
 

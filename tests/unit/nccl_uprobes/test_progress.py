@@ -106,6 +106,15 @@ def test_an_operation_that_ends_late_does_not_replace_a_newer_one() -> None:
     assert (row["op"], row["seq"], row["last_call"], row["last_done"], row["calls"]) == ("barrier", 5, 50, 210, 2)
 
 
+def test_communicators_that_come_and_go_do_not_displace_the_one_in_use() -> None:
+    scene = Scene([0])
+    # GIVEN a rank that makes a communicator for each evaluation, beside the one of its training
+    for n in range(300):
+        scene.drain(op(0, 10 * n, seq=n), op(0, 10 * n + 5, comm=f"evaluation {n}"))
+    # THEN that one is still counted from its begin
+    assert [row["calls"] for row in scene.rows() if row["comm"] == "first"] == [300]
+
+
 def test_a_process_group_that_is_made_again_counts_from_its_begin() -> None:
     # GIVEN a rank that destroys its process group after a fault, and makes one of the same name
     scene = Scene([0])
