@@ -119,9 +119,10 @@ class JobSteps:
         abstract = period.abstract
         least = least_rotation(abstract)
         name = blake2b(np.array(abstract[least:] + abstract[:least]).tobytes(), digest_size=_NAME_BYTES).digest()
-        if len(self._begins) >= _MAX_PERIODS:
-            self._begins.popitem(last=False)
         begin = self._begins.setdefault(name, -least % len(abstract))
+        self._begins.move_to_end(name)
+        if len(self._begins) > _MAX_PERIODS:
+            self._begins.popitem(last=False)
         return period.rotated((least + begin) % len(abstract))
 
     def number(self, step: Step, before: int | None) -> int:

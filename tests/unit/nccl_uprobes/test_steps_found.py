@@ -349,6 +349,23 @@ def test_a_job_with_long_patterns_takes_little_memory() -> None:
     assert kept < 500_000
 
 
+def test_ranks_begin_a_period_alike_however_many_periods_the_job_has() -> None:
+    job, one = JobSteps(), np.arange(7)
+
+    def pattern(number: int) -> Period:
+        return Period(one.astype(np.uint64), one, one + number, one[:0], repeats=9, inner=1, enclosing=0)
+
+    # GIVEN a job with as many periods as are remembered, of which the first rank begins one with its third operation
+    begun = job.turn(pattern(0).rotated(2))
+    for number in range(1, 64):
+        job.turn(pattern(number))
+    # WHEN its ranks find the last one, one after the other
+    for _ in range(64):
+        job.turn(pattern(63))
+    # THEN the others of them begin the first one as that rank does
+    assert job.turn(pattern(0)).counts.tolist() == begun.counts.tolist()
+
+
 def test_a_process_takes_little_more_memory_than_its_operations() -> None:
     history, part = History(), np.zeros(1_000, OPERATION)
     tracemalloc.start()
