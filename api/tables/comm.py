@@ -196,7 +196,7 @@ PROGRESS = Table(
         Column("comm_rank", I32, "Rank within the communicator."),
         Column("comm_size", I32, "Number of ranks of the communicator."),
         Column("backend", NAME, "nccl or gloo."),
-        Column("seq", I64, "Highest sequence number of an operation that has ended; NULL if unknown."),
+        Column("seq", I64, "Sequence number of the newest operation that has ended; NULL if unknown."),
         Column("op", NAME, "Operation that was called last among the operations that have ended."),
         Column("calls", I64, "Number of operations that were seen since the daemon started."),
         Column("last_call", TIME, "Time of the call of the newest operation that has ended, UTC."),

@@ -34,7 +34,8 @@ __all__ = ("JobProgress",)
 _TABLE = "comm.progress"
 _TRAINER = "trainer"
 _MAX_PROCESSES = 4096
-_MAX_COMMUNICATORS = 256
+# The most communicators of a process, and of all processes after each drain.
+_MAX_COMMUNICATORS, _MAX_ROWS = 256, 16_384
 # The longest gap of each of the last 64 drains is kept: about a minute, or for slow jobs 64 steps.
 _GAPS = 64
 # Gaps count once a process has made this many calls.
@@ -44,9 +45,11 @@ _KEPT_NS = 600_000_000_000
 
 @dataclass(slots=True)
 class _Communicator:
-    """The progress of a communicator. Times are CLOCK_MONOTONIC ns, -1 if unknown."""
+    """The progress of a communicator. Times are CLOCK_MONOTONIC ns, -1 if unknown. ``numbered``: when the operation of
+    ``seq`` was called."""
 
     entity: Entity
+    numbered: int = -1
     seq: int = -1
     op: int = -1
     calls: int = 0
@@ -154,6 +157,8 @@ class JobProgress(Source):
             for entity, owner, totals in zip(operations.entities, owners, _by_entity(operations), strict=True):
                 _count(_communicator(owner, entity), *totals)
             _count_gaps(operations, owners)
+            while sum(len(process.communicators) for process in self._processes.values()) > _MAX_ROWS:
+                self._drop_communicators()
 
     def rows(self, pair: ClockPair) -> pa.RecordBatch:
         """Returns ``comm.progress``: a row for each communicator of a process, and a row for a process without
@@ -181,6 +186,17 @@ class JobProgress(Source):
         keys = [key for key, process in self._processes.items() if process.owner == owner]
         useless = (key for key in keys if self._processes[key].ended_ns or not self._processes[key].trains)
         del self._processes[next(useless, keys[0])]
+
+    def _drop_communicators(self) -> None:
+        """Drops the older half of the communicators of each process of the owner with the most: all rows are made each
+        second, while the drain waits.
+        """
+        # A process keeps one, so these do not count; there are more communicators than processes.
+        owner = crowding(p.owner for p in self._processes.values() for _ in range(len(p.communicators) - 1))
+        for process in self._processes.values():
+            if process.owner == owner:
+                for _ in range(len(process.communicators) // 2):
+                    process.communicators.popitem(last=False)
 
     def _drop_old(self, now: int) -> None:
         old = [key for key, process in self._processes.items() if (process.ended_ns or now) < now - _KEPT_NS]
@@ -250,32 +266,40 @@ def _communicator(process: _Process, entity: Entity) -> _Communicator:
         communicator = process.communicators[entity.comm] = _Communicator(entity)
         if len(process.communicators) > _MAX_COMMUNICATORS:
             process.communicators.popitem(last=False)
+    process.communicators.move_to_end(entity.comm)
     communicator.entity = entity
     return communicator
 
 
-def _by_entity(operations: Operations) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yields for each entity: the number of calls, the last call, its op, the highest seq and the last end."""
+def _by_entity(operations: Operations) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Yields for each entity: the number of calls, the last call, its op, the last call with a seq, this seq, and the
+    last end.
+    """
     order = np.lexsort((operations.called, operations.entity_of))
     counts = np.bincount(operations.entity_of, minlength=len(operations.entities))
     ends = np.cumsum(counts)
     starts = ends - counts
     last = order[ends - 1]
+    with_seq = np.where(operations.seq[order] >= 0, np.arange(len(order)), -1)
+    numbered = order[np.maximum(np.maximum.reduceat(with_seq, starts), starts)]
     columns: tuple[npt.NDArray[Any], ...] = (
         counts,
         operations.called[last],
         operations.op[last],
-        np.maximum.reduceat(operations.seq[order], starts),
+        operations.called[numbered],
+        operations.seq[numbered],
         np.maximum.reduceat(operations.finished[order], starts),
     )
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
-def _count(communicator: _Communicator, calls: int, called: int, op: int, seq: int, done: int) -> None:
+def _count(communicator: _Communicator, calls: int, called: int, op: int, numbered: int, seq: int, done: int) -> None:
     communicator.calls += calls
     if called >= communicator.last_call:
         communicator.last_call, communicator.op = called, op
-    communicator.seq = max(communicator.seq, seq)
+    # A job that destroys its process group and makes another one gives it the same name, and counts from 0 again.
+    if seq >= 0 and numbered >= communicator.numbered:
+        communicator.numbered, communicator.seq = numbered, seq
     communicator.last_done = max(communicator.last_done, done)
 
 

@@ -84,9 +84,9 @@ def ranks_of(environ: Environ, current: Collection[str] = ()) -> Ranks | None:
         rank, size = _number(environ, rank_name), _number(environ, size_name)
         if rank is None or size is None or not rank < size <= MAX_WORLD:
             continue
-        node = next((n for name in node_names if (n := _number(environ, name)) is not None), None)
+        node = next((n for name in node_names if (n := _index(environ, name)) is not None), None)
         source = ("environment" if rank_name in current else "exec") if certain else "scheduler"
-        return Ranks(rank, size, _number(environ, local_name), node, certain, source)
+        return Ranks(rank, size, _index(environ, local_name), node, certain, source)
     return None
 
 
@@ -182,6 +182,11 @@ def _local(address: str) -> bool:
 def _number(environ: Environ, name: str) -> int | None:
     text = _digits(environ, name)
     return int(text) if text else None
+
+
+def _index(environ: Environ, name: str) -> int | None:
+    number = _number(environ, name)
+    return number if number is not None and number < MAX_WORLD else None
 
 
 def _digits(environ: Environ, name: str) -> str:

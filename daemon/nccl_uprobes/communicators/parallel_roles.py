@@ -217,25 +217,32 @@ class Uses:
             use.sizes[op] = use.sizes.get(op, 0) + size
             use.fresh = True
 
+    def describe(self, key: Key, name: str | None, size: int | None, rank: int | None) -> None:
+        """Sets what is known of a communicator; its role is concluded anew, and counts as changed."""
+        if (use := self._uses.get(key[:2], {}).get(key[2])) is not None:
+            use.name, use.size, use.rank, use.role, use.looked = name, size, rank, None, 0
+
     def changed(self, now: int) -> list[tuple[Key, Use, Role]]:
         """Returns the communicators whose role has changed since the last conclusion. ``now``: CLOCK_MONOTONIC ns."""
         if now < self._next_round:
             return []
         due = [
-            (process, comm)
+            (process, comm, use.looked)
             for process, uses in self._uses.items()
             for comm, use in uses.items()
             if use.fresh and now - use.looked >= _REST_NS
         ]
         if not due:
             return []
+        # Otherwise those of the first processes would be due again before it is the turn of the last ones.
+        due.sort(key=lambda each: each[2])
         if self._count > _MANY:
             self._next_round = now + _ROUND_NS
         who = {process: self._processes.identity(*process) for process in self._uses}
         ranks = self._ranks(who)
         busiest: dict[tuple[int, int], list[tuple[str, Facts]]] = {}
         changed = []
-        for process, comm in in_turn(due, lambda each: each[0])[:_MAX_OF_ROUND]:
+        for process, comm, _ in in_turn(due, lambda each: each[0])[:_MAX_OF_ROUND]:
             uses = self._uses[process]
             if process not in busiest:
                 most = nlargest(_MAX_RIVALS, uses.items(), key=lambda item: sum(item[1].calls.values()))

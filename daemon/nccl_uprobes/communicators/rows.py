@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from typing import TypedDict, cast
 
 import numpy as np
@@ -27,7 +27,9 @@ RING = "communicators"
 TABLE = "comm.communicators"
 # The most communicators that are kept; each takes about a kilobyte of memory.
 _MAX_KNOWN = 16384
-_MAX_SEEN = 65536
+# The most names that are kept of communicators of a process whose address another communicator has now.
+_MAX_REPLACED = 256
+_MAX_BACKENDS = 65536
 _UNKNOWN_BYTE, _UNKNOWN_WORD = 0xFF, (1 << 64) - 1
 # Values of enum communicator_event, communicator_maker and communicator_identity of communicators.bpf.h.
 _SEEN, _MADE, _FINALIZED, _DESTROYED, _ABORTED, _ERROR = range(1, 7)
@@ -71,9 +73,44 @@ class _Row(TypedDict, total=False):
     parallel_role_why: str | None
 
 
+@dataclass(slots=True)
+class _Process:
+    """The communicators of a process. ``rows``: the newest row of each, by its address, or by its name if that is not
+    known. ``named``: the keys of ``rows``, by name. ``replaced``: the last names of communicators whose address another
+    communicator has now.
+    """
+
+    rows: dict[int | str, _Row] = field(default_factory=dict)
+    named: dict[str, int | str] = field(default_factory=dict)
+    replaced: dict[str, None] = field(default_factory=dict)
+
+    def put(self, address: int | str, row: _Row) -> None:
+        before = self.rows.pop(address, None)
+        self.rows[address] = row
+        if before is not None and before["comm"] != row["comm"]:
+            self._forget_name(before["comm"], address)
+        if row["comm"] is not None:
+            self.named[row["comm"]] = address
+            self.replaced.pop(row["comm"], None)
+
+    def drop_oldest(self) -> None:
+        address = next(iter(self.rows))
+        comm = self.rows.pop(address)["comm"]
+        if comm is not None and self.named.get(comm) == address:
+            del self.named[comm]
+
+    def _forget_name(self, comm: str | None, address: int | str) -> None:
+        if comm is not None and self.named.get(comm) == address:
+            del self.named[comm]
+            self.replaced[comm] = None
+            if len(self.replaced) > _MAX_REPLACED:
+                del self.replaced[next(iter(self.replaced))]
+
+
 class Communicators:
     """The communicators of this node's processes. For one thread; ``processes_of`` and ``backends_of`` are for any.
 
+    Once there are more than 16,384, the process with the most loses the one without an event for the longest time.
     ``joined(pid, start_ns, membership)`` is called for communicators of processes whose rank is unknown.
     """
 
@@ -84,9 +121,8 @@ class Communicators:
         self._processes = processes
         self._joined = joined
         self._uses = Uses(processes)
-        self._known: OrderedDict[_Place, _Row] = OrderedDict()
-        self._named: dict[Key, _Place] = {}
-        self._seen: set[Key] = set()
+        self._known: dict[tuple[int, int], _Process] = {}
+        self._count = 0
         self._backends: dict[tuple[int, int], frozenset[str]] = {}
 
     def rows(self, records: Array, pair: ClockPair) -> pa.RecordBatch:
@@ -102,53 +138,55 @@ class Communicators:
         self._note_backends(operations)
         rows = [*self._first_seen(operations, pair)]
         self._uses.observe(operations)
+        for row in rows:
+            self._uses.describe((row["pid"], row["start_ns"], row["comm"] or ""), row["name"], row["size"], row["rank"])
         changed = (self._with_role(key, use, role, pair) for key, use, role in self._uses.changed(pair.mono_ns))
         rows += [row for row in changed if row is not None]
         return batch_of(TABLE, rows) if rows else None
 
     def processes_of(self, comm: str) -> list[tuple[int, int]]:
         """Returns (pid, start_ns) of the processes that have a communicator of this name. For any thread."""
-        return [(pid, start_ns) for pid, start_ns, name in list(self._named) if name == comm]
+        return [key for key, process in list(self._known.items()) if comm in process.named]
 
     def backends_of(self, pid: int, start_ns: int) -> frozenset[str]:
         """Returns the backends whose operations the process has called: "gloo", "nccl". For any thread."""
         return self._backends.get((pid, start_ns), frozenset())
+
+    def processes(self) -> set[tuple[int, int]]:
+        """Returns (pid, start_ns) of the processes of which something is kept. For any thread."""
+        return {*list(self._known), *list(self._backends)}
 
     def forget_backends(self, pid: int, start_ns: int) -> None:
         """Drops the backends of a process that called exec. For any thread."""
         self._backends.pop((pid, start_ns), None)
 
     def forget(self, ended: Collection[tuple[int, int]]) -> None:
-        """Drops the communicators of processes that have ended, however many, in one pass."""
+        """Drops the communicators of processes that have ended."""
         self._uses.forget(ended)
-        for process in ended:
-            self._backends.pop(process, None)
-        for place in [place for place in self._known if place[:2] in ended]:
-            del self._known[place]
-        for key in [key for key in self._named if key[:2] in ended]:
-            del self._named[key]
-        self._seen = {key for key in self._seen if key[:2] not in ended}
+        for key in ended:
+            self._backends.pop(key, None)
+            if (process := self._known.pop(key, None)) is not None:
+                self._count -= len(process.rows)
 
     def _note_backends(self, operations: Operations) -> None:
-        if len(self._backends) > _MAX_SEEN:
+        if len(self._backends) > _MAX_BACKENDS:
             self._backends.clear()
         for entity in operations.entities:
             if name := entity.backend_name:
                 self._backends[entity.process] = self._backends.get(entity.process, frozenset()) | {name}
 
     def _first_seen(self, operations: Operations, pair: ClockPair) -> Iterator[_Row]:
-        if len(self._seen) > _MAX_SEEN:
-            self._seen.clear()
         first = np.unique(operations.entity_of, return_index=True)[1]
-        for entity, index in zip(operations.entities, first, strict=True):
+        called = operations.called[first].tolist()
+        for mono_ns, entity in sorted(zip(called, operations.entities, strict=True), key=lambda each: each[0]):
             # The ring ``communicators`` has NCCL's communicators, with more details.
             if entity.comm is None or entity.backend == NCCL:
                 continue
-            key = (*entity.process, entity.comm)
-            if key not in self._seen:
-                self._seen.add(key)
-                row = self._seen_row(entity, int(operations.called[index]) + pair.mono_to_utc_ns)
-                self._keep(key, row)
+            place, ts = (*entity.process, entity.comm), mono_ns + pair.mono_to_utc_ns
+            before = self._row(place)
+            if before is None or _is_made_again(before, entity, ts):
+                row = self._seen_row(entity, ts)
+                self._keep(place, row)
                 yield row
 
     def _seen_row(self, entity: Entity, ts: int) -> _Row:
@@ -170,15 +208,21 @@ class Communicators:
         row["parallel_role_why"] = f"has all {entity.comm_size} ranks of the job" if spans else None
         return row
 
+    def _row(self, place: _Place) -> _Row | None:
+        process = self._known.get(place[:2])
+        return process.rows.get(place[2]) if process is not None else None
+
     def _keep(self, place: _Place, row: _Row) -> None:
-        self._known[place] = row
-        self._known.move_to_end(place)
+        process = self._known.setdefault(place[:2], _Process())
+        self._count -= len(process.rows)
+        process.put(place[2], row)
+        self._count += len(process.rows)
         if row["comm"] is not None:
-            self._named[place[0], place[1], row["comm"]] = place
             self._report(row, row["comm"])
-        if len(self._known) > _MAX_KNOWN:
-            old, gone = self._known.popitem(last=False)
-            self._named.pop((old[0], old[1], str(gone["comm"])), None)
+        if self._count > _MAX_KNOWN:
+            key = max(self._known, key=lambda key: len(self._known[key].rows))
+            self._known[key].drop_oldest()
+            self._count -= 1
 
     def _report(self, row: _Row, comm: str) -> None:
         rank, size = row.get("rank"), row.get("size")
@@ -191,7 +235,7 @@ class Communicators:
         when = int(record["t"]) + pair.mono_to_utc_ns
         recorded = _recorded(record)
         event = int(record["event"])
-        before = self._known.get(place)
+        before = self._row(place)
         if before is None or _is_another(before, recorded, event):
             before = {"comm": None, "created": when, "state": "active", "identity": "none", "aborted": None}
         row: _Row = {**before, **self._identity(place), **recorded, "ts": when}
@@ -221,8 +265,11 @@ class Communicators:
         return conclude(Facts(row.get("size"), world, row.get("name"), {}, {}, {}), ())
 
     def _with_role(self, key: Key, use: Use, role: Role, pair: ClockPair) -> _Row | None:
-        place = self._named.get(key, key)
-        before = self._known.get(place)
+        process = self._known.get(key[:2], _Process())
+        if key[2] in process.replaced:
+            return None
+        place = (*key[:2], process.named.get(key[2], key[2]))
+        before = process.rows.get(place[2])
         if before is None:
             # There is no record of the communicator, or it was lost: only the operations describe it.
             before = {"comm": key[2], "name": use.name, "backend": use.backend, "size": use.size, "rank": use.rank}
@@ -280,6 +327,13 @@ def _is_another(before: _Row, recorded: _Row, event: int) -> bool:
     if event == _MADE or (event == _SEEN and before["state"] in ("destroyed", "aborted", "failed")):
         return True
     return None not in (before["comm"], recorded.get("comm")) and before["comm"] != recorded["comm"]
+
+
+def _is_made_again(before: _Row, entity: Entity, ts: int) -> bool:
+    """Returns whether a process group was made after the one of ``before``, with its name and for other ranks: torch
+    counts the groups that it names anew after destroy_process_group. ``ts``: of a call on it, UTC.
+    """
+    return entity.comm_size not in (None, before["size"]) and ts > before["created"]
 
 
 def _known(record: np.void, field: str) -> int | None:

@@ -6,8 +6,10 @@ tasks. Other threads, such as an asynchronous checkpoint's, issue fewer collecti
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,10 +21,18 @@ __all__ = ("Issuers",)
 
 MAX_PROCESSES = 4_096
 MAX_THREADS = 64
-# The most changes reported for a process: each change makes a reader read its stacks.
-MAX_CHANGES = 16
+# Each change makes a reader read the stacks of the process: after MAX_CHANGES there is one in CHANGE_S seconds at most.
+MAX_CHANGES, CHANGE_S = 16, 60.0
 # The counts are halved when a thread has issued this many collectives, so that another thread can take over.
 _MOST = 1 << 10
+
+
+class _Reported(NamedTuple):
+    """The thread that was reported last, the number of changes, and the time of the last one, on time.monotonic()."""
+
+    tid: int
+    changes: int
+    at: float
 
 
 class Issuers:
@@ -34,27 +44,27 @@ class Issuers:
     """
 
     def __init__(
-        self, changed: Callable[[int, int, int], None], runs: Callable[[int, int], bool] = thread_exists
+        self,
+        changed: Callable[[int, int, int], None],
+        runs: Callable[[int, int], bool] = thread_exists,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._changed = changed
         self._runs = runs
+        self._now = now
         self._counts: dict[ProcessKey, dict[int, int]] = {}
         self._main_alone: OrderedDict[ProcessKey, None] = OrderedDict()
-        self._reported: dict[ProcessKey, list[int]] = {}
+        self._reported: dict[ProcessKey, _Reported] = {}
 
     def follow(self, records: Array, processes: Iterable[ProcessKey]) -> None:
         """Counts ``records``, operations of the ring ``collectives``; ``processes``: the processes that issued them."""
-        # Nearly always the main threads issue all operations.
-        if not np.any(records["tid"] != records["tgid"]) and not self._counts:
-            self._note_alone(processes)
-            return
-        threads = np.stack([records[name].astype(np.int64) for name in ("tgid", "start_ns", "tid")])
-        distinct, counts = np.unique(threads, axis=1, return_counts=True)
-        issued: dict[ProcessKey, dict[int, int]] = {}
-        for (pid, start_ns, tid), count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
-            issued.setdefault(ProcessKey(pid, start_ns), {})[tid] = count
-        for key, counts_by_tid in issued.items():
-            self._count(key, counts_by_tid)
+        # Nearly always the main threads issue all operations; only the records of other processes are counted.
+        pids = {key.pid for key in self._counts} | set(records["tgid"][records["tid"] != records["tgid"]].tolist())
+        self._note_alone(key for key in processes if key.pid not in pids)
+        if pids:
+            issued = _issued(records[np.isin(records["tgid"], np.array([*pids], np.int64))])
+            for key, counts_by_tid in issued.items():
+                self._count(key, counts_by_tid)
 
     def forget(self, key: ProcessKey) -> None:
         """Drops the counts of a process that ended or called exec."""
@@ -87,7 +97,18 @@ class Issuers:
             threads = {tid: count // 2 for tid, count in threads.items() if count > 1}
         self._counts[key] = threads
         most = max(threads, key=lambda tid: (threads[tid], tid == key.pid))
-        reported = self._reported.setdefault(key, [])
-        if most != (reported[-1] if reported else key.pid) and len(reported) < MAX_CHANGES:
-            reported.append(most)
+        reported = self._reported.get(key, _Reported(key.pid, 0, 0.0))
+        now = self._now()
+        if most != reported.tid and (reported.changes < MAX_CHANGES or now >= reported.at + CHANGE_S):
+            self._reported[key] = _Reported(most, reported.changes + 1, now)
             self._changed(*key, most)
+
+
+def _issued(records: Array) -> dict[ProcessKey, dict[int, int]]:
+    """Returns the number of records of each thread, by process."""
+    threads = np.stack([records[name].astype(np.int64) for name in ("tgid", "start_ns", "tid")])
+    distinct, counts = np.unique(threads, axis=1, return_counts=True)
+    issued: dict[ProcessKey, dict[int, int]] = {}
+    for (pid, start_ns, tid), count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
+        issued.setdefault(ProcessKey(pid, start_ns), {})[tid] = count
+    return issued

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -44,6 +45,7 @@ RING = "collectives"
 # The time between two looks for operations of processes that are gone, s.
 _CHECK_S = 5.0
 _MAX_ENDED = 16384
+_log = logging.getLogger(__name__)
 
 
 class CollectivesSource(Source):
@@ -91,6 +93,8 @@ class CollectivesSource(Source):
         # For the draining thread: processes that ended, and processes that had ended before the last drain.
         self._ended: deque[tuple[int, int]] = deque(maxlen=_MAX_ENDED)
         self._leaving: list[tuple[int, int]] = []
+        # Processes that were not alive at the last look, whether or not their exit was reported.
+        self._gone: set[tuple[int, int]] = set()
         self._next_check = 0.0
         # The lock guards ``_live_decoder``.
         self._asking = threading.Lock()
@@ -220,7 +224,10 @@ class CollectivesSource(Source):
                 batches[communicators.TABLE] = changed
             self._issuers.follow(records, (ProcessKey(*entity.process) for entity in operations.entities))
             for observe in self.observers:
-                observe(operations, pair)
+                try:
+                    observe(operations, pair)
+                except Exception:  # what one observer cannot take must not cost the rows, nor the other observers
+                    _log.exception("%d operations could not be observed", len(operations))
         self._forget_ended()
         return batches
 
@@ -293,7 +300,12 @@ class CollectivesSource(Source):
         self.close_ended(alive)
 
     def close_ended(self, alive: Callable[[int, int], bool]) -> int:
-        """Closes the open operations of processes that are not ``alive(pid, start_ns)``; returns their number."""
+        """Closes the open operations of processes that are not ``alive(pid, start_ns)``; returns their number. Drops
+        the state of these processes later.
+        """
+        gone = {key for key in self._communicators.processes() if not alive(*key)}
+        self._ended.extend(gone - self._gone)
+        self._gone = gone
         return self._open.close_ended(alive)
 
     def ends_missed(self, before_ns: int, pid: int | None = None) -> int:

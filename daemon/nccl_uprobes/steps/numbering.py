@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,14 @@ from probing.daemon.nccl_uprobes.steps.period import Period, least_rotation
 __all__ = ("SLOTS", "Calibration", "JobSteps")
 
 SLOTS = 1 << 13
-"""The number of operations that are remembered of a job (196 KiB)."""
+"""The number of operations that are remembered of a job (232 KiB)."""
 _Array = npt.NDArray[Any]
-# An operation: key, shortest duration, first process that reported it, and whether another process did, too.
-_SLOT = np.dtype([("key", "u8"), ("least", "i8"), ("pid", "i4"), ("shared", "?")])
+# An operation: key, shortest duration, end on the first process that reported it, this process, and whether another
+# process did, too.
+_SLOT = np.dtype([("key", "u8"), ("least", "i8"), ("end", "i8"), ("pid", "i4"), ("shared", "?")])
+# Operations of one key that end further apart are two: a process group that is made again has the same name, and counts
+# from 0 again.
+_TOGETHER_NS = 10_000_000_000
 # Kinds of operations that end on all ranks together: operations with a root and operations of two ranks do not.
 _JOINT = np.zeros(256, bool)
 _JOINT[[OPS.index(op) for op in OPS if op.startswith(("all_", "reduce_scatter", "barrier"))]] = True
@@ -48,13 +53,14 @@ class _Waits:
         if not len(self._slots):
             self._slots = np.zeros(SLOTS, _SLOT)
         slots, (keys, at) = self._slots, _places(own)
-        new = slots["key"][at] != keys
+        new = ~_same(slots[at], keys, own)
         slots["key"][at[new]] = keys[new]
+        slots["end"][at[new]] = own["end"][new]
         slots["least"][at[new]] = np.iinfo(np.int64).max
         slots["pid"][at[new]] = pid
         slots["shared"][at[new]] = False
         # If two operations have the same slot, the later operation gets it.
-        kept = slots["key"][at] == keys
+        kept = _same(slots[at], keys, own)
         at = at[kept]
         np.minimum.at(slots["least"], at, (own["end"] - own["begin"])[kept])
         slots["shared"][at] |= slots["pid"][at] != pid
@@ -65,8 +71,15 @@ class _Waits:
             return np.zeros(len(operations), np.int64), np.zeros(len(operations), bool)
         keys, at = _places(operations)
         slots = self._slots[at]
-        known = _comparable(operations) & (slots["key"] == keys) & slots["shared"]
+        known = _comparable(operations) & _same(slots, keys, operations) & slots["shared"]
         return np.where(known, operations["end"] - operations["begin"] - slots["least"], 0), known
+
+
+def _same(slots: _Array, keys: npt.NDArray[np.uint64], operations: _Array) -> npt.NDArray[np.bool_]:
+    """Returns whether each slot has the operation of the same index."""
+    together = np.abs(operations["end"] - slots["end"]) <= _TOGETHER_NS
+    same: npt.NDArray[np.bool_] = together & (slots["key"] == keys)
+    return same
 
 
 def _comparable(operations: _Array) -> npt.NDArray[np.bool_]:
@@ -82,7 +95,7 @@ def _places(operations: _Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.
 
 
 _REMEMBERED = 4096
-_MAX_PERIODS = 64
+_MAX_PERIODS, _NAME_BYTES = 64, 16
 _READINGS = 8
 _ENOUGH = 3
 _MAX_WAITING = 64
@@ -96,7 +109,8 @@ class JobSteps:
 
     def __init__(self) -> None:
         self.waits = _Waits()
-        self._begins: OrderedDict[tuple[tuple[int, int], ...], int] = OrderedDict()
+        # By a hash of the pattern, since patterns have thousands of operations.
+        self._begins: OrderedDict[bytes, int] = OrderedDict()
         self._by_operation: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._by_time: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
@@ -104,10 +118,11 @@ class JobSteps:
         """Returns ``period`` rotated to begin as on the first rank that had this period."""
         abstract = period.abstract
         least = least_rotation(abstract)
-        name = tuple(abstract[least:] + abstract[:least])
-        if len(self._begins) >= _MAX_PERIODS:
-            self._begins.popitem(last=False)
+        name = blake2b(np.array(abstract[least:] + abstract[:least]).tobytes(), digest_size=_NAME_BYTES).digest()
         begin = self._begins.setdefault(name, -least % len(abstract))
+        self._begins.move_to_end(name)
+        if len(self._begins) > _MAX_PERIODS:
+            self._begins.popitem(last=False)
         return period.rotated((least + begin) % len(abstract))
 
     def number(self, step: Step, before: int | None) -> int:

@@ -30,6 +30,8 @@ OPERATION = np.dtype(
 )
 WINDOW = 1 << 15
 """The number of operations that are kept of a process (2 MiB)."""
+# The places for further operations, before the kept ones are moved to the begin of a new buffer.
+_SPARE = WINDOW // 4
 _MAX_NAMES = 1 << 14
 _COMM_BYTES = 5
 _OP_BITS, _UNKNOWN = 8, 0xFF
@@ -156,7 +158,7 @@ class History:
             return
         kept = self.operations[-max(WINDOW - more, 0) :] if more < WINDOW else self.operations[:0]
         self.at = max(self.at - (self._end - self._begin - len(kept)), 0)
-        size = min(max(2 * (len(kept) + more), 256), 2 * WINDOW)
+        size = min(max(2 * (len(kept) + more), 256), WINDOW + _SPARE)
         buffer = np.empty(size, OPERATION)
         buffer[: len(kept)] = kept
         self._buffer, self._begin, self._end = buffer, 0, len(kept)

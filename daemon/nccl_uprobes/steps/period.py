@@ -173,7 +173,9 @@ def _length(signed: npt.NDArray[np.uint64], sizes: Array) -> tuple[int, int, int
         tried, better = _next_length(signed, rough, tried, covered)
         inside, adds_little = _compare(signed, sizes, chosen, tried) if tried else (0, False)
         if inside * chosen == tried:
-            # The length has no pattern, or is several times the chosen length.
+            # The length has no pattern, or is several times the chosen length. A longer pattern has to cover more than
+            # this, or each multiple of the chosen length would be compared.
+            covered = better
             continue
         if adds_little and inside > MAX_MICRO_STEPS:
             return chosen, inner, inside
@@ -245,8 +247,7 @@ def _compare(signed: npt.NDArray[np.uint64], sizes: Array, shorter: int, longer:
     starts = _commonest(signed, shorter)
     repeats = _apart(places(around, signed[starts[0] : starts[0] + shorter]), shorter)
     within = np.zeros(longer, bool)
-    for start in repeats:
-        within[(start + np.arange(shorter)) % longer] = True
+    within[(repeats[:, None] + np.arange(shorter)) % longer] = True
     weight = np.maximum(sizes[at : at + longer], 1)
     return len(repeats), bool(weight[~within].sum() <= _SMALL_SHARE * weight.sum())
 

@@ -42,13 +42,20 @@ from probing.daemon.nccl_uprobes.steps.optimizer_steps import OptimizerDetector,
 from probing.daemon.nccl_uprobes.steps.period import Period
 from probing.daemon.processes.parsers import symbols_by
 from probing.daemon.source import Identity, ProbedLibrary, ProbeSlot, Processes, RingConsumer, Sink, Source
-from probing.daemon.source_state import SourceState, Totals
+from probing.daemon.source_state import SourceState, Totals, first_of
 
 __all__ = ("Steps",)
 
 _TABLE = "train.steps"
 _MAX_PROCESSES = 128
-_MAX_JOBS = 256
+# A process loses its place to another one of its owner after this time without data, ns. If each had a place only until
+# the next one has data, none of a job with more ranks would ever have a step.
+_SILENT_NS = 60_000_000_000
+# The number of ticks, 1 s each, after which a process that ended is dropped: its last records may come later than its
+# exit, since what it reports itself and its open operations are read then.
+_LAST_TICKS = 5
+# The most jobs without processes whose numbers are kept, 1.5 MB each, for ranks that start again.
+_MAX_IDLE_JOBS = 8
 # The confidence in a step from readings of a variable: its begin and end are only as exact as the time between two
 # readings.
 _READING_CONFIDENCE = 0.5
@@ -58,6 +65,8 @@ _VARIABLE_CONFIDENCE = 0.95
 _MAX_WAITING = 4096
 _LATE_NS = 3_000_000_000
 _CHANCE_NS, _CHANCE_STEPS = 30_000_000_000, 16
+# A job may write any number as its step: with a larger one, a number that is computed from it may not fit into 64 bits.
+_MAX_STEP = 1 << 62
 _Key = tuple[int, int]
 
 
@@ -82,6 +91,8 @@ class _Process:
     # (time, step) of the last begin that the job reported; None: the job reports no steps.
     begun: tuple[int, int] | None = None
     owner: int | None = None
+    # When it last had data, CLOCK_MONOTONIC ns.
+    seen: int = 0
 
 
 class _Row(TypedDict, total=False):
@@ -129,6 +140,10 @@ class Steps(Source):
         self._texts = Texts()
         self._processes: OrderedDict[_Key, _Process] = OrderedDict()
         self._jobs: OrderedDict[Any, JobSteps] = OrderedDict()
+        # The number of ticks until a process that ended is dropped.
+        self._ended: dict[_Key, int] = {}
+        # Whether a process was left out since the last exit.
+        self._left_out = False
         self._lock = threading.Lock()
 
     @classmethod
@@ -162,7 +177,16 @@ class Steps(Source):
         return {"python.training_metrics": self.observe_metric}
 
     def process_exited(self, process: Identity) -> None:
-        self.forget(*process.key)
+        with self._lock:
+            self._ended[process.key] = _LAST_TICKS
+
+    def tick(self) -> None:
+        """Drops the state of processes that ended some ticks ago."""
+        with self._lock:
+            self._ended = {key: ticks - 1 for key, ticks in self._ended.items()}
+            over = [key for key, ticks in self._ended.items() if ticks <= 0]
+        for key in over:
+            self.forget(*key)
 
     def program_ended(self, pid: int, start_ns: int, mono_ns: int) -> None:
         """Drops what the earlier program of a process that called exec has shown: its period, and that it reported
@@ -178,7 +202,8 @@ class Steps(Source):
                 process.begun = None
 
     def states(self, totals: Totals) -> list[SourceState]:
-        return [totals.of(self.name, _TABLE, reason=self._refused)]
+        left_out = f"processes have no steps: {_MAX_PROCESSES} others have data" if self._left_out else ""
+        return [totals.of(self.name, _TABLE, reason=first_of([text for text in (self._refused, left_out) if text]))]
 
     def _assemble_optimizer(self, records: npt.NDArray[Any], pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
         # Only finished steps become rows, and these rows go to the sink.
@@ -192,9 +217,10 @@ class Steps(Source):
             by_process = []
             for key, own in operations_by_process(operations, self._texts).items():
                 who = self._identities.identity(*key)
-                process = self._process(key, who)
-                process.job.waits.add(key[0], own)
-                by_process.append((key, who, process, own))
+                process = self._process(key, who, pair.mono_ns)
+                if process is not None:
+                    process.job.waits.add(key[0], own)
+                    by_process.append((key, who, process, own))
             # The operations of all ranks are added first, since the wait of a rank is computed from all of them.
             for key, who, process, own in by_process:
                 rows += self._from_periods(key, who, process, process.clock.observe(own), pair)
@@ -208,7 +234,9 @@ class Steps(Source):
             for owner in np.unique(owners):
                 key = int(owner["tgid"]), int(owner["start_ns"])
                 who = self._identities.identity(*key)
-                process = self._process(key, who)
+                process = self._process(key, who, pair.mono_ns)
+                if process is None:
+                    continue
                 steps = process.optimizer.observe(records[owners == owner])
                 process.arbiter.ran(step.t_end for step in steps if step.sure)
                 process.waiting.extend(steps)
@@ -226,47 +254,68 @@ class Steps(Source):
             columns = [batch.column(name) for name in ("pid", "start_ns", "ts", "step", "name")]
             columns = [c.cast(pa.int64()) if pa.types.is_timestamp(c.type) else c for c in columns]
             for pid, start_ns, ts, value, name in zip(*(column.to_pylist() for column in columns), strict=True):
-                if value is None or name not in (None, "step"):
+                if value is None or abs(value) > _MAX_STEP or name not in (None, "step"):
                     continue
                 follow = self._from_variable if name is None else self._from_job
                 rows += follow((pid, start_ns), ts - pair.mono_to_utc_ns, value, pair)
         self._put(rows)
 
     def forget(self, pid: int, start_ns: int) -> None:
-        """Drops the state of a process that has ended."""
+        """Drops the state of a process."""
         with self._lock:
+            self._ended.pop((pid, start_ns), None)
             self._processes.pop((pid, start_ns), None)
+            self._left_out = False
+            self._drop_idle_jobs()
 
     def _put(self, rows: list[_Row]) -> None:
         if rows:
             self._sink.put(_TABLE, batch_of(_TABLE, rows))
 
-    def _process(self, key: _Key, who: Identity | None) -> _Process:
+    def _process(self, key: _Key, who: Identity | None, now: int) -> _Process | None:
+        """Returns the state of a process that has data at ``now`` (CLOCK_MONOTONIC ns); None if there is no room."""
         process = self._processes.get(key)
         if process is None:
+            owner = who.owner if who is not None else None
+            if len(self._processes) >= _MAX_PROCESSES and not self._make_room(owner, now):
+                self._left_out = True
+                return None
             job = self._job(key if who is None else (who.job, who.run))
             process = self._processes[key] = _Process(StepDetector(job.turn, job.waits.of), job, who is not None)
-            process.owner = who.owner if who is not None else None
-            if len(self._processes) > _MAX_PROCESSES:
-                self._drop_one()
+            process.owner = owner
         elif who is not None and not process.identified:
             process.job, process.identified, process.owner = self._job((who.job, who.run)), True, who.owner
             process.clock.turn, process.clock.waits = process.job.turn, process.job.waits.of
             process.number = None
+        process.seen = now
         self._processes.move_to_end(key)
         return process
 
-    def _drop_one(self) -> None:
-        """Drops a process of the owner with the most processes: the process without new data for the longest time."""
-        owner = crowding(process.owner for process in self._processes.values())
-        del self._processes[next(key for key, process in self._processes.items() if process.owner == owner)]
+    def _make_room(self, owner: int | None, now: int) -> bool:
+        """Drops a process of the owner with the most: the process without new data for the longest time. If this is
+        ``owner``, who wants another place, the process must be silent. Returns whether there is room.
+        """
+        crowds = crowding([*(process.owner for process in self._processes.values()), owner])
+        key, process = next(each for each in self._processes.items() if each[1].owner == crowds)
+        if crowds == owner and now - process.seen < _SILENT_NS:
+            return False
+        del self._processes[key]
+        return True
 
     def _job(self, key: Any) -> JobSteps:
-        job = self._jobs.setdefault(key, JobSteps())
+        job = self._jobs.get(key)
+        if job is None:
+            self._drop_idle_jobs()
+            job = self._jobs[key] = JobSteps()
         self._jobs.move_to_end(key)
-        if len(self._jobs) > _MAX_JOBS:
-            self._jobs.popitem(last=False)
         return job
+
+    def _drop_idle_jobs(self) -> None:
+        """Drops the jobs without processes, all but the newest."""
+        used = {id(process.job) for process in self._processes.values()}
+        idle = [key for key, job in self._jobs.items() if id(job) not in used]
+        for key in idle[:-_MAX_IDLE_JOBS]:
+            del self._jobs[key]
 
     def _from_periods(
         self, key: _Key, who: Identity | None, process: _Process, periods: Iterable[Step], pair: ClockPair
@@ -333,7 +382,9 @@ class Steps(Source):
 
     def _from_variable(self, key: _Key, t: int, value: int, pair: ClockPair) -> list[_Row]:
         who = self._identities.identity(*key)
-        process = self._process(key, who)
+        process = self._process(key, who, pair.mono_ns)
+        if process is None or (process.reading is not None and t < process.reading[0]):
+            return []
         process.calibration.reading(t, value)
         before, process.reading = process.reading, (t, value)
         # If several steps lie between two readings, their times are unknown.
@@ -356,7 +407,10 @@ class Steps(Source):
         other evidence is dropped.
         """
         who = self._identities.identity(*key)
-        process = self._process(key, who)
+        process = self._process(key, who, pair.mono_ns)
+        # Threads of a job may report begins in another order than that of their times.
+        if process is None or (process.begun is not None and t < process.begun[0]):
+            return []
         before, process.begun = process.begun, (t, value)
         if before is None or before[0] < process.reported:
             return []

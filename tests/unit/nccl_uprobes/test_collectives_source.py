@@ -272,3 +272,34 @@ def test_a_process_is_forgotten_once_its_last_records_are_rows(session: Session)
     records = records[:0]
     drain()
     assert source.backends_of(100, 20) == frozenset()
+
+
+def test_a_process_whose_exit_is_not_reported_is_forgotten(session: Session) -> None:
+    # GIVEN a process that ended before it was read, so that nobody hears of its exit
+    source = CollectivesSource(session, Processes(), "n1", nccl_symbols)
+    records = collectives_of(100)
+    records["start_ns"], records["backend"], records["comm_size"] = 20, 1, 2
+    records["name_form"], records["name"] = 1, b"0"
+    source.assemble(records, ClockPair(0, 0, 0))
+    assert source.processes_of("0") == [(100, 20)]
+    # WHEN its operations are looked for
+    for _ in range(3):
+        source.close_ended(lambda pid, start_ns: (pid, start_ns) != (100, 20))
+        source.assemble(records[:0], ClockPair(0, 0, 0))
+    # THEN nothing is kept of it
+    assert source.processes_of("0") == []
+    assert source.backends_of(100, 20) == frozenset()
+
+
+def test_an_observer_that_fails_costs_no_rows(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+    source = CollectivesSource(session, Processes(), "n1", nccl_symbols)
+    observed: list[int] = []
+
+    def fail(_operations: Any, _pair: ClockPair) -> None:
+        raise OverflowError("too large")
+
+    source.observers += [fail, lambda operations, _: observed.append(len(operations))]
+    batches = source.assemble(collectives_of(7), ClockPair(0, 0, 0))
+    assert batches["comm.ops"].num_rows == 1
+    assert observed == [1]
+    assert "1 operations could not be observed" in caplog.text

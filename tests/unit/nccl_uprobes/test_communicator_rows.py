@@ -18,6 +18,7 @@ from probing.api.text import escape
 from probing.daemon.bpf.build import build
 from probing.daemon.bpf.libbpf import Object
 from probing.daemon.clock import ClockPair
+from probing.daemon.nccl_uprobes.communicators import rows as communicator_rows
 from probing.daemon.nccl_uprobes.communicators.rows import Communicators
 from probing.daemon.source import Identity
 
@@ -215,6 +216,22 @@ def test_roles_are_found_from_operations() -> None:
     assert follow(communicators, ops(3, "row1", 9, 4), much_later) == []
 
 
+def test_a_process_group_that_is_made_again_for_fewer_ranks_has_a_row() -> None:
+    # GIVEN a rank in a group of all four
+    communicators = Communicators("n1", PROCESSES)
+    pair = ClockPair(5_000_000_000, 0, PAIR.real_ns)
+    *_, first = follow(communicators, ops(2, "0", 20, 4, comm_size=4, comm_rank=2), pair)
+    assert (first["size"], first["rank"], first["parallel_role"]) == (4, 2, "world")
+    # WHEN it destroys the group after a fault, and makes one of two with the same name
+    later = pair._replace(mono_ns=pair.mono_ns + 9, real_ns=pair.real_ns + 9)
+    again, role = follow(communicators, ops(2, "0", 900, 4, comm_size=2, comm_rank=1, op="send", ts=1_000), later)
+    # THEN there is a row of the new group, and its role is concluded anew.
+    assert (again["size"], again["rank"], again["created"]) == (2, 1, 1_000)
+    assert (role["size"], role["rank"], role["created"], role["parallel_role"]) == (2, 1, 1_000, "pp")
+    # An operation of the earlier group that ends late changes nothing.
+    assert follow(communicators, ops(2, "0", 1, 4, comm_size=4, comm_rank=2, ts=6), later) == []
+
+
 def test_a_new_role_keeps_the_other_columns(dtype: np.dtype[Any]) -> None:
     communicators = Communicators("n1", PROCESSES)
     (row,) = rows(communicators, made(dtype, size=2))
@@ -225,6 +242,42 @@ def test_a_new_role_keeps_the_other_columns(dtype: np.dtype[Any]) -> None:
     assert found == {**row, "ts": later.real_ns, "parallel_role": "pp", "parallel_role_why": why}
     (gone,) = rows(communicators, record(dtype, start_ns=90, event=DESTROYED))
     assert (gone["parallel_role"], gone["state"], gone["cuda_device"]) == ("pp", "destroyed", 3)
+
+
+def test_operations_of_a_communicator_that_is_gone_say_nothing_of_the_one_at_its_address(dtype: np.dtype[Any]) -> None:
+    # GIVEN a communicator that was made, used and destroyed within a drain, and another one made at its address
+    communicators = Communicators("n1", PROCESSES)
+    gone, new = made(dtype, hash=7, size=2), made(dtype, hash=8, size=4)
+    (*_, newest) = rows(communicators, gone, record(dtype, start_ns=90, event=DESTROYED), new)
+    # WHEN the operations of both come
+    later = ClockPair(5_000_000_000, 0, PAIR.real_ns)
+    calls = [ops(2, f"{number:016x}", 40, 100, op="send", backend="nccl", comm_size=2) for number in (7, 8)]
+    found = follow(communicators, [*calls[0], *calls[1]], later)
+    # THEN the first one does not come back, with what is known of the other,
+    assert [(row["comm"], row["size"], row["state"]) for row in found] in ([], [(newest["comm"], 4, "active")])
+    # and no process has it any more.
+    assert [communicators.processes_of(f"{number:016x}") for number in (7, 8)] == [[], [(2, 90)]]
+    (destroyed,) = rows(communicators, record(dtype, start_ns=90, event=DESTROYED, hash=8, identity=1))
+    assert (destroyed["comm"], destroyed["size"], destroyed["made_by"]) == (newest["comm"], 4, newest["made_by"])
+
+
+def test_a_process_with_very_many_communicators_displaces_only_its_own(
+    dtype: np.dtype[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("_MAX_KNOWN", "_MAX_SEEN"):
+        monkeypatch.setattr(communicator_rows, limit, 32, raising=False)
+    communicators = Communicators("n1", PROCESSES)
+    follow(communicators, grid(), PAIR)
+    (first,) = rows(communicators, made(dtype, cuda_device=5))
+    # WHEN another process uses more communicators than are kept
+    for number in range(100):
+        follow(communicators, ops(9, f"c{number}", 1, 4), PAIR)
+        rows(communicators, record(dtype, tgid=8, start_ns=90, comm=number + 1))
+    # THEN those of the others are known as before: they are not reported anew, and keep their columns.
+    assert [row for row in follow(communicators, grid(), PAIR) if row["ts"] == 5] == []
+    (error,) = rows(communicators, record(dtype, event=ERROR, start_ns=90, result=6))
+    assert (error["cuda_device"], error["created"]) == (5, first["created"])
+    assert communicators.processes_of("row0") == [(0, 90), (1, 90)]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from probing.daemon.nccl_uprobes.operations.issuers import MAX_CHANGES, MAX_PROCESSES, MAX_THREADS, Issuers
+from probing.daemon.nccl_uprobes.operations.issuers import CHANGE_S, MAX_CHANGES, MAX_PROCESSES, MAX_THREADS, Issuers
 from probing.daemon.source import ProcessKey
 
 DTYPE = [("tgid", np.uint32), ("start_ns", np.uint64), ("tid", np.uint32)]
@@ -18,7 +20,10 @@ class World:
     def __init__(self) -> None:
         self.reported: list[tuple[int, int, int]] = []
         self.ended: set[int] = set()
-        self.issuers = Issuers(lambda *told: self.reported.append(told), lambda _, tid: tid not in self.ended)
+        self.now = 1000.0
+        self.issuers = Issuers(
+            lambda *told: self.reported.append(told), lambda _, tid: tid not in self.ended, lambda: self.now
+        )
 
     def follow(self, *rows: tuple[int, int, int]) -> None:
         self.issuers.follow(np.array(list(rows), DTYPE), dict.fromkeys(ProcessKey(*row[:2]) for row in rows))
@@ -76,11 +81,39 @@ def test_long_ago_counts_less(world: World) -> None:
     assert THIRD in [tid for _ in range(7) for tid in world.issue(third=1000)]
 
 
-def test_threads_that_take_turns_are_not_reported_for_ever(world: World) -> None:
-    for n in range(100):
-        world.ended = {OTHER} if n % 2 else {THIRD}
-        world.issue(**({"third": 2000} if n % 2 else {"other": 2000}))
-    assert len(world.reported) == MAX_CHANGES
+def test_threads_that_take_turns_are_reported_more_and_more_rarely(world: World) -> None:
+    def take_turns(times: int) -> int:
+        before = len(world.reported)
+        for n in range(times):
+            world.ended = {OTHER} if n % 2 else {THIRD}
+            world.issue(**({"third": 2000} if n % 2 else {"other": 2000}))
+        return len(world.reported) - before
+
+    assert take_turns(100) == MAX_CHANGES
+    # A process may start a thread for each run of its training, for days: the newest one is still known.
+    for _ in range(3):
+        world.now += CHANGE_S
+        assert take_turns(100) == 1
+
+
+def test_a_process_with_threads_makes_no_work_of_the_records_of_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+
+    def stacked(columns: list[Any]) -> Any:
+        counted.append(len(columns[0]))
+        return stack(columns)
+
+    stack = np.stack
+    monkeypatch.setattr(np, "stack", stacked)
+    # GIVEN a process of which another thread issues operations, among many of another process
+    others = [(11, 5, 11)] * 1000
+    world.follow(*others, (MAIN, 5, OTHER), (MAIN, 5, MAIN))
+    world.follow(*others, (MAIN, 5, MAIN))
+    # THEN only its own are sorted by thread, and the other process is known by its main thread.
+    assert counted == [2, 1]
+    assert list(world.issuers._main_alone) == [ProcessKey(11, 5)]
 
 
 def test_what_is_kept_has_bounds(world: World) -> None:

@@ -150,6 +150,19 @@ def test_thousands_of_communicators_of_a_process_hold_up_no_other(monkeypatch: p
     assert len(set(second) - set(first)) == 128
 
 
+def test_each_communicator_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_roles, "_MAX_OF_ROUND", 2)
+    monkeypatch.setattr(parallel_roles, "_MANY", 2)
+    uses = Uses(Processes())
+    # GIVEN more processes that use a communicator all the time than rounds conclude before the first is due again
+    concluded = set()
+    for quarter in range(40):
+        uses.observe(called(*((pid, "c") for pid in range(11, 41))))
+        concluded |= {pid for (pid, _, _), _, _ in uses.changed(10 * SECOND + quarter * SECOND // 4)}
+    # THEN none waits for ever
+    assert concluded == {*range(11, 41)}
+
+
 def test_the_process_with_the_most_communicators_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel_roles, "_MAX_USES", 4)
     uses = Uses(Processes())

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from operation_support import operations_of
 
 from probing.api.tables import table_named
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair, FakeClock
 from probing.daemon.labels.source import Label
+from probing.daemon.nccl_uprobes import progress
 from probing.daemon.nccl_uprobes.progress import JobProgress
 from probing.daemon.source import Identity, Loss
 
@@ -104,6 +106,27 @@ def test_an_operation_that_ends_late_does_not_replace_a_newer_one() -> None:
     assert (row["op"], row["seq"], row["last_call"], row["last_done"], row["calls"]) == ("barrier", 5, 50, 210, 2)
 
 
+def test_communicators_that_come_and_go_do_not_displace_the_one_in_use() -> None:
+    scene = Scene([0])
+    # GIVEN a rank that makes a communicator for each evaluation, beside the one of its training
+    for n in range(300):
+        scene.drain(op(0, 10 * n, seq=n), op(0, 10 * n + 5, comm=f"evaluation {n}"))
+    # THEN that one is still counted from its begin
+    assert [row["calls"] for row in scene.rows() if row["comm"] == "first"] == [300]
+
+
+def test_a_process_group_that_is_made_again_counts_from_its_begin() -> None:
+    # GIVEN a rank that destroys its process group after a fault, and makes one of the same name
+    scene = Scene([0])
+    scene.drain(*(op(0, 10 * seq, seq=seq) for seq in range(1, 900)))
+    scene.drain(op(0, 10_000, seq=1), op(0, 10_010, seq=2), op(0, 10_020, seq=-1, name="send"))
+    # THEN it is where the newest operations say, not where the earlier group was
+    assert [row["seq"] for row in scene.rows()] == [2]
+    # and an operation of the earlier group that ended late changes nothing.
+    scene.drain(op(0, 9_000, seq=900, lasts=2_000))
+    assert [row["seq"] for row in scene.rows()] == [2]
+
+
 def started(*ranks: int) -> Scene:
     """Returns a scene whose ranks have made eight calls, as in a start: 100 s apart, the last one at STARTED."""
     scene = Scene([*ranks])
@@ -173,6 +196,22 @@ def test_processes_that_ended_make_room_for_new_ones() -> None:
     scene.progress.process_identified(identity(5000))
     ranks = {row["rank"] for row in scene.rows()}
     assert (len(ranks), 0 in ranks, 17 in ranks, 5000 in ranks) == (4096, True, False, True)
+
+
+def test_a_user_with_very_many_communicators_loses_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_MAX_ROWS", 64, raising=False)
+    # GIVEN a rank with some communicators
+    scene = Scene([0])
+    scene.drain(*(op(0, n, comm=f"c{n}") for n in range(9)))
+    # WHEN the processes of another user have very many
+    for rank in range(1, 21):
+        scene.progress.process_identified(identity(rank)._replace(owner=1000))
+        scene.drain(*(op(rank, n, comm=f"c{n}") for n in range(30)))
+    # THEN the rows are limited, each process has one at least, and the rank keeps its own.
+    rows = scene.rows()
+    assert len(rows) <= 64
+    assert {row["rank"] for row in rows} == {*range(21)}
+    assert sum(row["rank"] == 0 for row in rows) == 9
 
 
 def test_probes_that_came_late_are_known() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
+import weakref
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from fakes import Processes, Sink
@@ -16,8 +19,14 @@ from operation_support import operations_of
 
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import ClockPair
+from probing.daemon.nccl_uprobes.steps import period
+from probing.daemon.nccl_uprobes.steps import source as steps_source
+from probing.daemon.nccl_uprobes.steps.numbering import JobSteps
+from probing.daemon.nccl_uprobes.steps.operation_history import OPERATION, WINDOW, History
+from probing.daemon.nccl_uprobes.steps.period import Period
 from probing.daemon.nccl_uprobes.steps.source import Steps
 from probing.daemon.source import Identity
+from probing.daemon.source_state import Totals
 
 MS = 1_000_000
 PAIR = ClockPair(mono_ns=0, boot_ns=0, real_ns=1_700_000_000_000_000_000)
@@ -169,6 +178,23 @@ def test_sizes_that_vary() -> None:
     assert "sizes of 1 kinds vary" in rows[0]["why"]
 
 
+def test_the_multiples_of_a_period_are_not_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    compare = period._compare
+
+    def compared(signed: Any, sizes: Any, shorter: int, longer: int) -> tuple[int, bool]:
+        lengths.append(longer)
+        return compare(signed, sizes, shorter, longer)
+
+    monkeypatch.setattr(period, "_compare", compared)
+    # GIVEN one operation that repeats, at first with others between, so that all its multiples cover more than itself
+    odd: list[Call] = [("0", n, 25 * MS) if n % 11 == 10 else ("0", 5000, 25 * MS) for n in range(500)]
+    rows = steps_of([*odd, *[("0", 5000, 25 * MS)] * 1500], size=2000)
+    # THEN its steps are reported without a look at each multiple
+    assert numbers(rows)[-1] > 1000
+    assert len(lengths) <= 16
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_no_period_no_steps(seed: int) -> None:
     chance = random.Random(seed)
@@ -230,13 +256,127 @@ def test_operations_that_end_in_another_order() -> None:
     assert {row["ops"] for row in sink.rows} == {3}
 
 
-def test_a_process_that_ended_is_forgotten() -> None:
+def test_a_process_that_ended_is_forgotten_after_its_last_records() -> None:
     sink = steps_sink()
     steps = Steps("n1", processes(), sink)
-    feed(steps, operations(STEP * 30))
-    steps.forget(0, 7)
+    rows = operations(STEP * 30)
+    # GIVEN a process whose exit is heard of before its last operations and steps are read
+    feed(steps, rows[:60])
+    steps.process_exited(Identity(0, 7, "job", "run", "trainer"))
+    steps.tick()
+    feed(steps, rows[60:])
+    assert numbers(sink.rows) == [*range(29)]
+    # THEN it is forgotten later
+    for _ in range(5):
+        steps.tick()
     feed(steps, operations(STEP * 3, late=10**12))
     assert len(sink.rows) == 29
+
+
+def test_jobs_that_ended_take_no_memory_but_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: weakref.WeakSet[JobSteps] = weakref.WeakSet()
+
+    class Counted(JobSteps):
+        def __init__(self) -> None:
+            super().__init__()
+            jobs.add(self)
+
+    monkeypatch.setattr(steps_source, "JobSteps", Counted)
+
+    def identify(pid: int, start_ns: int) -> Identity:
+        # The first process and the last one are of one job.
+        return Identity(pid, start_ns, f"job {pid % 20}", "run", "trainer", rank=0, world_size=2)
+
+    # GIVEN a node on which one job after the other runs and ends
+    sink = steps_sink()
+    steps = Steps("n1", Processes(identify=identify), sink)
+    feed(steps, operations(STEP * 30, pid=20))
+    for pid in range(1, 20):
+        feed(steps, operations(STEP * 2, pid=pid))
+        steps.forget(pid, 7)
+    assert len(jobs) <= 10
+    # THEN a job that runs keeps its numbers
+    feed(steps, operations(STEP * 30, pid=0))
+    assert [numbers([row for row in sink.rows if row["pid"] == pid]) for pid in (0, 20)] == [[*range(29)]] * 2
+
+
+def test_the_last_steps_that_a_job_reports_are_read_after_its_exit() -> None:
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
+    steps.observe_metric(metric(PAIR.real_ns, 1, name="step"), PAIR)
+    steps.process_exited(Identity(0, 7, "job", "run", "trainer"))
+    steps.observe_metric(metric(PAIR.real_ns + MS, 2, name="step"), PAIR)
+    assert [(row["step"], row["source"]) for row in sink.rows] == [(1, "span")]
+
+
+def owned(pid: int, start_ns: int) -> Identity:
+    """The first hundred processes are of one user, the others of another."""
+    return Identity(pid, start_ns, f"job {pid // 100}", "run", "trainer", rank=pid, world_size=9, owner=pid // 100)
+
+
+def test_a_job_with_more_ranks_than_have_room_has_the_steps_of_those_that_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_source, "_MAX_PROCESSES", 4)
+    sink = steps_sink()
+    steps = Steps("n1", Processes(identify=owned), sink)
+    ranks = [operations(STEP * 60, pid=pid) for pid in range(6)]
+    # GIVEN more ranks than have room, which all call operations all the time
+    for start in range(0, 90, 15):
+        steps.observe(operations_of([row for rank in ranks for row in rank[start : start + 15]], PAIR), PAIR)
+    # THEN those that came first have their steps
+    assert {row["pid"] for row in sink.rows} == {0, 1, 2, 3}
+    (state,) = steps.states(Totals("running", {}, {}))
+    assert state.reason == "processes have no steps: 4 others have data"
+    # and another user's process gets a place,
+    feed(steps, operations(STEP * 30, pid=100))
+    assert numbers([row for row in sink.rows if row["pid"] == 100]) == [*range(29)]
+    # as does another rank once one of them is silent.
+    later = PAIR._replace(mono_ns=120 * 10**9, real_ns=PAIR.real_ns + 120 * 10**9)
+    for start in range(90, 180, 15):
+        steps.observe(operations_of([row for rank in ranks[2:] for row in rank[start : start + 15]], later), later)
+    assert {5, 4} & {row["pid"] for row in sink.rows}
+
+
+def test_a_job_with_long_patterns_takes_little_memory() -> None:
+    job, one = JobSteps(), np.arange(1_000)
+    tracemalloc.start()
+    # WHEN a job has many long patterns
+    for count in range(20):
+        pattern = Period(one.astype(np.uint64), one, one + count, one[:0], repeats=9, inner=1, enclosing=0)
+        assert job.turn(pattern.rotated(7)).counts[0] == job.turn(pattern).counts[0]
+    # THEN only a few bytes are kept of each, not 100 for each operation
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert kept < 500_000
+
+
+def test_ranks_begin_a_period_alike_however_many_periods_the_job_has() -> None:
+    job, one = JobSteps(), np.arange(7)
+
+    def pattern(number: int) -> Period:
+        return Period(one.astype(np.uint64), one, one + number, one[:0], repeats=9, inner=1, enclosing=0)
+
+    # GIVEN a job with as many periods as are remembered, of which the first rank begins one with its third operation
+    begun = job.turn(pattern(0).rotated(2))
+    for number in range(1, 64):
+        job.turn(pattern(number))
+    # WHEN its ranks find the last one, one after the other
+    for _ in range(64):
+        job.turn(pattern(63))
+    # THEN the others of them begin the first one as that rank does
+    assert job.turn(pattern(0)).counts.tolist() == begun.counts.tolist()
+
+
+def test_a_process_takes_little_more_memory_than_its_operations() -> None:
+    history, part = History(), np.zeros(1_000, OPERATION)
+    tracemalloc.start()
+    for begin in range(0, 4 * WINDOW, len(part)):
+        part["t"] = np.arange(begin, begin + len(part))
+        history.add(part)
+        assert history.operations["t"][-1] == begin + len(part) - 1
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert WINDOW <= len(history.operations) < 1.3 * WINDOW
+    assert kept < 1.3 * WINDOW * OPERATION.itemsize
 
 
 def metric(ts: int, step: int | None, pid: int = 0, name: str | None = None) -> pa.RecordBatch:
@@ -260,6 +400,20 @@ def test_a_variable_names_the_steps() -> None:
     assert by_source["variable"][0]["why"].startswith("counted by the variable step; 3 operations repeat")
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_step_at_the_end_of_64_bits_costs_no_rows(sign: int) -> None:
+    # GIVEN a job that counts its steps up to the largest number, or from the smallest
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
+    both = [operations(STEP * 100), operations(STEP * 100, pid=1)]
+    for start in range(0, 300, 30):
+        steps.observe(operations_of([*both[0][start : start + 30], *both[1][start : start + 30]], PAIR), PAIR)
+        value = max(min(sign * 2**63 - sign * 60 + start // 3, 2**63 - 1), -(2**63))
+        steps.observe_metric(metric(both[0][start]["ts"] + 10 * MS, value), PAIR)
+    # THEN its number is not believed, and no row of any rank is missing
+    assert [numbers([row for row in sink.rows if row["pid"] == pid]) for pid in (0, 1)] == [[*range(99)]] * 2
+
+
 def test_a_variable_alone() -> None:
     sink = steps_sink()
     steps = Steps("n1", processes(), sink)
@@ -271,6 +425,18 @@ def test_a_variable_alone() -> None:
         (8, 2 * 10**9, "variable"),
         (30, 10**9, "variable"),
     ]
+
+
+@pytest.mark.parametrize("name", ["step", None])
+def test_a_step_does_not_end_before_it_begins(name: str | None) -> None:
+    sink = steps_sink()
+    steps = Steps("n1", processes(), sink)
+    # WHEN a job reports a step with a time before that of the step before it
+    for second, value in ((10, 1), (20, 2), (15, 3), (30, 3), (40, 4)):
+        steps.observe_metric(metric(PAIR.real_ns + second * 10**9, value, name=name), PAIR)
+    # THEN the steps follow each other as without it
+    begins = [(row["step"], (row["ts"] - PAIR.real_ns) // 10**9, row["duration_ns"] // 10**9) for row in sink.rows]
+    assert begins == [(1, 10, 10), (2, 20, 10), (3, 30, 10)]
 
 
 numbers_by_chance = st.one_of(st.none(), st.integers(-(2**62), 2**62), st.integers(0, 9))

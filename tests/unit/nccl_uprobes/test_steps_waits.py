@@ -111,6 +111,17 @@ def test_more_operations_than_are_remembered_take_nothing_from_the_newest() -> N
     assert set(found[0]) == {90 * MS}
 
 
+def test_a_process_group_that_is_made_again_is_not_compared_with_the_earlier_one() -> None:
+    # GIVEN two ranks, of which one later makes a group of the same name with ranks of other nodes
+    first = operations(0, alike(40 * MS))
+    again = [{**row, "ts": row["ts"] + 60_000 * MS} for row in operations(0, alike(40 * MS))]
+    waits = steps_of([*first, *again], operations(1, alike(10 * MS)))[0]
+    # THEN it is not known how long it waits for these
+    assert set(waits[:29]) == {90 * MS}
+    assert len(waits) > 50
+    assert set(waits[30:]) == {None}
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_the_waits_are_those_of_balance(seed: int) -> None:
     """Over the same steps, where all ranks are on the node."""
