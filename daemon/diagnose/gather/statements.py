@@ -103,7 +103,7 @@ ORDER BY called_ns DESC LIMIT 65536
 
 def _communicators(of_job: str) -> str:
     return f"""
-SELECT {_WHO}, comm, arg_max(backend, ts) AS backend, max(size) AS size, arg_max(name, ts) AS name,
+SELECT {_WHO}, comm, arg_max(backend, ts) AS backend, arg_max(size, ts) AS size, arg_max(name, ts) AS name,
   arg_max(rank, ts) AS comm_rank, arg_max(job_rank, ts) AS rank, arg_max(state, ts) AS state,
   arg_max(aborted, ts) AS aborted, arg_max(async_error, ts) AS async_error, arg_max(parallel_role, ts) AS role
 FROM comm.communicators WHERE {of_job} AND comm IS NOT NULL GROUP BY {_WHO}, comm LIMIT 65536

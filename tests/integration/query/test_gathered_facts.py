@@ -276,6 +276,14 @@ def test_a_rank_without_environment_is_placed_by_its_largest_communicator(machin
     assert facts.processes == (Process("n0", 101, START, "launcher", "running"),)
 
 
+def test_a_process_group_that_is_made_again_has_its_new_size(machine: Machine, gatherer: Gatherer) -> None:
+    group = {"comm": "default_pg", "backend": "gloo", "rank": 0, "state": "active"}
+    rows = [who(0, ts=T0 + n, **group, size=size) for n, size in enumerate((5, 2, None))]
+    machine.files.segment("comm.communicators", rows)
+    [comm] = light(gatherer).communicators
+    assert (comm.comm, comm.size) == ("default_pg", 2)
+
+
 def test_an_error_is_read_however_many_lines_follow_it(machine: Machine, gatherer: Gatherer) -> None:
     first, error = "Traceback (most recent call last):", "data.ShardCorrupt: shard 17"
     lines = [(f"NCCL WARN {n}", "NCCL WARN") for n in range(30)]
