@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import Counter
@@ -38,6 +39,7 @@ MAX_ROWS, MAX_TURN_ROWS, ROW_BYTES = 8_192, 65_536, 256
 MAX_OF_PROCESS, MAX_OF_USER, MAX_MEMORIES = 40, 256, 512
 # A row is read once it is this old, ns: the number of a row may become visible to other CPUs before the row.
 SETTLE_NS = 5_000_000
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -173,12 +175,20 @@ class JobRows(Source):
             if isinstance(answer, ProbingError):
                 continue
             process.closed.update(answer.header["closed"])
-            for inode in answer.header["inodes"]:
-                fd = answer.take_fd()
-                try:
-                    process.memories[inode] = self._open(fd, _name(process.identity.key, inode), process, processes)
-                finally:
-                    os.close(fd)
+            try:
+                for inode in answer.header["inodes"]:
+                    self._add(answer.take_fd(), inode, process, processes)
+            finally:
+                answer.close_fds()
+
+    def _add(self, fd: int, inode: int, process: _Process, processes: dict[ProcessKey, _Process]) -> None:
+        try:
+            process.memories[inode] = self._open(fd, _name(process.identity.key, inode), process, processes)
+        except OSError as e:
+            # As when no descriptor is left: the next search finds it again.
+            _log.warning("a table of process %d cannot be opened: %s", process.identity.pid, e.strerror)
+        finally:
+            os.close(fd)
 
     def _open(self, fd: int, name: str, process: _Process, processes: dict[ProcessKey, _Process]) -> RowMemory | None:
         of_user = Counter(

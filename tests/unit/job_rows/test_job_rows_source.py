@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -319,3 +320,30 @@ def test_processes_of_the_users_are_read_in_turn(scene: Scene, monkeypatch: pyte
     monkeypatch.setattr(scene.readers, "call_each", call_each)
     scene.turn()
     assert order == [4711, 5000, 4712, 4713]
+
+
+def test_a_table_that_cannot_be_opened_costs_no_descriptor_and_no_rows_of_others(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN two tables of a process, and a process of another user whose memory cannot be opened
+    hostile = RANK._replace(pid=4712, owner=1001)
+    scene.source.process_identified(hostile)
+    for name in ("losses", "norms"):
+        probing.ExternalTable(name, ["step"]).append([7])
+    opened, failing = RowMemory, [True, False]
+
+    def open_memory(fd: int, position: int | None) -> RowMemory:
+        if failing and failing.pop(0):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(fd, position)
+
+    monkeypatch.setattr(job_rows, "RowMemory", open_memory)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    # WHEN they are read
+    scene.turn()
+    # THEN all other tables are, and each descriptor that is left is of a table that is read
+    assert sorted((row["pid"], row["step"]) for row in scene.sink.rows) == [(4711, 7), (4712, 7), (4712, 7)]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 3
+    # AND the table is read once that is possible
+    scene.turn()
+    assert sorted(row["pid"] for row in scene.sink.rows) == [4711, 4711, 4712, 4712]
