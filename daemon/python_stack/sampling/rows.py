@@ -231,15 +231,15 @@ def _begins(*columns: Array) -> npt.NDArray[np.bool_]:
 
 def _frames(record: Any, process: Sampled) -> tuple[Frames, bool]:
     """Returns the frames of a record, innermost first, and whether code of some frames is unknown."""
-    layout, lacks, frames = process.layout, False, Frames()
+    lacks, frames = False, Frames()
     offsets = record["frames"]["offset"][: int(record["depth"])].tolist()
     for key, offset in zip(code_keys(record), offsets, strict=True):
         code = process.codes.get(key)
-        if code is None or layout is None:
+        if code is None:
             lacks = True
             frames.append(("?", "?", None))
         else:
-            frames.append((code.func, code.file, code.line(layout, offset)))
+            frames.append((code.func, code.file, code.line(offset)))
     return frames, lacks
 
 
