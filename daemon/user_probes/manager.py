@@ -283,9 +283,12 @@ class UserProbes(Source):
     def _drain(self, name: str, running: Running) -> None:
         pair = self._clock.pair()
 
+        # A later version of the probe may have added columns to its table.
+        table = self._tables[running.table.name]
+
         def take(records: npt.NDArray[Any]) -> None:
-            batch = rows_of(running.spec, running.table, records, pair, self._node, self._processes)
-            self._sink.put(running.table.name, batch)
+            batch = rows_of(running.spec, table, records, pair, self._node, self._processes)
+            self._sink.put(table.name, batch)
 
         try:
             running.drain(take)
