@@ -191,11 +191,10 @@ class Running:
             for index in sorted(follow.missing, key=lambda i: not self.spec.attach[i].on_return):
                 if self._place(who, index, targets.matching(mapped, self.spec.attach[index].library), targets):
                     follow.missing.discard(index)
-        except TargetTimeout as e:
-            self.reasons["processes"] = e.message
-        except TargetError:
-            # The process has ended; discovery will report it.
-            return
+        except ProbingError as e:
+            # A process that has ended, or that can never be read, says nothing of the probe.
+            if isinstance(e, TargetTimeout) or not isinstance(e, TargetError):
+                self.reasons["processes"] = e.message
 
     def _place(self, who: Identity, index: int, mappings: Sequence[Mapping], targets: Targets) -> bool:
         place, key = self.spec.attach[index], who.key

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from fakes import Now
 
-from probing.api.errors import ConfigError, TargetTimeout
+from probing.api.errors import ConfigError, InternalError, PrivilegeError, ProbingError, TargetTimeout
 from probing.daemon.source import Identity
 from probing.daemon.user_probes import running
 from probing.daemon.user_probes.running import Running
@@ -114,4 +114,29 @@ def test_a_tracepoint_counts_for_no_process_that_is_not_followed(monkeypatch: py
     probe.detach()
     probe.follow([], lambda _: [], targets)
     assert listed.pids == set()
+    probe.close()
+
+
+@pytest.mark.parametrize("error", [InternalError("no reader can be started"), PrivilegeError("it may not be read")])
+def test_a_process_that_cannot_be_read_costs_others_nothing(
+    monkeypatch: pytest.MonkeyPatch, error: ProbingError
+) -> None:
+    nothing = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(running, "Ring", SimpleNamespace(open=lambda *_: nothing))
+    monkeypatch.setattr(running, "Map", lambda name, *_: Listed() if name == "probing_listed" else nothing)
+    attach = (Attach("uprobe", "on_call", "libx.so", "call"),)
+    spec = Spec("calls", "", "trainers", 100, attach, (), "")
+    maps = {"probing_events": 0, "probing_counts": 0, "probing_listed": 0}
+    probe = Running(spec, spec.table, cast(Any, SimpleNamespace(programs=[], maps=maps)))
+    asked: list[int] = []
+
+    def files(who: Identity) -> list[Any]:
+        asked.append(who.pid)
+        if who.pid == 11:
+            raise error
+        return []
+
+    live = [Identity(pid, 7, "j", "r", "trainer", 0) for pid in (11, 12)]
+    probe.follow(live, files, cast(Any, SimpleNamespace(matching=lambda *_: [])))
+    assert asked == [11, 12]
     probe.close()
