@@ -218,14 +218,14 @@ class UserProbes(Source):
 
         replaced = [self._replaced.popleft() for _ in range(len(self._replaced))]
         live = self._processes.live() if self._probes else []
-        for probe in list(self._probes.values()):
-            if probe.running is None:
-                continue
-            probe.running.forget(replaced)
+        running = [(probe.running, probe) for probe in self._probes.values() if probe.running is not None]
+        for loaded, _ in running:
+            loaded.forget(replaced)
+        for loaded, probe in running:
             if self._paused_ns or probe.off_ns:
-                probe.running.detach()
+                loaded.detach()
                 continue
-            probe.running.follow([who for who in live if _is_probed(probe.running.spec.who, who)], files, self._targets)
+            loaded.follow([who for who in live if _is_probed(loaded.spec.who, who)], files, self._targets)
 
     def _reload(self) -> None:
         try:

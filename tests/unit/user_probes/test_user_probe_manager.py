@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from fakes import Processes, rows_of
 from probing.api.tables import Table
 from probing.daemon.clock import FakeClock
 from probing.daemon.collector.row_buffer import RowBuffer
+from probing.daemon.source import ProcessKey
 from probing.daemon.user_probes import manager
 from probing.daemon.user_probes.c_text import record_dtype
 from probing.daemon.user_probes.manager import UserProbes
@@ -23,9 +26,10 @@ ATTACH = '[[attach]]\nkind = "uprobe"\nfunction = "on_call"\nlibrary = "libx.so"
 
 
 class Loaded:
-    """A probe that was hit ``hits`` times since its ring was drained. ``followed``: who was, at each look."""
+    """A probe that was hit ``hits`` times since its ring was drained. ``error``: what a look at processes raises."""
 
     hits = 0
+    error: Exception | None = None
     attached = "in 1 process"
 
     def __init__(self, spec: Spec, table: Table, _: object, *, multi: bool) -> None:
@@ -47,7 +51,8 @@ class Loaded:
         self.forgotten += keys
 
     def follow(self, *_: Any) -> None:
-        """Attaches nothing."""
+        if self.error is not None:
+            raise self.error
 
     def detach(self) -> None:
         """Detaches nothing."""
@@ -106,3 +111,18 @@ def test_the_last_rows_of_a_probe_go_into_the_table_that_its_next_version_made(s
     # THEN its rows are stored, and it is unloaded
     assert [row["depth"] for row in scene.rows("user.calls")] == [None] * 7
     assert [loaded.closed for loaded in all_of] == [True, False]
+
+
+def test_a_probe_that_cannot_be_attached_does_not_keep_others_on_an_earlier_program(scene: Scene) -> None:
+    # GIVEN two probes, of which the first cannot look at processes
+    for name in ("a", "b"):
+        scene.write(name, "size")
+    scene.probes._look()
+    first, second = all_of
+    first.error = OSError(errno.E2BIG, "the map is full")
+    # WHEN a process calls exec
+    scene.probes.process_replaced(7, 30)
+    with suppress(OSError):
+        scene.probes._look()
+    # THEN both attach to its new program
+    assert [first.forgotten, second.forgotten] == [[ProcessKey(7, 30)]] * 2
