@@ -79,6 +79,8 @@ class JobRows(Source):
         self._readers, self._tables, self._sink, self._clock, self._node = readers, tables, sink, clock, node
         self._processes: dict[ProcessKey, _Process] = {}
         self._lock = threading.Lock()
+        # Held during a turn: the last one, at the end, must not read what the worker is still reading.
+        self._turning = threading.Lock()
         self._paused = False
         self._rows = 0
         self._worker = Worker("job_rows", self.turn, lambda: INTERVAL_S, patience_s=READ_TIMEOUT_S)
@@ -130,9 +132,12 @@ class JobRows(Source):
         return [totals.of(self.name, self.table, detail=f"{memories} tables of jobs, {self._rows} rows")]
 
     def turn(self) -> None:
-        """Searches for new memory, and reads all new rows."""
-        if self._paused:
-            return
+        """Searches for new memory, and reads all new rows. For any thread."""
+        with self._turning:
+            if not self._paused:
+                self._read()
+
+    def _read(self) -> None:
         with self._lock:
             processes = {key: one for key, one in self._processes.items() if one.ended or self._enabled(one.identity)}
         self._find(processes)

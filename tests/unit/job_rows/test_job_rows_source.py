@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from fakes import Processes, Sink
+from waiting import until
 
 import probing
 from probing.api.errors import ConfigError, TargetTimeout
@@ -347,3 +349,31 @@ def test_a_table_that_cannot_be_opened_costs_no_descriptor_and_no_rows_of_others
     # AND the table is read once that is possible
     scene.turn()
     assert sorted(row["pid"] for row in scene.sink.rows) == [4711, 4711, 4712, 4712]
+
+
+def test_the_last_turn_reads_no_row_that_an_earlier_turn_still_reads(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a turn that waits for a reader, at the end of the collector
+    probing.ExternalTable("losses", ["step"]).append([7])
+    last, call_each = threading.Thread(target=scene.source.finish), scene.readers.call_each
+    searching: list[int | None] = []
+
+    def waits_for_its_turn() -> bool:
+        frame = sys._current_frames().get(last.ident or 0)
+        return frame is not None and frame.f_code.co_name == "turn"
+
+    def late(*args: Any, **options: Any) -> Iterator[Any]:
+        searching.append(threading.current_thread().ident)
+        answers = list(call_each(*args, **options))
+        if len(searching) == 1:
+            last.start()
+            until(lambda: len(searching) == 2 or waits_for_its_turn(), what="the last turn")
+        yield from answers
+
+    monkeypatch.setattr(scene.readers, "call_each", late)
+    # WHEN the reader answers
+    scene.turn()
+    last.join()
+    # THEN each row came once
+    assert [row["step"] for row in scene.sink.of("python.losses")] == [7]
