@@ -225,6 +225,9 @@ class JobRows(Source):
         most = min(max(left // weight, 1), MAX_ROWS)
         over = process.ended or inode in process.closed
         taken = memory.take(pair.mono_ns - (0 if over else SETTLE_NS), most)
+        if over and not len(taken.rows):
+            # Nobody writes a row any more that was missing before later rows.
+            taken = memory.take(pair.mono_ns, most)
         table = f"python.{memory.table}"
         if len(taken.rows):
             try:

@@ -377,3 +377,26 @@ def test_the_last_turn_reads_no_row_that_an_earlier_turn_still_reads(
     last.join()
     # THEN each row came once
     assert [row["step"] for row in scene.sink.of("python.losses")] == [7]
+
+
+@pytest.mark.parametrize("ends", ["process", "table"])
+def test_the_last_rows_after_a_row_that_was_never_written_are_read(scene: Scene, ends: str) -> None:
+    table = probing.ExternalTable("losses", ["step"])
+    table.append([0])
+    scene.turn()
+    # GIVEN a row that is refused, or whose thread was killed, and rows after it
+    assert table._ring is not None
+    assert next(table._ring.numbers) == 2
+    table.append([2])
+    table.append([3])
+    # WHEN the process exits, or drops the table
+    if ends == "process":
+        scene.source.process_exited(RANK)
+    else:
+        probing.ExternalTable.drop("losses")
+    for _ in range(3):
+        scene.turn()
+    # THEN the rows are stored, and the missing row is counted
+    assert [row["step"] for row in scene.sink.rows] == [0, 2, 3]
+    assert [(loss.table, loss.count) for loss in scene.sink.losses] == [("python.losses", 1)]
+    assert scene.sink.read == {}
