@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from probing.api.errors import ConfigError, FormatError, ProbingError, StoreError
+from probing.api.errors import ConfigError, FormatError, InternalError, ProbingError, StoreError
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
 from probing.daemon.fairness import in_turn
@@ -183,15 +183,15 @@ class JobRows(Source):
             try:
                 for inode in answer.header["inodes"]:
                     self._add(answer.take_fd(), inode, process, processes)
+            except (OSError, InternalError) as e:
+                # As when no descriptor is left, which the kernel then leaves out of a message: they are found again.
+                _log.warning("tables of process %d cannot be opened: %s", process.identity.pid, e)
             finally:
                 answer.close_fds()
 
     def _add(self, fd: int, inode: int, process: _Process, processes: dict[ProcessKey, _Process]) -> None:
         try:
             process.memories[inode] = self._open(fd, _name(process.identity.key, inode), process, processes)
-        except OSError as e:
-            # As when no descriptor is left: the next search finds it again.
-            _log.warning("a table of process %d cannot be opened: %s", process.identity.pid, e.strerror)
         finally:
             os.close(fd)
 
