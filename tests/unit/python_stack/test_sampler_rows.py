@@ -15,6 +15,7 @@ from sampler_records import FRAMES, SAMPLE, START, TWO_LINES, code, record
 
 from probing.api.tables import table_named
 from probing.daemon.clock import ClockPair
+from probing.daemon.python_stack.sampling import rows as sampled_rows
 from probing.daemon.python_stack.sampling.processes import Sampled
 from probing.daemon.python_stack.sampling.rows import GRID_NS, SampleRows, stack_id_of
 from probing.daemon.python_stack.walk.layouts import TABLE
@@ -150,6 +151,30 @@ def test_no_line_table_makes_the_drain_wait(world: World, table: bytes) -> None:
     (told,) = plain(batches["python.stacks"])
     assert frames_of(told) == [("deep", "a.py", None)] * FRAMES
     assert lines < 20_000
+
+
+def test_stacks_of_a_user_with_long_texts_leave_room_for_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampled_rows, "_MAX_TEXT", 3 * 4_100)
+    for pid, owner in ((2, 1000), (4, 1000), (6, 1001)):
+        world.find(ProcessKey(pid, START)).identity = Identity(pid, START, "j", "r", "trainer", owner=owner)
+    # GIVEN five stacks of two processes of a user with long texts, and then one of another user
+    long = [
+        (pid, world.knows(4096 * n, f"{n}" * 4_096, pid=pid)) for n, pid in ((1, 2), (2, 4), (3, 2), (4, 4), (5, 2))
+    ]
+    other = world.knows(4096, "short", pid=6)
+    records = [record(stack, tgid=pid, tid=pid) for pid, stack in [*long, (6, other)]]
+    # WHEN rows are made of them
+    batches = world.assemble(*records)
+    # THEN each sample has a row, three of them have their stack, and the rest is reported
+    assert len(plain(batches["python.samples"])) == 6
+    names = [row["frames"][0]["func"][:5] for row in plain(batches["python.stacks"])]
+    assert len(names) == 5
+    assert {"short", "?"} < set(names)
+    assert {loss.table for loss in world.losses} == {"python.samples"}
+    assert sum(loss.count or 0 for loss in world.losses) == 2
+    # AND the stacks that are sampled again are stored
+    again = [row["frames"][0]["func"][:5] for row in plain(world.assemble(*records)["python.stacks"])]
+    assert sorted(names + again) == ["11111", "22222", "33333", "44444", "55555", "?", "short"]
 
 
 @pytest.mark.parametrize("other", [{"tid": 3}, {"kind": 2}, {"flags": 4}, {"flags": 1}, {"ktime": 3 * 10**9}])
