@@ -15,6 +15,7 @@ from probing.daemon.source import Identity
 from probing.daemon.user_probes import running
 from probing.daemon.user_probes.running import Running
 from probing.daemon.user_probes.spec import Attach, Spec
+from probing.daemon.user_probes.targets import Targets
 
 
 class Place:
@@ -140,3 +141,20 @@ def test_a_process_that_cannot_be_read_costs_others_nothing(
     probe.follow(live, files, cast(Any, SimpleNamespace(matching=lambda *_: [])))
     assert asked == [11, 12]
     probe.close()
+
+
+def test_blocked_processes_of_a_user_delay_others_little() -> None:
+    blocked_s: list[float] = []
+
+    def call(op: str, *, timeout: float, patience: float | None = None, **_: Any) -> Any:
+        blocked_s.append(timeout if patience is None else min(timeout, patience))
+        raise TargetTimeout(f"the read is blocked ({op})")
+
+    targets = Targets(cast(Any, SimpleNamespace(call=call)), cast(Any, None))
+    mapping = cast(Any, SimpleNamespace(start=4096))
+    for who in [Identity(pid, 7, "j", "r", "trainer", 0) for pid in range(11, 21)]:
+        with pytest.raises(TargetTimeout):
+            targets.files(who)
+        with pytest.raises(TargetTimeout), targets.opened(who, mapping):
+            pass
+    assert sum(blocked_s) <= 10.0
