@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from probing.api.errors import ConfigError, ProbingError
+from probing.api.errors import AttachError, ConfigError, ProbingError
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.elf.symbols import SymbolFinder
@@ -255,7 +255,9 @@ class UserProbes(Source):
             except BaseException:
                 loaded.close()
                 raise
-        except ProbingError as e:
+        except (ProbingError, OSError) as error:
+            # As when the ring cannot be mapped for lack of memory.
+            e = error if isinstance(error, ProbingError) else _not_opened(error)
             probe.reason = e.message if not e.hint else f"{e.message} ({e.hint})"
             _log.warning("the probe %s is not loaded: %s", name, probe.reason)
             if not isinstance(e, ConfigError):
@@ -326,6 +328,10 @@ class UserProbes(Source):
         for name, probe in list(self._probes.items()):
             if probe.running is not None:
                 self._lose(probe, name, since, now, "kernel", reason, None)
+
+
+def _not_opened(error: OSError) -> AttachError:
+    return AttachError(f"it cannot be opened: {error.strerror}", hint="it is tried again each minute")
 
 
 def _is_probed(who: str, process: Identity) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.source import ProcessKey
 from probing.daemon.user_probes import manager
 from probing.daemon.user_probes.c_text import record_dtype
-from probing.daemon.user_probes.manager import UserProbes
+from probing.daemon.user_probes.manager import RETRY_NS, UserProbes
 from probing.daemon.user_probes.running import Counts
 from probing.daemon.user_probes.spec import Spec
 from probing.daemon.user_tables import UserTables
@@ -68,12 +69,13 @@ class Scene:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         all_of.clear()
         monkeypatch.setattr(manager, "Running", Loaded)
-        monkeypatch.setattr(manager, "load", lambda *_, **__: None)
-        self.folder, clock = folder / "probes.d", FakeClock()
+        monkeypatch.setattr(manager, "load", lambda *_, **__: SimpleNamespace(close=lambda: None))
+        self.folder, self.clock = folder / "probes.d", FakeClock()
         self.folder.mkdir(mode=0o755)
         self.tables = UserTables(folder / "user_tables.json")
-        self.sink = RowBuffer("n1", clock, self.tables)
-        processes, nothing = Processes(), None
+        self.sink = RowBuffer("n1", self.clock, self.tables)
+        processes: Any = Processes()
+        nothing: Any = None
         self.probes = UserProbes(
             self.folder,
             self.tables,
@@ -82,7 +84,7 @@ class Scene:
             nothing,
             nothing,
             "n1",
-            clock,  # type: ignore[arg-type]
+            self.clock,
         )
 
     def write(self, name: str, *columns: str) -> None:
@@ -126,3 +128,34 @@ def test_a_probe_that_cannot_be_attached_does_not_keep_others_on_an_earlier_prog
         scene.probes._look()
     # THEN both attach to its new program
     assert [first.forgotten, second.forgotten] == [[ProcessKey(7, 30)]] * 2
+
+
+def test_a_probe_that_cannot_be_opened_is_tried_again_later_and_others_are_loaded(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def opened(spec: Spec, *args: Any, **options: Any) -> Loaded:
+        tried.append(spec.name)
+        if spec.name == "a" and len(tried) == 1:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return Loaded(spec, *args, **options)
+
+    monkeypatch.setattr(manager, "Running", opened)
+    # GIVEN two probes, and no memory for the ring of the first
+    for name in ("a", "b"):
+        scene.write(name, "size")
+    # WHEN they are loaded
+    for _ in range(3):
+        scene.probes._look()
+    # THEN the second is, and the state of the first says why it is not
+    assert tried == ["a", "b"]
+    assert [(state.state, state.reason) for state in scene.probes.probes()] == [
+        ("degraded", "it cannot be opened: Cannot allocate memory (it is tried again each minute)"),
+        ("running", ""),
+    ]
+    # AND the first is tried again after a pause
+    scene.clock.advance(RETRY_NS)
+    scene.probes._look()
+    assert tried == ["a", "b", "a"]
+    assert [state.state for state in scene.probes.probes()] == ["running", "running"]
