@@ -181,7 +181,9 @@ def _local(address: str) -> bool:
 
 def _number(environ: Environ, name: str) -> int | None:
     text = _digits(environ, name)
-    return int(text) if text else None
+    number = int(text) if text else None
+    # The columns have 32 bits, and a number that does not fit would cost the rows of all processes.
+    return number if number is not None and number < 1 << 31 else None
 
 
 def _digits(environ: Environ, name: str) -> str:
