@@ -132,8 +132,8 @@ class Channel:
         except BaseException as e:
             for fd in fds:
                 os.close(fd)
-            if isinstance(e, ValueError):
-                raise InternalError("a message header is not JSON") from e
+            if isinstance(e, (ValueError, RecursionError)):
+                raise InternalError("a message header is not JSON, or nests too deep") from e
             raise
         return Message(header, bytes(payload), fds)
 
