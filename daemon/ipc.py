@@ -180,6 +180,8 @@ class Channel:
                     received = array.array("i")
                     received.frombytes(raw[: len(raw) - len(raw) % received.itemsize])
                     fds.extend(received)
+            if len(fds) > MAX_FDS:
+                raise InternalError(f"a message came with more than {MAX_FDS} descriptors")
             if count == 0:
                 raise ChannelClosed("the other end is gone")
             view = view[count:]
