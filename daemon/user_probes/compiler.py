@@ -144,7 +144,7 @@ def load(
             raise PrivilegeError(f"{python} cannot be run: {e.strerror}", hint=_NO_BCC) from e
         with closing(child):
             try:
-                child.channel.send(header, source.encode())
+                child.channel.send(header, source.encode(), timeout=timeout)
                 answer = child.channel.receive(timeout)
             except ChannelTimeout as e:
                 what = f"{spec.name}.c was not compiled within {timeout:.0f} s"

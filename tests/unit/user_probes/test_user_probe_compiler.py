@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
+from waiting import until
 
-from probing.api.errors import InternalError
+from probing.api.errors import ConfigError, InternalError
 from probing.daemon.user_probes import compiler
 from probing.daemon.user_probes.c_text import TaskOffsets
 from probing.daemon.user_probes.spec import Attach, Field, Spec
@@ -37,3 +39,22 @@ def test_a_compiler_that_ends_without_an_answer_leaves_no_file(tmp_path: Path) -
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match=r"no directory can be made in .*/none: No such file or directory"):
         compiler.load(CALLS, tmp_path, tmp_path / "none", python="/bin/false")
+
+
+def test_a_compiler_that_does_not_read_its_request_is_given_up(tmp_path: Path) -> None:
+    # GIVEN a compiler that hangs at its start, and a request that is larger than the buffer of its connection
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    long = CALLS._replace(code=f"/* {'x' * 1_000_000} */")
+    errors: list[ConfigError] = []
+
+    def load() -> None:
+        with pytest.raises(ConfigError, match=r"calls\.c was not compiled within 0 s") as refused:
+            compiler.load(long, tmp_path, tmp_path, python=str(program), timeout=0.1)
+        errors.append(refused.value)
+
+    # WHEN the probe is loaded
+    threading.Thread(target=load, daemon=True).start()
+    # THEN that ends
+    until(lambda: errors, what="the end of the load")
