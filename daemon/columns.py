@@ -33,6 +33,8 @@ __all__ = (
 )
 
 Array = npt.NDArray[Any]
+# The most texts of a dictionary that is kept for the next batch: larger ones are of targets, and hardly come again.
+MAX_KEPT_TEXTS = 64
 
 
 def batch(table: str | pa.Schema, columns: Mapping[str, pa.Array[Any]]) -> pa.RecordBatch:
@@ -108,9 +110,8 @@ def flags(values: Array, null: Array | None = None) -> pa.Array[Any]:
 def named(index: Array, known: Sequence[str]) -> pa.Array[Any]:
     """Returns a dictionary array with ``known[index]`` for each row; NULL for an index outside of ``known``."""
     outside = (index < 0) | (index >= len(known))
-    return pa.DictionaryArray.from_arrays(
-        numbers(index.astype(np.int32, copy=False), outside), _dictionary(tuple(known))
-    )
+    dictionary = _dictionary(tuple(known)) if len(known) <= MAX_KEPT_TEXTS else pa.array(known, pa.string())
+    return pa.DictionaryArray.from_arrays(numbers(index.astype(np.int32, copy=False), outside), dictionary)
 
 
 def texts(values: Sequence[str | None], which: Array) -> pa.Array[Any]:

@@ -132,8 +132,8 @@ class Channel:
         except BaseException as e:
             for fd in fds:
                 os.close(fd)
-            if isinstance(e, ValueError):
-                raise InternalError("a message header is not JSON") from e
+            if isinstance(e, (ValueError, RecursionError)):
+                raise InternalError("a message header is not JSON, or nests too deep") from e
             raise
         return Message(header, bytes(payload), fds)
 
@@ -180,6 +180,8 @@ class Channel:
                     received = array.array("i")
                     received.frombytes(raw[: len(raw) - len(raw) % received.itemsize])
                     fds.extend(received)
+            if len(fds) > MAX_FDS:
+                raise InternalError(f"a message came with more than {MAX_FDS} descriptors")
             if count == 0:
                 raise ChannelClosed("the other end is gone")
             view = view[count:]

@@ -192,9 +192,11 @@ class Pool:
         """Releases a process once its late answer, which nobody needs, has arrived, or discards it if no answer comes
         soon. Does not wait.
         """
-        threading.Thread(
-            target=self._await_late, args=(process,), name=f"late-{self._policy.name}", daemon=True
-        ).start()
+        name = f"late-{self._policy.name}"
+        try:
+            threading.Thread(target=self._await_late, args=(process,), name=name, daemon=True).start()
+        except RuntimeError:  # no thread can be started now
+            self.discard(process)
 
     def _await_late(self, process: Process) -> None:
         try:
@@ -241,7 +243,10 @@ class Pool:
                     self._begun += 1
                     self._note()
                     name = f"{self._policy.name}-start"
-                    threading.Thread(target=self._start, args=(self._begun,), name=name, daemon=True).start()
+                    try:
+                        threading.Thread(target=self._start, args=(self._begun,), name=name, daemon=True).start()
+                    except RuntimeError as e:  # no thread can be started now
+                        self._note_failure(self._begun, InternalError(str(e)))
                     continue
                 self._wakes = self._next()
                 self._work.wait(None if math.isinf(self._wakes) else self._wakes - now)
@@ -285,15 +290,7 @@ class Pool:
         except Exception as e:  # whatever the error is, another start is tried later
             failure = e if isinstance(e, ProbingError) else InternalError(f"{type(e).__name__}: {e}")
             with self._lock:
-                self._starts -= 1
-                if self._failure is None and not self._closed:
-                    _log.warning("no %s can be started: %s", self._policy.name, failure.message)
-                first, last = self._policy.retry_s
-                self._pause = min(max(first, 2 * self._pause), last)
-                self._failure, self._failed = failure, number
-                self._retry = time.monotonic() + self._pause
-                self._free.notify_all()
-                self._note()
+                self._note_failure(number, failure)
             return
         with self._lock:
             self._starts -= 1
@@ -307,6 +304,17 @@ class Pool:
                 self._note()
                 return
         process.channel.close()
+
+    def _note_failure(self, number: int, failure: ProbingError) -> None:
+        self._starts -= 1
+        if self._failure is None and not self._closed:
+            _log.warning("no %s can be started: %s", self._policy.name, failure.message)
+        first, last = self._policy.retry_s
+        self._pause = min(max(first, 2 * self._pause), last)
+        self._failure, self._failed = failure, number
+        self._retry = time.monotonic() + self._pause
+        self._free.notify_all()
+        self._note()
 
     def _fresh(self) -> Process:
         channel = connect(self._path)

@@ -133,6 +133,10 @@ class Readers:
     def forget(self, pid: int, start_ns: int) -> None:
         del pid, start_ns
 
+    def quarantine_s(self, pid: int, start_ns: int) -> float:
+        del pid, start_ns
+        return 0.0
+
     def count(self, op: str) -> int:
         return sum(1 for asked, _ in self.asked if asked == op)
 

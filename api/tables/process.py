@@ -22,7 +22,7 @@ _PROCESS_COLUMNS = (
     ),
     Column("train_tid", I32, "Thread that calls the collectives; NULL if it is the main thread or unknown."),
     Column("ppid", I32, "Parent process."),
-    Column("uid", I32, "Uid of the process."),
+    Column("uid", I32, "Uid of the process; NULL if it does not fit into 31 bits, see owner."),
     Column("owner", I64, "Uid of the user who owns the job; for a rootless container, of the user who runs it."),
     Column("role", NAME, "trainer, launcher, data_loader or other."),
     Column("state", NAME, "running, stopped (SIGSTOP), blocked (uninterruptible), zombie or exited."),

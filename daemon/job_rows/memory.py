@@ -142,7 +142,7 @@ def _described(text: bytes) -> tuple[str, dict[str, str], np.dtype[np.void]]:
     try:
         value = json.loads(text)
         table, columns = value["table"], [(str(name), str(kind), int(size)) for name, kind, size in value["columns"]]
-    except (ValueError, TypeError, KeyError, RecursionError) as e:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as e:
         raise FormatError(f"the description of a job's table is malformed: {type(e).__name__}") from None
     names = [name for name, _, _ in columns]
     if not isinstance(table, str) or not all(map(USER_NAME.fullmatch, [table, *names])):

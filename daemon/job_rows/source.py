@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import Counter
@@ -13,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from probing.api.errors import ConfigError, FormatError, ProbingError, StoreError
+from probing.api.errors import ConfigError, FormatError, InternalError, ProbingError, StoreError
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
 from probing.daemon.fairness import in_turn
@@ -38,6 +39,7 @@ MAX_ROWS, MAX_TURN_ROWS, ROW_BYTES = 8_192, 65_536, 256
 MAX_OF_PROCESS, MAX_OF_USER, MAX_MEMORIES = 40, 256, 512
 # A row is read once it is this old, ns: the number of a row may become visible to other CPUs before the row.
 SETTLE_NS = 5_000_000
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -77,6 +79,8 @@ class JobRows(Source):
         self._readers, self._tables, self._sink, self._clock, self._node = readers, tables, sink, clock, node
         self._processes: dict[ProcessKey, _Process] = {}
         self._lock = threading.Lock()
+        # Held during a turn: the last one, at the end, must not read what the worker is still reading.
+        self._turning = threading.Lock()
         self._paused = False
         self._rows = 0
         self._worker = Worker("job_rows", self.turn, lambda: INTERVAL_S, patience_s=READ_TIMEOUT_S)
@@ -128,9 +132,12 @@ class JobRows(Source):
         return [totals.of(self.name, self.table, detail=f"{memories} tables of jobs, {self._rows} rows")]
 
     def turn(self) -> None:
-        """Searches for new memory, and reads all new rows."""
-        if self._paused:
-            return
+        """Searches for new memory, and reads all new rows. For any thread."""
+        with self._turning:
+            if not self._paused:
+                self._read()
+
+    def _read(self) -> None:
         with self._lock:
             processes = {key: one for key, one in self._processes.items() if one.ended or self._enabled(one.identity)}
         self._find(processes)
@@ -173,12 +180,20 @@ class JobRows(Source):
             if isinstance(answer, ProbingError):
                 continue
             process.closed.update(answer.header["closed"])
-            for inode in answer.header["inodes"]:
-                fd = answer.take_fd()
-                try:
-                    process.memories[inode] = self._open(fd, _name(process.identity.key, inode), process, processes)
-                finally:
-                    os.close(fd)
+            try:
+                for inode in answer.header["inodes"]:
+                    self._add(answer.take_fd(), inode, process, processes)
+            except (OSError, InternalError) as e:
+                # As when no descriptor is left, which the kernel then leaves out of a message: they are found again.
+                _log.warning("tables of process %d cannot be opened: %s", process.identity.pid, e)
+            finally:
+                answer.close_fds()
+
+    def _add(self, fd: int, inode: int, process: _Process, processes: dict[ProcessKey, _Process]) -> None:
+        try:
+            process.memories[inode] = self._open(fd, _name(process.identity.key, inode), process, processes)
+        finally:
+            os.close(fd)
 
     def _open(self, fd: int, name: str, process: _Process, processes: dict[ProcessKey, _Process]) -> RowMemory | None:
         of_user = Counter(
@@ -210,6 +225,9 @@ class JobRows(Source):
         most = min(max(left // weight, 1), MAX_ROWS)
         over = process.ended or inode in process.closed
         taken = memory.take(pair.mono_ns - (0 if over else SETTLE_NS), most)
+        if over and not len(taken.rows):
+            # Nobody writes a row any more that was missing before later rows.
+            taken = memory.take(pair.mono_ns, most)
         table = f"python.{memory.table}"
         if len(taken.rows):
             try:

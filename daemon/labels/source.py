@@ -142,6 +142,22 @@ class Labels(Source):
             entry.who = process
             entry.labels |= self._restored.pop(process.key, {})
 
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        """Removes the labels that the earlier program set. Those of an administrator stay."""
+        now = self._clock.pair().real_ns
+        with self._lock:
+            process = self._processes.get(ProcessKey(pid, start_ns))
+            if process is None:
+                return
+            ended = {key: label for key, label in process.labels.items() if label.source != _ANNOTATE}
+            process.labels = {key: label for key, label in process.labels.items() if key not in ended}
+            process.context, process.address, process.published_ns = {}, 0, 0
+            process.look_at_ns, process.pause_s = 0, FIRST_LOOK_S
+            common = {**process.who.row(self._node, now), "value": None}
+            rows = [{**common, "key": key, "source": label.source, "uid": label.uid} for key, label in ended.items()]
+            if rows:
+                self._sink.put(TABLE, batch_of(TABLE, rows))
+
     def process_exited(self, process: Identity) -> None:
         with self._lock:
             self._processes.pop(process.key, None)

@@ -7,9 +7,10 @@ import os
 import queue
 import re
 import threading
+import time
 from typing import NamedTuple
 
-from probing.api.errors import ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
+from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.bpf.probe_points import point_of
 from probing.daemon.bpf.probe_slots import SLOTS
 from probing.daemon.bpf.session import Link, Session
@@ -24,9 +25,10 @@ _WRITE, _WRITEV = SLOTS.reserve("logs", 60, 2)
 # Function of libc -> (program, slot). musl's stdio does not call these functions: it makes the system calls itself.
 FUNCTIONS = {"write": ("log_write", _WRITE), "writev": ("log_writev", _WRITEV)}
 READ_TIMEOUT_S = 2.0
-# If a process does not answer: the pause before the next try, s, and the most tries.
-RETRY_S = 1.0
-MAX_TRIES = 10
+# How long a reader may be blocked by a process, s: the processes of other users wait meanwhile.
+PATIENCE_S = 0.5
+# If a process does not answer: the pause before the next try, s, at first and at most.
+RETRY_S, MAX_RETRY_S = 1.0, 60.0
 MAX_FILES = 256
 MAX_LIBRARIES = 4
 # glibc, before 2.34 also under its version; or musl, whose loader is its libc.
@@ -38,6 +40,13 @@ class _Point(NamedTuple):
     program: str
     slot: int
     offset: int
+
+
+class _Retry(NamedTuple):
+    """The next try of a process that did not answer, ``due`` on time.monotonic(). ``failures``: in a row."""
+
+    failures: int
+    due: float
 
 
 class Attachments:
@@ -53,7 +62,7 @@ class Attachments:
         # Only the thread uses the following attributes; ``reasons`` may be read by any thread.
         self._links: dict[ProcessKey, list[Link]] = {}
         self._points: dict[tuple[int, ...], list[_Point]] = {}
-        self._tries: dict[ProcessKey, int] = {}
+        self._retries: dict[ProcessKey, _Retry] = {}
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         self.reasons: dict[ProcessKey, str] = {}
 
@@ -82,14 +91,20 @@ class Attachments:
     def _run(self) -> None:
         while True:
             try:
-                asked = self._work.get(timeout=RETRY_S if self._tries else None)
+                asked = self._work.get(timeout=self._pause_s())
             except queue.Empty:
-                for key in list(self._tries):
+                now = time.monotonic()
+                for key in [key for key, retry in self._retries.items() if retry.due <= now]:
                     self._change(key, True)
                 continue
             if asked is None:
                 return
             self._change(*asked)
+
+    def _pause_s(self) -> float | None:
+        """Returns the seconds until the next try of a process that did not answer; None if there is none."""
+        due = min((retry.due for retry in self._retries.values()), default=None)
+        return None if due is None else max(0.0, due - time.monotonic())
 
     def _change(self, key: ProcessKey, wanted: bool) -> None:
         try:
@@ -101,28 +116,44 @@ class Attachments:
             _log.exception("the output of process %d cannot be watched", key[0])
 
     def _attach(self, key: ProcessKey) -> None:
-        tries = self._tries.pop(key, 0)
+        retry = self._retries.pop(key, None)
         try:
             self._links[key] = self._place(key)
             self.reasons.pop(key, None)
         except ProcessGone:
-            return
-        except TargetTimeout:
-            if tries < MAX_TRIES:
-                self._tries[key] = tries + 1
+            self.reasons.pop(key, None)
         except ProbingError as e:
-            self.reasons[key] = f"the output of process {key[0]} cannot be watched: {e.message}"
-            _log.warning("%s", self.reasons[key])
+            reason = f"the output of process {key[0]} cannot be watched: {e.message}"
+            if reason != self.reasons.get(key):
+                _log.warning("%s", reason)
+            self.reasons[key] = reason
+            if isinstance(e, (TargetTimeout, InternalError)):
+                self._retries[key] = self._next_try(key, 0 if retry is None else retry.failures)
+
+    def _next_try(self, key: ProcessKey, failures: int) -> _Retry:
+        # A read during a quarantine fails at once, and says nothing of the process.
+        pause_s = self._readers.quarantine_s(*key)
+        if not pause_s:
+            pause_s, failures = min(RETRY_S * (1 << min(failures, 6)), MAX_RETRY_S), failures + 1
+        return _Retry(failures, time.monotonic() + pause_s)
 
     def _place(self, key: ProcessKey) -> list[Link]:
         pid, start_ns = key
-        answer = self._readers.call("maps", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S, files=True)
+        answer = self._readers.call(
+            "maps", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S, patience=PATIENCE_S, files=True
+        )
         libraries = {m.inode: m for m in parse_maps(answer.payload) if m.executable and m.inode and is_libc(m.path)}
         links: list[Link] = []
         try:
             for mapping in list(libraries.values())[:MAX_LIBRARIES]:
                 opened = self._readers.call(
-                    "open", pid=pid, start_ns=start_ns, timeout=READ_TIMEOUT_S, start=mapping.start, served=self._fuse
+                    "open",
+                    pid=pid,
+                    start_ns=start_ns,
+                    timeout=READ_TIMEOUT_S,
+                    patience=PATIENCE_S,
+                    start=mapping.start,
+                    served=self._fuse,
                 )
                 fd = opened.take_fd()
                 try:
@@ -156,7 +187,7 @@ class Attachments:
         return self._points[identity]
 
     def _detach(self, key: ProcessKey) -> None:
-        self._tries.pop(key, None)
+        self._retries.pop(key, None)
         self.reasons.pop(key, None)
         for link in self._links.pop(key, ()):
             self._session.detach(link)

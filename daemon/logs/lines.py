@@ -18,7 +18,7 @@ __all__ = (
     "Writer",
 )
 
-# The rest of a longer line is dropped. If more writers have unfinished lines, the oldest such line is dropped.
+# The rest of a longer line is dropped. Beyond so many writers, the oldest line of the process with most of them ends.
 MAX_LINE = 4096
 MAX_WRITERS = 4096
 # A carriage return ends a line, too, since progress bars write no newlines.
@@ -73,12 +73,14 @@ class Lines:
     """Assembles lines; keeps the unfinished line of each writer. For one thread."""
 
     def __init__(self) -> None:
-        self._partial: dict[Writer, _Partial] = {}
+        # By process, and then by writer, the oldest writer first.
+        self._partial: dict[tuple[int, int], dict[Writer, _Partial]] = {}
+        self._writers = 0
 
     def feed(self, piece: Piece) -> list[Line]:
         """Returns the lines that ``piece`` completes, without line ends and without empty lines."""
         writer = piece.writer
-        before = self._partial.pop(writer, None)
+        before = self._take(writer)
         lines: list[Line] = []
         newest = before.newest_ns if before is not None else 0
 
@@ -102,19 +104,39 @@ class Lines:
             add(began, rest)
             lines[-1:] = [line._replace(cut=True) for line in lines[-1:]]
         else:
-            self._keep(writer, _Partial(began, rest, piece.mono_ns, piece.offset + len(piece.text), newest))
+            lines += self._keep(writer, _Partial(began, rest, piece.mono_ns, piece.offset + len(piece.text), newest))
         return lines
 
     def end(self, pid: int, start_ns: int) -> list[Line]:
         """Returns the lines that a process left unfinished."""
-        left = [writer for writer in self._partial if (writer.pid, writer.start_ns) == (pid, start_ns)]
-        partials = [(writer, self._partial.pop(writer)) for writer in left]
-        return [Line(w, max(p.mono_ns, p.newest_ns + 1), p.text) for w, p in partials if p.text]
+        partials = self._partial.pop((pid, start_ns), {})
+        self._writers -= len(partials)
+        return [line for writer, partial in partials.items() for line in _unfinished(writer, partial)]
 
-    def _keep(self, writer: Writer, partial: _Partial) -> None:
-        if len(self._partial) >= MAX_WRITERS:
-            del self._partial[next(iter(self._partial))]
-        self._partial[writer] = partial
+    def _keep(self, writer: Writer, partial: _Partial) -> list[Line]:
+        """Keeps an unfinished line. Returns another one that ends, if there are more than MAX_WRITERS."""
+        self._partial.setdefault((writer.pid, writer.start_ns), {})[writer] = partial
+        self._writers += 1
+        if self._writers <= MAX_WRITERS:
+            return []
+        crowd: dict[Writer, _Partial] = max(self._partial.values(), key=len)
+        oldest = next(iter(crowd))
+        left = self._take(oldest)
+        return _unfinished(oldest, left) if left is not None else []
+
+    def _take(self, writer: Writer) -> _Partial | None:
+        process = writer.pid, writer.start_ns
+        of_process = self._partial.get(process, {})
+        partial = of_process.pop(writer, None)
+        if partial is not None:
+            self._writers -= 1
+            if not of_process:
+                del self._partial[process]
+        return partial
+
+
+def _unfinished(writer: Writer, partial: _Partial) -> list[Line]:
+    return [Line(writer, max(partial.mono_ns, partial.newest_ns + 1), partial.text)] if partial.text else []
 
 
 def _follows(before: _Partial, piece: Piece) -> bool:

@@ -56,7 +56,7 @@ def process_row(node: str, ts_ns: int, process: Process, state: str | None) -> R
         "rank_source": process.ranks.source if process.ranks else None,
         "train_tid": who.train_tid,
         "ppid": process.facts.ppid,
-        "uid": process.facts.uid,
+        "uid": process.facts.uid if process.facts.uid < 1 << 31 else None,
         "owner": who.owner,
         "role": who.role,
         "state": state,

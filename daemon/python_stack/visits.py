@@ -109,5 +109,8 @@ class TrainerVisits(Source, ABC, Generic[_State]):
             if visited.reason != e.message:
                 _log.warning("%s: process %d cannot be read: %s", self.name, who.pid, e.message)
             visited.reason = e.message
+        except Exception as e:  # the future is asked by nobody, so the error would stay unseen
+            _log.exception("%s: the visit of process %d failed", self.name, who.pid)
+            visited.reason = f"the visit of a process failed: {type(e).__name__}"
         else:
             visited.reason = ""

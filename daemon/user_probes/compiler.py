@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from probing.api.errors import AttachError, ConfigError, InternalError, PrivilegeError, ProbingError
 from probing.daemon.bpf.library import library
@@ -135,21 +136,32 @@ def load(
     """
     source = render(spec, folder, _task_offsets())
     header = {"entries": entries(spec, multi=multi), "maps": list(MAPS), "headers": header_trees()}
-    try:
-        # With -I neither the environment nor the working directory can change the imports.
-        child = Child([python, "-I", str(_CHILD)], {"TMPDIR": str(scratch)})
-    except OSError as e:
-        raise PrivilegeError(f"{python} cannot be run: {e.strerror}", hint=_NO_BCC) from e
-    with closing(child):
+    with _folder(scratch) as private:
         try:
-            child.channel.send(header, source.encode())
-            answer = child.channel.receive(timeout)
-        except ChannelTimeout as e:
-            raise ConfigError(f"{spec.name}.c was not compiled within {timeout:.0f} s", hint="make it smaller") from e
-        except ChannelClosed as e:
-            hint = "the daemon's log has its output; it may use at most 4 GB of memory"
-            raise InternalError(f"the compiler of {spec.name}.c ended without an answer", hint=hint) from e
+            # With -I neither the environment nor the working directory can change the imports.
+            child = Child([python, "-I", str(_CHILD)], {"TMPDIR": private})
+        except OSError as e:
+            raise PrivilegeError(f"{python} cannot be run: {e.strerror}", hint=_NO_BCC) from e
+        with closing(child):
+            try:
+                child.channel.send(header, source.encode(), timeout=timeout)
+                answer = child.channel.receive(timeout)
+            except ChannelTimeout as e:
+                what = f"{spec.name}.c was not compiled within {timeout:.0f} s"
+                raise ConfigError(what, hint="make it smaller") from e
+            except ChannelClosed as e:
+                hint = "the daemon's log has its output; it may use at most 4 GB of memory"
+                raise InternalError(f"the compiler of {spec.name}.c ended without an answer", hint=hint) from e
     return _loaded(spec, answer)
+
+
+def _folder(scratch: Path) -> TemporaryDirectory[str]:
+    """Returns a directory for the files of a compiler, which may be killed before it removes them."""
+    try:
+        return TemporaryDirectory(prefix="probing-compiler-", dir=scratch, ignore_cleanup_errors=True)
+    except OSError as e:
+        hint = "make room, or make it writable for the daemon's user"
+        raise InternalError(f"no directory can be made in {scratch}: {e.strerror}", hint=hint) from e
 
 
 def _loaded(spec: Spec, answer: Message) -> Loaded:

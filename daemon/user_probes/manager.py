@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from probing.api.errors import ConfigError, ProbingError
+from probing.api.errors import AttachError, ConfigError, ProbingError
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
 from probing.daemon.elf.symbols import SymbolFinder
@@ -218,14 +218,14 @@ class UserProbes(Source):
 
         replaced = [self._replaced.popleft() for _ in range(len(self._replaced))]
         live = self._processes.live() if self._probes else []
-        for probe in list(self._probes.values()):
-            if probe.running is None:
-                continue
-            probe.running.forget(replaced)
+        running = [(probe.running, probe) for probe in self._probes.values() if probe.running is not None]
+        for loaded, _ in running:
+            loaded.forget(replaced)
+        for loaded, probe in running:
             if self._paused_ns or probe.off_ns:
-                probe.running.detach()
+                loaded.detach()
                 continue
-            probe.running.follow([who for who in live if _is_probed(probe.running.spec.who, who)], files, self._targets)
+            loaded.follow([who for who in live if _is_probed(loaded.spec.who, who)], files, self._targets)
 
     def _reload(self) -> None:
         try:
@@ -255,7 +255,9 @@ class UserProbes(Source):
             except BaseException:
                 loaded.close()
                 raise
-        except ProbingError as e:
+        except (ProbingError, OSError) as error:
+            # As when the ring cannot be mapped for lack of memory.
+            e = error if isinstance(error, ProbingError) else _not_opened(error)
             probe.reason = e.message if not e.hint else f"{e.message} ({e.hint})"
             _log.warning("the probe %s is not loaded: %s", name, probe.reason)
             if not isinstance(e, ConfigError):
@@ -283,9 +285,12 @@ class UserProbes(Source):
     def _drain(self, name: str, running: Running) -> None:
         pair = self._clock.pair()
 
+        # A later version of the probe may have added columns to its table.
+        table = self._tables[running.table.name]
+
         def take(records: npt.NDArray[Any]) -> None:
-            batch = rows_of(running.spec, running.table, records, pair, self._node, self._processes)
-            self._sink.put(running.table.name, batch)
+            batch = rows_of(running.spec, table, records, pair, self._node, self._processes)
+            self._sink.put(table.name, batch)
 
         try:
             running.drain(take)
@@ -323,6 +328,10 @@ class UserProbes(Source):
         for name, probe in list(self._probes.items()):
             if probe.running is not None:
                 self._lose(probe, name, since, now, "kernel", reason, None)
+
+
+def _not_opened(error: OSError) -> AttachError:
+    return AttachError(f"it cannot be opened: {error.strerror}", hint="it is tried again each minute")
 
 
 def _is_probed(who: str, process: Identity) -> bool:

@@ -82,7 +82,8 @@ class Running:
         self._events: dict[ProcessKey, list[int]] = {}
         # The attachments for all processes that are missing; None until the first look.
         self._everywhere_follow: _Follow | None = None
-        self.reasons: dict[str, str] = {}
+        # By attachment: why it failed last, and in which process.
+        self._reasons: dict[str, tuple[str, ProcessKey]] = {}
 
     def close(self) -> None:
         self.detach()
@@ -92,6 +93,11 @@ class Running:
         self._ring.close()
         self._counts.close()
         self._listed.close()
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Returns, by attachment, why the probe could not be attached in a process that is still followed."""
+        return {place: reason for place, (reason, _) in list(self._reasons.items())}
 
     @property
     def attached(self) -> str:
@@ -125,16 +131,14 @@ class Running:
         """Detaches the probe from processes, and treats them as new."""
         for key in keys:
             self._end(key)
+            self._reasons = {place: reason for place, reason in self._reasons.items() if reason[1] != key}
             if self._followed.pop(key, None) is not None:
                 self._listed.delete(key.pid)
 
     def follow(
         self, live: Collection[Identity], files: Callable[[Identity], Sequence[Mapping]], targets: Targets
     ) -> None:
-        """Attaches the probe to all processes of ``live``, and drops processes that have ended.
-
-        ``reasons`` gives, by attachment, why the probe could not be attached.
-        """
+        """Attaches the probe to all processes of ``live``, and drops processes that have ended."""
         if self.spec.who == "all" or any(place.tracepoint for place in self.spec.attach):
             self._everywhere(targets)
         keys = {who.key for who in live}
@@ -159,10 +163,10 @@ class Running:
             try:
                 event = self._attached_everywhere(place, program, targets)
             except ProbingError as e:
-                self.reasons[place.where] = e.message
+                self._reasons[place.where] = e.message, _EVERYWHERE
                 continue
             self._events.setdefault(_EVERYWHERE, []).append(event)
-            self.reasons.pop(place.where, None)
+            self._reasons.pop(place.where, None)
             follow.missing.discard(index)
 
     def _attached_everywhere(self, place: Attach, program: int, targets: Targets) -> int:
@@ -186,16 +190,15 @@ class Running:
         follow.due, follow.wait = now + follow.wait, min(2 * follow.wait, LAST_LOOK_S)
         try:
             mapped = files(who)
-            self.reasons.pop("processes", None)
+            self._reasons.pop("processes", None)
             # Returns are attached first, so that a call whose begin is seen also shows its end.
             for index in sorted(follow.missing, key=lambda i: not self.spec.attach[i].on_return):
                 if self._place(who, index, targets.matching(mapped, self.spec.attach[index].library), targets):
                     follow.missing.discard(index)
-        except TargetTimeout as e:
-            self.reasons["processes"] = e.message
-        except TargetError:
-            # The process has ended; discovery will report it.
-            return
+        except ProbingError as e:
+            # A process that has ended, or that can never be read, says nothing of the probe.
+            if isinstance(e, TargetTimeout) or not isinstance(e, TargetError):
+                self._reasons["processes"] = e.message, key
 
     def _place(self, who: Identity, index: int, mappings: Sequence[Mapping], targets: Targets) -> bool:
         place, key = self.spec.attach[index], who.key
@@ -208,10 +211,10 @@ class Running:
                     offset = targets.offset(fd, place)
                     event = _attach_function(self._programs[index], fd, offset, who.pid, place, multi=self._multi)
             except (TargetError, AttachError, PrivilegeError) as e:
-                self.reasons[place.where] = e.message
+                self._reasons[place.where] = e.message, key
                 continue
             self._events.setdefault(key, []).append(event)
-            self.reasons.pop(place.where, None)
+            self._reasons.pop(place.where, None)
             placed = True
         return placed
 

@@ -18,6 +18,8 @@ from probing.daemon.user_probes.spec import Attach
 __all__ = ("Targets",)
 
 READ_TIMEOUT_S = 2.0
+# How long a reader may be blocked by a process, s: the processes of other users wait meanwhile.
+PATIENCE_S = 0.5
 MAX_FILES = 16
 MAX_KNOWN = 4096
 
@@ -36,7 +38,9 @@ class Targets:
 
     def files(self, who: Identity) -> list[Mapping]:
         """Returns the executable mappings of files of a process. Raises TargetError, InternalError."""
-        answer = self._readers.call("maps", pid=who.pid, start_ns=who.start_ns, timeout=READ_TIMEOUT_S, files=True)
+        answer = self._readers.call(
+            "maps", pid=who.pid, start_ns=who.start_ns, timeout=READ_TIMEOUT_S, patience=PATIENCE_S, files=True
+        )
         return [mapping for mapping in parse_maps(answer.payload) if mapping.executable and mapping.inode]
 
     def matching(self, files: Sequence[Mapping], library: str) -> list[Mapping]:
@@ -54,7 +58,13 @@ class Targets:
     def opened(self, who: Identity, mapping: Mapping) -> Iterator[int]:
         """Opens the file of a mapping, as the process sees it."""
         answer = self._readers.call(
-            "open", pid=who.pid, start_ns=who.start_ns, timeout=READ_TIMEOUT_S, start=mapping.start, served=self._fuse
+            "open",
+            pid=who.pid,
+            start_ns=who.start_ns,
+            timeout=READ_TIMEOUT_S,
+            patience=PATIENCE_S,
+            start=mapping.start,
+            served=self._fuse,
         )
         fd = answer.take_fd()
         try:

@@ -13,8 +13,9 @@ import numpy as np
 
 from probing.daemon.bpf.build import FOLDER
 from probing.daemon.python_stack.sampling.codes import SampledCode, code_check
+from probing.daemon.python_stack.sampling.line_index import line_index
 
-__all__ = ("FRAMES", "SAMPLE", "SLOT", "START", "FakeRing", "code", "record")
+__all__ = ("FRAMES", "SAMPLE", "SLOT", "START", "TWO_LINES", "FakeRing", "code", "record")
 
 FRAMES = 128
 START = 70_000_000
@@ -50,12 +51,15 @@ def record(*frames: tuple[int, int, int], **values: Any) -> np.ndarray[Any, Any]
     return found
 
 
-def code(func: str, first_line: int = 1, file: str = "a.py") -> tuple[int, SampledCode]:
-    """(check, code) with one instruction in its first line and one two lines below it, in CPython 3.11's format."""
-    table = bytes([0x80 | 13 << 3, 0, 0x80 | 13 << 3, 4])
+# One instruction in the first line and one two lines below it, in CPython 3.11's format.
+TWO_LINES = bytes([0x80 | 13 << 3, 0, 0x80 | 13 << 3, 4])
+
+
+def code(func: str, first_line: int = 1, file: str = "a.py", table: bytes = TWO_LINES) -> tuple[int, SampledCode]:
+    """(check, code) with a line table in CPython 3.11's format."""
     name = zlib.crc32(func.encode())
     check = code_check(zlib.crc32(file.encode()), name, 1 << 20, first_line, name)
-    return check, SampledCode(func, file, first_line, table)
+    return check, SampledCode(func, file, first_line, line_index("locations", table, first_line))
 
 
 class Peeked(NamedTuple):

@@ -80,3 +80,11 @@ def test_a_matrix_becomes_the_columns_that_each_part_would() -> None:
     assert found == [columns.numbers(values[:, at], null[:, at]) for at in range(5)]
     assert [array.null_count for array in found] == null.sum(axis=0).tolist()
     assert columns.number_columns(values[:0], null[:0]) == [columns.numbers(values[:0, 0])] * 5
+
+
+def test_texts_of_targets_are_not_kept() -> None:
+    before = pa.total_allocated_bytes()
+    for number in range(300):
+        made = columns.texts([f"{number} {text} {'x' * 200}" for text in range(500)], np.arange(500))
+        assert len(made.dictionary) == 500
+    assert pa.total_allocated_bytes() - before < 4 << 20

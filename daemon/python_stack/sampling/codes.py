@@ -12,10 +12,12 @@ import json
 import math
 import threading
 import time
+from array import array
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from probing.api.errors import CorruptTarget, InternalError, UsageError
@@ -23,14 +25,18 @@ from probing.daemon.ipc import Header, Message
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.python_stack.sampling.thread_states import checked_request
 from probing.daemon.python_stack.walk.capture import checked_layout
-from probing.daemon.python_stack.walk.codes import line_of, read_codes
+from probing.daemon.python_stack.walk.codes import read_codes
 from probing.daemon.python_stack.walk.layouts import Layout
 from probing.daemon.python_stack.walk.snapshot import Snapshot, is_count, word
 
 __all__ = (
     "MAX_WANTED",
+    "NO_LINE",
     "CodeKey",
+    "IndexOf",
     "KnownCodes",
+    "LineIndex",
+    "LineTable",
     "SampledCode",
     "WantedCode",
     "answer_codes",
@@ -143,45 +149,79 @@ def _fields(layout: Layout, head: bytes) -> list[int]:
     return [*pointers, int.from_bytes(head[at : at + 4], "little")]
 
 
+NO_LINE = -1
+
+
+class LineIndex(NamedTuple):
+    """The lines of a code object: instructions at offsets from ``ends[i - 1]`` on, and below ``ends[i]``, have the line
+    ``lines[i]``, or none if it is NO_LINE. There is no line from the last end on.
+    """
+
+    ends: array[int]
+    lines: array[int]
+
+    def line(self, offset: int) -> int | None:
+        """Returns the line of the instruction ``offset`` bytes into the code, 0 or more, or None."""
+        at = bisect_right(self.ends, offset)
+        return None if at == len(self.ends) or self.lines[at] == NO_LINE else self.lines[at]
+
+    @property
+    def bytes(self) -> int:
+        return sum(numbers.itemsize * len(numbers) for numbers in self)
+
+
 @dataclass(frozen=True)
 class SampledCode:
-    """A code object as it was read. Processes that run the same code share an object."""
+    """A code object as it was read. ``index``: its lines; None if its line table could not be read. Processes that run
+    the same code share an object.
+    """
 
     func: str
     file: str
     first_line: int
-    table: bytes | None
+    index: LineIndex | None
 
-    def line(self, layout: Layout, offset: int) -> int | None:
+    def line(self, offset: int) -> int | None:
         """Returns the line of the instruction ``offset`` bytes into the code, or None when it has no line."""
-        return None if self.table is None else line_of(layout.lines, self.table, self.first_line, offset)
+        if self.index is None:
+            return None
+        # A frame that has not begun is at the first line.
+        return self.first_line if offset < 0 else self.index.line(offset)
 
 
-_codes: WeakValueDictionary[tuple[str, str, int, int], SampledCode] = WeakValueDictionary()
+LineTable = Literal["lnotab", "ranges", "locations"]
+"""The format of a line table."""
+IndexOf = Callable[[LineTable, bytes, int], LineIndex]
+"""(format, line table, first line) -> its lines."""
+_codes: WeakValueDictionary[tuple[object, ...], SampledCode] = WeakValueDictionary()
 
 
-def _shared(code: SampledCode) -> SampledCode:
-    """Returns a code in use that is equal to ``code``, or ``code`` itself."""
-    key = (code.func, code.file, code.first_line, hash(code.table))
-    known = _codes.get(key)
-    if known == code:
-        return known
-    _codes[key] = code
+def _shared(func: str, file: str, first: int, table: bytes | None, lines: LineTable, index_of: IndexOf) -> SampledCode:
+    """Returns the code in use with these texts and this line table, or makes it."""
+    # The hash of bytes is keyed: no target can make two tables with the same.
+    key = (func, file, first, lines, None if table is None else len(table), hash(table))
+    code = _codes.get(key)
+    if code is None:
+        code = SampledCode(func, file, first, None if table is None else index_of(lines, table, first))
+        _codes[key] = code
     return code
 
 
-def unpack_codes(answer: Message) -> dict[CodeKey, SampledCode]:
-    """Decodes the answer of ``answer_codes``. Raises InternalError for anything else."""
+def unpack_codes(answer: Message, lines: LineTable, index_of: IndexOf) -> dict[CodeKey, SampledCode]:
+    """Decodes the answer of ``answer_codes``. ``lines``: the format of its line tables, which ``index_of`` decodes.
+    Raises InternalError for anything else.
+    """
     try:
         end = int(answer.header["index"])
-        index = json.loads(answer.payload[:end])
-        files = index["files"]
+        texts = json.loads(answer.payload[:end])
+        files = texts["files"]
         codes = {}
-        for address, proof, func, file, length in index["codes"]:
+        for address, proof, func, file, length in texts["codes"]:
             table = None if length < 0 else answer.payload[end : end + length]
             end += max(0, length)
             first = proof[3] - (1 << 32) if proof[3] >> 31 else proof[3]
-            codes[int(address), code_check(*proof)] = _shared(SampledCode(str(func), str(files[file]), first, table))
+            code = _shared(str(func), str(files[file]), first, table, lines, index_of)
+            codes[int(address), code_check(*proof)] = code
     except (KeyError, IndexError, TypeError, ValueError) as e:
         raise InternalError("a reader's answer contains no code objects") from e
     return codes
@@ -238,4 +278,4 @@ class KnownCodes:
 
 
 def _weight(code: SampledCode) -> int:
-    return 256 + len(code.func) + len(code.file) + len(code.table or b"")
+    return 256 + len(code.func) + len(code.file) + (0 if code.index is None else code.index.bytes)

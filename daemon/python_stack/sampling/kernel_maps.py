@@ -106,6 +106,8 @@ class SampledProcesses:
             if before.get(tid) != thread:
                 value["state"], value["thread_id"] = thread
                 if len(now) >= room or not _put(self._threads, tid, value):
+                    # Its earlier state is wrong now, and nobody would delete it later.
+                    self._forget(key, before.keys() & {tid})
                     continue
             now[tid] = thread
         self._tids[key] = now

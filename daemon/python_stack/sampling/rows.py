@@ -6,7 +6,7 @@ A record is one ``struct python_sample`` (bpf/python.bpf.h). Equal stacks of a t
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +40,10 @@ _ABOUT_A_SECOND_NS = 1_500_000_000
 _MAX_DURATION_NS = 1 << 50
 _MAX_STACKS = 16_384
 _MAX_WRITTEN = 65_536
+# The most characters in the new stacks of a user in one drain, as a stack can have a million. Usual stacks have a few
+# thousand, and a drain about two thousand samples.
+_MAX_TEXT = 8 << 20
+_UNKNOWN = ("?", "?", None)
 
 
 def code_keys(record: Any) -> list[CodeKey]:
@@ -96,24 +100,39 @@ class SampleRows:
     ) -> tuple[list[int], list[Row], list[bool]]:
         """Returns the stack_id of each group, rows of ``python.stacks``, and whether each group has undecoded code."""
         ids, undecoded, rows = [], [], []
-        for index, hashed, cut, process in zip(
-            groups.first.tolist(), groups.hashes.tolist(), groups.cut.tolist(), processes, strict=True
+        left: defaultdict[int | None, int] = defaultdict(lambda: _MAX_TEXT)
+        too_long: Counter[int] = Counter()
+        for index, hashed, cut, count, process in zip(
+            groups.first.tolist(),
+            groups.hashes.tolist(),
+            groups.cut.tolist(),
+            groups.count.tolist(),
+            processes,
+            strict=True,
         ):
-            frames: Frames | None = None
-            lacks = False
-            stack_id = process.stacks.get((hashed, cut))
-            if stack_id is None:
+            known, lacks = process.stacks.get((hashed, cut)), False
+            stack_id = known
+            if stack_id is None or self._due(stack_id, pair.real_ns):
                 frames, lacks = _frames(records[index], process)
-                stack_id = stack_id_of(frames, not cut)
-                if not lacks:
-                    _keep(process.stacks, (hashed, cut), stack_id, _MAX_STACKS)
-            if self._due(stack_id, pair.real_ns):
-                frames = frames if frames is not None else _frames(records[index], process)[0]
+                size = sum(len(func) + len(file) for func, file, _ in frames)
+                if fits := size <= left[process.owner]:
+                    left[process.owner] -= size
+                else:
+                    too_long[process.key.pid] += count
+                    frames, lacks = [_UNKNOWN] * len(frames), False
+                made = stack_id_of(frames, not cut)
+                if stack_id is None:
+                    stack_id = made
+                    if fits and not lacks:
+                        _keep(process.stacks, (hashed, cut), stack_id, _MAX_STACKS)
                 # Code that was read for the first sample may have been dropped an hour later.
-                if stack_id_of(frames, not cut) == stack_id:
+                if made == stack_id and self._due(stack_id, pair.real_ns):
                     rows.append(self._row(stack_id, frames, not cut, pair))
             ids.append(stack_id)
-            undecoded.append(lacks)
+            undecoded.append(lacks and known is None)
+        for pid, count in too_long.items():
+            reason = f"the new stacks of its user have more than {_MAX_TEXT:,} characters"
+            self._sink.lost(Loss(NAME, "python.samples", "decode", reason, pair.real_ns, pair.real_ns, count, pid))
         return ids, rows, undecoded
 
     def _due(self, stack_id: int, now_ns: int) -> bool:
@@ -231,15 +250,15 @@ def _begins(*columns: Array) -> npt.NDArray[np.bool_]:
 
 def _frames(record: Any, process: Sampled) -> tuple[Frames, bool]:
     """Returns the frames of a record, innermost first, and whether code of some frames is unknown."""
-    layout, lacks, frames = process.layout, False, Frames()
+    lacks, frames = False, Frames()
     offsets = record["frames"]["offset"][: int(record["depth"])].tolist()
     for key, offset in zip(code_keys(record), offsets, strict=True):
         code = process.codes.get(key)
-        if code is None or layout is None:
+        if code is None:
             lacks = True
-            frames.append(("?", "?", None))
+            frames.append(_UNKNOWN)
         else:
-            frames.append((code.func, code.file, code.line(layout, offset)))
+            frames.append((code.func, code.file, code.line(offset)))
     return frames, lacks
 
 

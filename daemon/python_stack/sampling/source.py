@@ -18,6 +18,7 @@ from probing.daemon.processes.reader_pool import GRACE_S, ReaderPool
 from probing.daemon.python_stack.sampling.codes import MAX_WANTED, CodeKey, WantedCode, unpack_codes
 from probing.daemon.python_stack.sampling.decoder import Decoder
 from probing.daemon.python_stack.sampling.enrolment import Enrolment
+from probing.daemon.python_stack.sampling.line_index import line_index
 from probing.daemon.python_stack.sampling.processes import NAME, KnownProcesses, Sampled
 from probing.daemon.python_stack.sampling.programs import (
     FULL_SHARE,
@@ -196,7 +197,7 @@ class PythonSampler(Source):
         """Reads and keeps the ``wanted`` code. Returns the keys of the code that was read. Raises ProbingError."""
         deadline = time.monotonic() + FETCH_S
         read: list[CodeKey] = []
-        runtime, _ = self._known.prepared(process, FETCH_S)
+        runtime, layout = self._known.prepared(process, FETCH_S)
         while wanted:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -211,7 +212,7 @@ class PythonSampler(Source):
                 wanted=wanted[:MAX_WANTED],
                 timeout_ms=int(left * 500),
             )
-            codes = unpack_codes(answer)
+            codes = unpack_codes(answer, layout.lines, line_index)
             process.codes.learn(codes)
             self._known.bound()
             read += codes

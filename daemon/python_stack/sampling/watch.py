@@ -64,6 +64,8 @@ class SampledWatch:
         # Guards the following attributes, and wakes the scheduling thread; never held before the maps' lock.
         self._changed = threading.Condition()
         self._watched: dict[ProcessKey, _Watched] = {}
+        # Processes whose earlier program may still be in the maps.
+        self._renewed: set[ProcessKey] = set()
         self._running = False
         self._workers: FairExecutor | None = None
         self._thread: threading.Thread | None = None
@@ -128,6 +130,7 @@ class SampledWatch:
             if watched is None:
                 return
             self._watched[key] = _Watched(watched.identity, time.monotonic())
+            self._renewed.add(key)
             self._changed.notify_all()
         self._known.ended(key)
         self._known.started(key)
@@ -172,7 +175,8 @@ class SampledWatch:
             with self._changed:
                 if not self._running:
                     return
-                gone, present = present - self._watched.keys(), set(self._watched)
+                gone, present = (present - self._watched.keys()) | self._renewed, set(self._watched)
+                self._renewed = set()
                 now = time.monotonic()
                 due = [(k, w) for k, w in self._watched.items() if w.due <= now and not w.busy]
                 for _, watched in due:

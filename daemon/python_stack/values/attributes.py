@@ -8,11 +8,14 @@ from __future__ import annotations
 import struct
 
 from probing.api.errors import CorruptTarget
+from probing.daemon.processes.redaction import takes_secret
 from probing.daemon.python_stack.values.objects import ENUM_TYPES, Objects, Type
 
 __all__ = ("step", "walk")
 
 MAX_BASES = 128
+# The most characters of an argument that decide whether it is a secret.
+MAX_ARGUMENT = 128
 # T_OBJECT and T_OBJECT_EX of Include/structmember.h.
 _OBJECT_MEMBERS = (6, 16)
 # torch.nn.Module looks up attributes in these dicts (torch/nn/modules/module.py, __getattr__).
@@ -58,10 +61,21 @@ def step(objects: Objects, address: int, part: str | int) -> int:
 def _item(objects: Objects, address: int, kind: str, index: int) -> int:
     _, length = objects.items(address, kind, 0)
     at = index + length if index < 0 else index
-    items, now = objects.items(address, kind, 1, at) if 0 <= at < length else ([], length)
-    if now != length or not items:
+    before = 1 if at > 0 else 0
+    items, now = objects.items(address, kind, 1 + before, at - before) if 0 <= at < length else ([], length)
+    if now != length or len(items) <= before:
         raise CorruptTarget(f"its length is {length}")
-    return items[0]
+    if before and takes_secret(_argument(objects, items[0]), _argument(objects, items[1])):
+        raise CorruptTarget("the option before it names a secret")
+    return items[before]
+
+
+def _argument(objects: Objects, address: int) -> str:
+    """Returns the first characters of the text or bytes at ``address``; an empty text for another object."""
+    kind = objects.type_of(address).kind
+    if kind == "bytes":
+        return objects.bytes_of(address, MAX_ARGUMENT)[0].decode("latin-1")
+    return objects.text(address, MAX_ARGUMENT)[0] if kind == "str" else ""
 
 
 def _attribute(objects: Objects, address: int, of: Type, name: str) -> int | None:

@@ -16,7 +16,8 @@ from sampler_support import ServedReaders, offset_of, readers, walked
 
 from probing.api.errors import CorruptTarget, ProcessGone, UsageError
 from probing.daemon.processes.memory import ProcessMemory
-from probing.daemon.python_stack.sampling.codes import MAX_WANTED, SampledCode, unpack_codes
+from probing.daemon.python_stack.sampling.codes import MAX_WANTED, LineTable, SampledCode, unpack_codes
+from probing.daemon.python_stack.sampling.line_index import line_index
 from probing.daemon.python_stack.sampling.thread_states import scan_threads
 from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.walk.locate import RuntimeInfo
@@ -70,7 +71,12 @@ def threads(reader: ServedReaders, pid: int, runtime: RuntimeInfo) -> dict[str, 
 
 
 def codes(
-    reader: ServedReaders, pid: int, runtime: RuntimeInfo, addresses: list[int], check: int | None = None
+    reader: ServedReaders,
+    pid: int,
+    runtime: RuntimeInfo,
+    addresses: list[int],
+    check: int | None = None,
+    lines: LineTable = "locations",
 ) -> dict[tuple[int, int], SampledCode]:
     return unpack_codes(
         reader.call(
@@ -81,7 +87,9 @@ def codes(
             runtime=runtime.to_dict(),
             wanted=[(address, check) for address in addresses],
             timeout_ms=10_000,
-        )
+        ),
+        lines,
+        line_index,
     )
 
 
@@ -114,14 +122,17 @@ def test_code_comes_with_its_lines(python: str, reader: ServedReaders, stacks: P
         runtime, layout = stacks.prepare(pid, start_ns, 60), stacks.layout(pid, start_ns, 60)
         until(lambda: sleeps(pid))
         frames = [f for thread in walked(pid, runtime, layout) for f in thread.frames]
-        found = {address: code for (address, _), code in codes(reader, pid, runtime, [f.code for f in frames]).items()}
+        read = codes(reader, pid, runtime, [f.code for f in frames], lines=layout.lines)
+        found = {address: code for (address, _), code in read.items()}
         told = [
-            (found[f.code].func, found[f.code].line(layout, offset_of(layout, f.code, f.instr)))
+            (found[f.code].func, found[f.code].line(offset_of(layout, f.code, f.instr)))
             for f in frames
             if found[f.code].file == "<string>"
         ]
         assert told == [("long", 4003), ("<module>", 4005)]
-        assert len(next(c.table for c in found.values() if c.func == "long") or b"") > 4096
+        index = next(code.index for code in found.values() if code.func == "long")
+        assert index is not None
+        assert len(index.lines) > 4_000
 
 
 @each_interpreter

@@ -130,12 +130,16 @@ def test_objects_that_are_no_data(python: str) -> None:
 def test_secrets_are_not_shown(python: str) -> None:
     with parked(python) as (pid, _):
         names = ["api_key", "config", "config.password", "config.inner.hf_token", "hidden", "url"]
-        found = values(pid, [*names, "arguments", "request"])
+        found = values(pid, [*names, "arguments", "arguments[2]", "arguments[-3]", "arguments[4]", "request"])
         dumped = dump_stacks(pid, read_start_ns(pid), runtime_of(pid), time.monotonic() + 60, with_locals=True)
     assert {found[name]["value"] for name in names} - {found["config"]["value"]} == {"<redacted>"}
     assert found["config"]["value"] == "{'password': <redacted>, 'user': 'me', 'inner': {'hf_token': <redacted>}}"
     assert found["arguments"]["value"] == "['train.py', '--openai_key', <redacted>, '--lr', '1']"
     assert found["request"]["value"] == "(<redacted>, {'Cookie': <redacted>})"
+    # Nor is one that an index names.
+    for name in ("arguments[2]", "arguments[-3]"):
+        assert (found[name]["value"], found[name]["reason"]) == (None, "the option before it names a secret")
+    assert found["arguments[4]"]["value"] == "'1'"
     assert found["api_key"]["reason"] == "its name looks like a secret"
     assert found["hidden"]["reason"] == "it looks like a secret"
     text = json.dumps(dumped)

@@ -172,6 +172,7 @@ GOOD = {"table": "t", "columns": [["a", "i64", 8]]}
         described({"table": "t", "columns": [["a\x1b", "i64", 8]]}),
         described({"table": "t", "columns": [["a", "i64", 8], ["a", "i64", 8]]}, slot=48),
         described({"table": "t", "columns": [["a", "text", 1 << 30]]}),
+        described(b'{"table": "t", "columns": [["a", "i64", 1e999]]}'),
         described({"table": "t", "columns": [["a", "object", 8]]}),
         described({"table": "t", "columns": []}),
         struct.pack("<8sIII", b"PRBROWS1", 40, 7, 1 << 31).ljust(9000, b"\0"),

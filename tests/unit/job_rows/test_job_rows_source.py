@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from fakes import Processes, Sink
+from waiting import until
 
 import probing
 from probing.api.errors import ConfigError, TargetTimeout
@@ -319,3 +323,101 @@ def test_processes_of_the_users_are_read_in_turn(scene: Scene, monkeypatch: pyte
     monkeypatch.setattr(scene.readers, "call_each", call_each)
     scene.turn()
     assert order == [4711, 5000, 4712, 4713]
+
+
+def descriptors_of(inodes: set[int]) -> int:
+    """The number of descriptors of this process for files with ``inodes``."""
+    count = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            count += path.stat().st_ino in inodes
+    return count
+
+
+@pytest.mark.parametrize("where", ["message", "process"])
+def test_a_table_that_cannot_be_opened_costs_no_descriptor_and_no_rows_of_others(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    # GIVEN two tables of a process, and a process of another user whose memory cannot be opened
+    hostile = RANK._replace(pid=4712, owner=1001)
+    scene.source.process_identified(hostile)
+    tables = [probing.ExternalTable(name, ["step"]) for name in ("losses", "norms")]
+    for table in tables:
+        table.append([7])
+    inodes = {os.fstat(table._ring.fd).st_ino for table in tables}
+    opened, call_each, failing = RowMemory, scene.readers.call_each, [True]
+
+    def open_memory(fd: int, position: int | None) -> RowMemory:
+        if where == "process" and failing and failing.pop():
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(fd, position)
+
+    def answers(*args: Any, **options: Any) -> Iterator[Any]:
+        for key, answer in call_each(*args, **options):
+            if where == "message" and failing and failing.pop():
+                os.close(answer.fds.pop())
+            yield key, answer
+
+    monkeypatch.setattr(job_rows, "RowMemory", open_memory)
+    monkeypatch.setattr(scene.readers, "call_each", answers)
+    before = descriptors_of(inodes)
+    # WHEN they are read
+    scene.turn()
+    # THEN the tables of the other process are, and each descriptor that is left is of a table that is read
+    pids = [row["pid"] for row in scene.sink.rows]
+    assert pids.count(4712) == 2
+    assert descriptors_of(inodes) == before + len(pids)
+    # AND the tables are read once that is possible
+    scene.turn()
+    assert sorted(row["pid"] for row in scene.sink.rows) == [4711, 4711, 4712, 4712]
+
+
+def test_the_last_turn_reads_no_row_that_an_earlier_turn_still_reads(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a turn that waits for a reader, at the end of the collector
+    probing.ExternalTable("losses", ["step"]).append([7])
+    last, call_each = threading.Thread(target=scene.source.finish), scene.readers.call_each
+    searching: list[int | None] = []
+
+    def waits_for_its_turn() -> bool:
+        frame = sys._current_frames().get(last.ident or 0)
+        return frame is not None and frame.f_code.co_name == "turn"
+
+    def late(*args: Any, **options: Any) -> Iterator[Any]:
+        searching.append(threading.current_thread().ident)
+        answers = list(call_each(*args, **options))
+        if len(searching) == 1:
+            last.start()
+            until(lambda: len(searching) == 2 or waits_for_its_turn(), what="the last turn")
+        yield from answers
+
+    monkeypatch.setattr(scene.readers, "call_each", late)
+    # WHEN the reader answers
+    scene.turn()
+    last.join()
+    # THEN each row came once
+    assert [row["step"] for row in scene.sink.of("python.losses")] == [7]
+
+
+@pytest.mark.parametrize("ends", ["process", "table"])
+def test_the_last_rows_after_a_row_that_was_never_written_are_read(scene: Scene, ends: str) -> None:
+    table = probing.ExternalTable("losses", ["step"])
+    table.append([0])
+    scene.turn()
+    # GIVEN a row that is refused, or whose thread was killed, and rows after it
+    assert table._ring is not None
+    assert next(table._ring.numbers) == 2
+    table.append([2])
+    table.append([3])
+    # WHEN the process exits, or drops the table
+    if ends == "process":
+        scene.source.process_exited(RANK)
+    else:
+        probing.ExternalTable.drop("losses")
+    for _ in range(3):
+        scene.turn()
+    # THEN the rows are stored, and the missing row is counted
+    assert [row["step"] for row in scene.sink.rows] == [0, 2, 3]
+    assert [(loss.table, loss.count) for loss in scene.sink.losses] == [("python.losses", 1)]
+    assert scene.sink.read == {}

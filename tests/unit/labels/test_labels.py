@@ -224,3 +224,26 @@ def test_labels_are_restored_for_processes_that_live(scene: Scene, monkeypatch: 
 def test_processes_of_the_users_are_read_in_turn(scene: Scene) -> None:
     scene.labels.turn()
     assert [pid for pid, _, _ in scene.readers.asked] == [RANKS[0].pid, OTHER.pid, RANKS[1].pid, RANKS[2].pid]
+
+
+def test_labels_of_a_program_end_when_it_calls_exec(scene: Scene) -> None:
+    # GIVEN labels that a rank published and sent, and one of an administrator
+    who = RANKS[0]
+    scene.readers.answers[who.pid] = (0x7000, 23, {"phase": "eval"})
+    scene.labels.turn()
+    scene.label(labels={"step": "7"}, by_pid=who.pid, by_uid=OWNER)
+    scene.label(labels={"team": "vision"}, job="j", rank=0)
+    scene.stored()
+    # WHEN the rank runs another program, whose context is at the same place
+    scene.labels.process_replaced(*who.key)
+    # THEN only the administrator's stays
+    assert scene.stored() == [
+        ("j", 0, "phase", None, "opentelemetry", None),
+        ("j", 0, "step", None, "datagram", OWNER),
+    ]
+    assert scene.labels._processes[who.key].labels.keys() == {"team"}
+    # AND the context of the new program is searched at once
+    scene.labels.turn()
+    assert scene.readers.asked[-1] == (who.pid, 0, 0)
+    assert scene.phases()[0] == "eval"
+    scene.labels.process_replaced(1, 1)

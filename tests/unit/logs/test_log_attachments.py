@@ -1,16 +1,20 @@
-"""The thread that attaches the probes of logs outlives an error with one process."""
+"""The thread that attaches the probes of logs: it outlives an error with one process, and tries those again that do not
+answer.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fakes import Readers
 from waiting import until
 
-from probing.api.errors import ProcessGone, TargetTimeout
+from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout
+from probing.daemon.ipc import Message
 from probing.daemon.logs import attachments
 from probing.daemon.logs.attachments import Attachments
+from probing.daemon.source import ProcessKey
 
 
 def test_an_error_at_a_later_try_ends_the_tries_of_one_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +39,35 @@ def test_an_error_at_a_later_try_ends_the_tries_of_one_process_only(monkeypatch:
         until(lambda: readers.count("maps") == 3, what="the other process")
     finally:
         found.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "quarantine_s"),
+    [
+        (TargetTimeout("process 7 is in quarantine"), 0.01),
+        (TargetTimeout("process 7 could not be read in 2 s"), 0.0),
+        (InternalError("no reader can be started"), 0.0),
+    ],
+)
+def test_a_process_that_answers_late_is_watched(
+    monkeypatch: pytest.MonkeyPatch, error: ProbingError, quarantine_s: float
+) -> None:
+    monkeypatch.setattr(attachments, "RETRY_S", 0.01)
+    monkeypatch.setattr(attachments, "MAX_RETRY_S", 0.01)
+    key, nothing, answers = ProcessKey(7, 1), cast(Any, None), [error]
+    readers = Readers(maps=lambda _: answers[0] if answers else Message({}))
+    monkeypatch.setattr(readers, "quarantine_s", lambda *_: quarantine_s)
+    watched = Attachments(nothing, cast(Any, readers), nothing)
+    watched.start()
+    try:
+        # GIVEN a process that does not answer for longer than a quarantine lasts
+        watched.want(*key)
+        until(lambda: readers.count("maps") > 20, what="many tries")
+        # THEN the state of the source says so
+        assert error.message in watched.reasons[key]
+        # WHEN it answers
+        answers.clear()
+        # THEN it is found to have no libc
+        until(lambda: "no libc" in watched.reasons[key], what="the answer")
+    finally:
+        watched.stop()

@@ -76,6 +76,21 @@ def test_unfinished_lines_are_bounded() -> None:
     assert max(map(len, texts(unfinished.feed(Piece(ONE, 6, 0, b"\n"))))) <= lines.MAX_LINE
 
 
+def test_very_many_writers_of_a_process_end_no_line_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_WRITERS", 7)
+    unfinished = Lines()
+    # GIVEN an unfinished line of a process
+    unfinished.feed(Piece(ONE, 5, 0, b"RuntimeError: "))
+    # WHEN many threads of another one leave theirs unfinished
+    ended = [line for tid in range(23) for line in unfinished.feed(Piece(Writer(2, 20, tid, 1), 6, 0, b"%d" % tid))]
+    # THEN the oldest of those end, and none is lost
+    assert texts(ended) == [b"%d" % tid for tid in range(17)]
+    assert texts(unfinished.end(2, 20)) == [b"%d" % tid for tid in range(17, 23)]
+    # AND the line of the first process goes on
+    assert texts(unfinished.feed(Piece(ONE, 7, 0, b"out of memory\n"))) == [b"RuntimeError: out of memory"]
+    assert unfinished._writers == 1
+
+
 @given(st.binary(max_size=2000), st.lists(st.integers(1, 300), max_size=20))
 def test_however_it_is_cut_the_lines_are_the_same(text: bytes, cuts: list[int]) -> None:
     unfinished = Lines()

@@ -90,7 +90,10 @@ def test_no_path_breaks_containers(paths: list[str]) -> None:
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}, (1, 2, 0, None)),
         ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}, (0, 2, None, None)),
         # The tables have 32 bits for each.
-        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "9" * 10, "GROUP_RANK": "9" * 10}, (3, 8, None, None)),
+        (
+            {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": str(1 << 31), "GROUP_RANK": "9" * 10, "NODE_RANK": "2"},
+            (3, 8, None, 2),
+        ),
         ({"RANK": "8", "WORLD_SIZE": "8"}, None),
         ({"RANK": "-1", "WORLD_SIZE": "8"}, None),
         ({"RANK": "1\n", "WORLD_SIZE": "9" * 30}, None),

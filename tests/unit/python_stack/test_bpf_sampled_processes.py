@@ -171,3 +171,16 @@ def test_one_owner_leaves_room_for_others(types: dict[str, np.dtype[Any]]) -> No
     assert processes.set_threads(4, 1, {40: (1, 1), 41: (1, 2)}) == 0
     processes.add(7, 1, LAYOUT, 0, 0, 19, 0, owner=7)
     assert len(maps["python_threads"].held) == 8
+
+
+def test_a_thread_that_has_no_room_any_more_leaves_no_entry(types: dict[str, np.dtype[Any]]) -> None:
+    processes, maps = made(types, room=8)
+    processes.add(7, 70, LAYOUT, 0, 0, 19, 0)
+    assert processes.set_threads(7, 70, {7: (0x100, 1), 72: (0x200, 2)}) == 0
+    # GIVEN another thread, and that the last one has another state, for which there is no room
+    assert processes.set_threads(7, 70, {7: (0x100, 1), 71: (0x300, 3), 72: (0x400, 4)}) == 1
+    # THEN it is sampled no more with the state that it had
+    assert sorted(maps["python_threads"].held) == [7, 71]
+    # AND nothing is left after the end of the process
+    processes.remove(7, 70)
+    assert maps["python_threads"].held == {}

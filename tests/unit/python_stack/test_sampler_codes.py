@@ -20,7 +20,7 @@ from probing.daemon.bpf.build import FOLDER
 from probing.daemon.ipc import Message
 from probing.daemon.python_stack.sampling import codes as sampled_codes
 from probing.daemon.python_stack.sampling.codes import KnownCodes, SampledCode, code_check, unpack_codes
-from probing.daemon.python_stack.walk.layouts import TABLE
+from probing.daemon.python_stack.sampling.line_index import line_index
 
 ADDRESS = st.integers(0, (1 << 64) - 1)
 
@@ -55,7 +55,7 @@ def answer(codes: list[Any], tables: bytes = b"", files: tuple[str, ...] = ("a.p
 
 def test_processes_that_run_the_same_code_share_it() -> None:
     def one(address: int, line: int) -> SampledCode:
-        found = unpack_codes(answer([[address, [1, 2, 3, line, 5], "f", 0, 2]], b"\x80\x00"))
+        found = unpack_codes(answer([[address, [1, 2, 3, line, 5], "f", 0, 2]], b"\x80\x00"), "locations", line_index)
         return next(iter(found.values()))
 
     first, again, other = one(16, 9), one(4096, 9), one(16, 10)
@@ -65,11 +65,12 @@ def test_processes_that_run_the_same_code_share_it() -> None:
 
 def test_an_answer_is_taken_apart() -> None:
     proofs = [1, 2, 3, 9, 5], [1, 2, 3, (1 << 32) - 2, 5]
-    found = unpack_codes(answer([[16, proofs[0], "f", 0, 2], [32, proofs[1], "g", 1, -1]], b"\x80\x00", ("a", "b")))
+    rows = [[16, proofs[0], "f", 0, 2], [32, proofs[1], "g", 1, -1]]
+    found = unpack_codes(answer(rows, b"\x80\x00", ("a", "b")), "locations", line_index)
     assert list(found) == [(16, code_check(*proofs[0])), (32, code_check(*proofs[1]))]
     first, second = found.values()
-    assert (first.func, first.file, first.line(TABLE[3, 11], 0)) == ("f", "a", 9)
-    assert (second.func, second.file, second.first_line, second.line(TABLE[3, 11], 0)) == ("g", "b", -2, None)
+    assert (first.func, first.file, first.line(0)) == ("f", "a", 9)
+    assert (second.func, second.file, second.first_line, second.line(0)) == ("g", "b", -2, None)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_an_answer_is_taken_apart() -> None:
 )
 def test_an_answer_that_makes_no_sense(bad: Message) -> None:
     with pytest.raises(InternalError):
-        unpack_codes(bad)
+        unpack_codes(bad, "locations", line_index)
 
 
 def test_what_is_known_is_not_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from long import examples
-from sampler_records import FRAMES, SAMPLE, START, code, record
+from sampler_records import FRAMES, SAMPLE, START, TWO_LINES, code, record
 
 from probing.api.tables import table_named
 from probing.daemon.clock import ClockPair
+from probing.daemon.python_stack.sampling import rows as sampled_rows
 from probing.daemon.python_stack.sampling.processes import Sampled
 from probing.daemon.python_stack.sampling.rows import GRID_NS, SampleRows, stack_id_of
 from probing.daemon.python_stack.walk.layouts import TABLE
@@ -48,9 +50,11 @@ class World:
     def lost(self, loss: Loss) -> None:
         self.losses.append(loss)
 
-    def knows(self, address: int, func: str, first_line: int = 1, pid: int = 2) -> tuple[int, int, int]:
+    def knows(
+        self, address: int, func: str, first_line: int = 1, pid: int = 2, table: bytes = TWO_LINES
+    ) -> tuple[int, int, int]:
         """A frame in code that the process ``pid`` is known to have."""
-        check, found = code(func, first_line)
+        check, found = code(func, first_line, table=table)
         self.find((pid, START)).codes.learn({(address, check): found})
         return address, 0, check
 
@@ -115,6 +119,62 @@ def test_equal_stacks_of_a_thread_are_one_row(world: World) -> None:
         "count": 3,
         "duration_ns": 3 * 10**9 // 20,
     }
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        # An entry of 200 KB, and entries without a line.
+        bytes([0x80 | 13 << 3]) + bytes(200_000),
+        bytes([0x80 | 15 << 3]) * 200_000,
+    ],
+)
+def test_no_line_table_makes_the_drain_wait(world: World, table: bytes) -> None:
+    # GIVEN a deep recursion of a function with a line table that takes long to decode
+    address, _, check = world.knows(4096, "deep", table=table)
+    frames = [(address, 400_000 + 2 * depth, check) for depth in range(FRAMES)]
+    lines = 0
+
+    def count(_: Any, event: str, __: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    # WHEN rows are made of a sample of it
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        batches = world.assemble(record(*frames))
+    finally:
+        sys.settrace(before)
+    # THEN few lines of Python run for that, and the stack is whole
+    (told,) = plain(batches["python.stacks"])
+    assert frames_of(told) == [("deep", "a.py", None)] * FRAMES
+    assert lines < 20_000
+
+
+def test_stacks_of_a_user_with_long_texts_leave_room_for_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampled_rows, "_MAX_TEXT", 3 * 4_100)
+    for pid, owner in ((2, 1000), (4, 1000), (6, 1001)):
+        world.find(ProcessKey(pid, START)).identity = Identity(pid, START, "j", "r", "trainer", owner=owner)
+    # GIVEN five stacks of two processes of a user with long texts, and then one of another user
+    long = [
+        (pid, world.knows(4096 * n, f"{n}" * 4_096, pid=pid)) for n, pid in ((1, 2), (2, 4), (3, 2), (4, 4), (5, 2))
+    ]
+    other = world.knows(4096, "short", pid=6)
+    records = [record(stack, tgid=pid, tid=pid) for pid, stack in [*long, (6, other)]]
+    # WHEN rows are made of them
+    batches = world.assemble(*records)
+    # THEN each sample has a row, three of them have their stack, and the rest is reported
+    assert len(plain(batches["python.samples"])) == 6
+    names = [row["frames"][0]["func"][:5] for row in plain(batches["python.stacks"])]
+    assert len(names) == 5
+    assert {"short", "?"} < set(names)
+    assert {loss.table for loss in world.losses} == {"python.samples"}
+    assert sum(loss.count or 0 for loss in world.losses) == 2
+    # AND the stacks that are sampled again are stored
+    again = [row["frames"][0]["func"][:5] for row in plain(world.assemble(*records)["python.stacks"])]
+    assert sorted(names + again) == ["11111", "22222", "33333", "44444", "55555", "?", "short"]
 
 
 @pytest.mark.parametrize("other", [{"tid": 3}, {"kind": 2}, {"flags": 4}, {"flags": 1}, {"ktime": 3 * 10**9}])

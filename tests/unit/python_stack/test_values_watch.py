@@ -175,3 +175,16 @@ def test_it_reads_by_itself_and_at_once_when_asked(bench: Bench, until: Callable
     until(lambda: bench.metrics)
     bench.watch.stop()
     assert [(r["step"], r["value"]) for r in bench.variables][:1] == [(1, "1")]
+
+
+def test_an_error_of_the_source_itself_is_shown(bench: Bench) -> None:
+    # GIVEN an answer that cannot become a row
+    bench.values.set(7, "loss", "0.5", "half")  # type: ignore[arg-type]
+    bench.look()
+    # THEN the state of the source says that there are no values
+    assert bench.watch.reason == "the visit of a process failed: ArrowInvalid"
+    # AND a later answer makes it right
+    bench.values.set(7, "loss", "0.5", 0.5)
+    bench.look()
+    assert bench.watch.reason == ""
+    assert [row["value"] for row in bench.variables] == ["0.5"]
