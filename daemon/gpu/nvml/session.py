@@ -163,7 +163,7 @@ class NvmlSession:
         """Returns whether a process that hung has still not ended: then a new process would hang, too."""
         if self._stuck is None:
             return False
-        if not select.select([self._stuck], [], [], 0)[0]:
+        if not _is_readable(self._stuck, 0.0):
             return True
         os.close(self._stuck)
         self._stuck = None
@@ -190,7 +190,7 @@ class NvmlSession:
 
     def _answer(self, wait_s: float) -> Message | None:
         assert self._channel is not None
-        if not select.select([self._channel.fileno()], [], [], wait_s)[0]:
+        if not _is_readable(self._channel.fileno(), wait_s):
             return None
         answer = self._channel.receive(RECEIVE_S)
         answer.close_fds()
@@ -244,3 +244,11 @@ class NvmlSession:
             self._channel.close()
         self._channel = None
         self._waits_for = ""
+
+
+def _is_readable(fd: int, wait_s: float) -> bool:
+    """Returns whether ``fd`` is readable, or its other end closed, within ``wait_s`` seconds."""
+    # select(2) refuses descriptors above 1,023, and perf events take thousands before Linux 6.6.
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))

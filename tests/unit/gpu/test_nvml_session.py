@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -170,6 +172,47 @@ def test_no_answer_at_all_is_a_hang(process: Process) -> None:
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.text) == ("hung", "the driver has not answered for 31 s")
     session.close()
+
+
+def test_a_collector_with_thousands_of_descriptors_reads_its_gpus(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed[0], 4_096), allowed[1]))
+    pidfd_open = os.pidfd_open
+    ends: list[int] = []
+
+    def high(fd: int) -> int:
+        try:
+            return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 2_000)
+        finally:
+            os.close(fd)
+
+    def connected(path: str, timeout: float) -> Channel:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as low:
+            low.settimeout(timeout)
+            low.connect(path)
+            return Channel(socket.socket(fileno=high(low.detach())))
+
+    def opened(pid: int) -> int:
+        ends.append(high(pidfd_open(pid)))
+        return ends[-1]
+
+    monkeypatch.setattr(session_module, "connect", connected)
+    monkeypatch.setattr(session_module.os, "pidfd_open", opened)
+    process.answers += [good(), HUNG]
+    session = NvmlSession(process.path, retry_s=(0,))
+    try:
+        assert isinstance(polled(session), Reading)
+        failure = polled(session)
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.device) == ("hung", "3")
+        # The process that hung, here the test itself, has not ended.
+        assert session.poll(0, slow=False, links=False, pairs=False) is None
+        assert min(ends) >= 2_000
+    finally:
+        session.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
 
 
 def test_without_a_listener_it_fails_and_tries_again(tmp_path: Path) -> None:
