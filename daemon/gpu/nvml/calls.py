@@ -117,6 +117,9 @@ class Calls:
             return self.need(name, *args, device=device, function=function)
         except pynvml.NVMLError as e:
             code = int(e.value)
+        except UnicodeDecodeError as e:
+            # pynvml decodes texts strictly, and a damaged board has any bytes for its serial number.
+            return e.object.decode("utf-8", "replace")
         except (pynvml.NVMLLibraryMismatchError, AttributeError):
             code = 13
         if code in _NEVER:

@@ -6,10 +6,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from probing.daemon.gpu.nvml.calls import Calls
 from probing.daemon.gpu.nvml.devices import Device
 from probing.daemon.gpu.nvml.fleet import Fleet
 from probing.daemon.gpu.nvml.rows import (
@@ -248,6 +250,13 @@ def test_an_error_of_the_driver_takes_no_link_down() -> None:
     before, now = ({"link": 3, "state": state, "crc_errors": 7} for state in ("up", None))
     assert list(link_changes(before, now)) == list(link_changes(now, before)) == []
     assert list(link_changes(now, now)) == []
+
+
+def test_a_text_that_is_no_unicode_costs_no_other_value() -> None:
+    serial = pynvml.convertStrBytes(lambda: b"16\xff5")
+    calls = Calls(1.0)
+    assert calls.ask("nvmlDeviceGetSerial", device="0", function=serial) == "16\ufffd5"
+    assert calls.running is None
 
 
 class Driver:
