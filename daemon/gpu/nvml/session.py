@@ -112,11 +112,15 @@ class NvmlSession:
         self._waits_for = ""
         self._asked = self._due = 0.0
         self._failures = 0
+        # Whether the last answer was a reading that nobody has rejected.
+        self._accepted = False
         self._fresh = True
         self._parts: frozenset[str] = frozenset()
 
     def poll(self, wait_s: float, *, slow: bool, links: bool, pairs: bool) -> Reading | Failure | None:
         """Returns the answer of the process, or the failure; None if neither comes within ``wait_s`` seconds."""
+        if self._accepted:
+            self._failures, self._accepted = 0, False
         try:
             if self._channel is None and (nothing := self._start()):
                 return nothing if isinstance(nothing, Failure) else None
@@ -140,6 +144,11 @@ class NvmlSession:
         """Ends the process. The next poll starts a new process, which may see GPUs that the old process has lost."""
         self._end()
         self._due = 0.0
+
+    def reject(self) -> None:
+        """Ends the process, since its last answer makes no sense. The next start waits as after any failure."""
+        self._accepted = False
+        self._fail(Failure("ended", "its answer makes no sense"))
 
     def close(self) -> None:
         self._end()
@@ -219,7 +228,7 @@ class NvmlSession:
         if len(answer.payload) > MAX_PAYLOAD:
             raise ValueError("too large")
         content = typed_json(Content, answer.payload)
-        self._failures = 0
+        self._accepted = True
         fresh, self._fresh = self._fresh, False
         return Reading(content, self._parts, fresh)
 

@@ -139,13 +139,13 @@ class NvmlSource(Source):
                 self._add({"event": "driver_lost", "detail": failure.text})
 
     def _take(self, found: Reading, now: float) -> None:
-        """Makes rows from an answer. A malformed answer drops the devices and restarts the process."""
+        """Makes rows from an answer. A malformed answer drops the devices and ends the process."""
         try:
             self._took(found, now)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
             _log.debug("the answer of the NVML process is malformed", exc_info=e)
             self._fleet = Fleet()
-            self._session.again()
+            self._session.reject()
             self._failed(Failure("ended", f"the answer of the process that asks the driver is malformed: {e!r:.80}"))
 
     def _took(self, found: Reading, now: float) -> None:

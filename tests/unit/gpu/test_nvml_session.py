@@ -244,6 +244,8 @@ class Given:
     def again(self) -> None:
         self.restarts += 1
 
+    reject = again
+
     def close(self) -> None:
         pass
 
@@ -315,6 +317,30 @@ def test_no_event_ends_the_source(event: dict[str, Any]) -> None:
     source, given_session, _ = source_of(answer)
     source.tick()
     assert given_session.restarts == 0
+
+
+def test_after_answers_that_make_no_sense_the_next_start_waits_longer(process: Process) -> None:
+    now = [100.0]
+    session = NvmlSession(process.path, retry_s=(1, 5, 9), now=lambda: now[0])
+    process.answers += [good(), good(), good(), good(), good()]
+
+    def starts_after(wait_s: float) -> bool:
+        started = process.started
+        now[0] += wait_s - 0.1
+        assert session.poll(0, slow=False, links=False, pairs=False) is None
+        assert process.started == started
+        now[0] += 0.2
+        return isinstance(polled(session), Reading)
+
+    polled(session)
+    for wait_s in (1, 5):
+        session.reject()
+        assert starts_after(wait_s)
+    # An answer that makes sense ends the row of failures.
+    polled(session)
+    session.reject()
+    assert starts_after(1)
+    session.close()
 
 
 def test_an_answer_that_makes_no_sense_is_a_failure() -> None:
