@@ -46,6 +46,8 @@ SLOW_S, PAIRS_S, LOST_S = 10.0, 60.0, 30.0
 # The share of the interval for which a poll waits for its answer.
 WAIT_SHARE = 0.8
 MAX_EVENTS = 1_024
+# What Arrow raises for a value that does not fit its column.
+_UNFIT = (ArithmeticError, TypeError, ValueError)
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +90,7 @@ class NvmlSource(Source):
 
     @property
     def live_tables(self) -> Mapping[str, Callable[[ClockPair], pa.RecordBatch]]:
-        return {"gpu.devices": lambda pair: batch_of("gpu.devices", self._fleet.rows(self._node, pair.real_ns))}
+        return {"gpu.devices": lambda pair: _batch("gpu.devices", self._fleet.rows(self._node, pair.real_ns))}
 
     @property
     def observed_tables(self) -> Mapping[str, Callable[[pa.RecordBatch, ClockPair], None]]:
@@ -162,8 +164,8 @@ class NvmlSource(Source):
             self._before.clear()
         changes = self._fleet.take(content)
         if found.fresh:
-            # A value that does not fit its column raises an error here, not later in a query.
-            batch_of("gpu.devices", self._fleet.rows(self._node, pair.real_ns))
+            # What makes no rows raises an error here, not later in a query.
+            _batch("gpu.devices", self._fleet.rows(self._node, pair.real_ns))
         self._note_lost(changes, now)
         self._problems = [problem[:200] for problem in content.get("problems", ())]
         self._put_values(content, pair)
@@ -196,9 +198,9 @@ class NvmlSource(Source):
                 self._add({**self._fleet.gpu_row(key), **change})
         self._before = dict(values)
         if rows:
-            self._sink.put(UTILIZATION.name, batch_of(UTILIZATION.name, rows))
+            self._sink.put(UTILIZATION.name, _batch(UTILIZATION.name, rows))
         if used := list(self._users.rows(self._fleet.devices, listed, common)):
-            self._sink.put(PROCESSES.name, batch_of(PROCESSES.name, used))
+            self._sink.put(PROCESSES.name, _batch(PROCESSES.name, used))
 
     def _put_links(self, links: Sequence[Row], values: Mapping[str, Row], pair: ClockPair) -> None:
         common = {"node": self._node, "ts": pair.real_ns, "backend": self._fleet.backend}
@@ -219,7 +221,7 @@ class NvmlSource(Source):
             elif link.get("kind") == "pcie":
                 self._fleet.add_pcie(device, link)
         if rows:
-            self._sink.put(LINKS.name, batch_of(LINKS.name, rows))
+            self._sink.put(LINKS.name, _batch(LINKS.name, rows))
 
     def _note_driver_events(self, events: Sequence[Row]) -> None:
         for event in events[:MAX_EVENTS]:
@@ -241,7 +243,25 @@ class NvmlSource(Source):
             if suppressed is not None:
                 rows.append({**event, "suppressed": suppressed})
         if rows:
-            self._sink.put(EVENTS.name, batch_of(EVENTS.name, rows))
+            self._sink.put(EVENTS.name, _batch(EVENTS.name, rows))
+
+
+def _batch(table: str, rows: Sequence[Row]) -> pa.RecordBatch:
+    """Returns rows as ``batch_of`` does, with NULL for each value that does not fit its column: a driver may report any
+    number for a faulty GPU, which must not cost the rows of the others.
+    """
+    try:
+        return batch_of(table, rows)
+    except _UNFIT:
+        return batch_of(table, [{name: _fitting(table, name, value) for name, value in row.items()} for row in rows])
+
+
+def _fitting(table: str, name: str, value: Any) -> Any:
+    try:
+        batch_of(table, [{name: value}])
+    except _UNFIT:
+        return None
+    return value
 
 
 class _Off(Source):

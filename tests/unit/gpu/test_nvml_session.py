@@ -319,6 +319,24 @@ def test_no_event_ends_the_source(event: dict[str, Any]) -> None:
     assert given_session.restarts == 0
 
 
+def test_a_number_that_no_column_holds_costs_no_other_value() -> None:
+    devices = [{**_DEVICE, "device": str(n), "device_id": n, "uuid": f"GPU-{n}", "minor": n << 40} for n in range(2)]
+    values = {
+        "0": {"sm_clock_mhz": 2**32 - 1, "total_bytes": 2**64 - 1, "power_w": 7.0},
+        "1": {"sm_clock_mhz": 1980, "total_bytes": 80, "power_w": 5.0},
+    }
+    users = {"1": [{"pid": 2**32 - 1, "used_bytes": 3}, {"pid": 9, "used_bytes": 2**63}]}
+    content: dict[str, Any] = {"devices": devices, "values": values, "processes": users}
+    source, given_session, rows = source_of(Reading(content, frozenset(), True))  # type: ignore[arg-type]
+    source.tick()
+    found = [(row["sm_clock_mhz"], row["total_bytes"], row["power_w"]) for row in rows.of("gpu.utilization")]
+    assert found == [(None, None, 7.0), (1980, 80, 5.0)]
+    assert [(row["pid"], row["used_bytes"]) for row in rows.of("gpu.processes")] == [(None, 3), (9, None)]
+    listed = source.live_tables["gpu.devices"](FakeClock().pair()).to_pylist()
+    assert [(row["uuid"], row["minor"]) for row in listed] == [("GPU-0", 0), ("GPU-1", None)]
+    assert (given_session.restarts, state_of(source).state) == (0, "running")
+
+
 def test_after_answers_that_make_no_sense_the_next_start_waits_longer(process: Process) -> None:
     now = [100.0]
     session = NvmlSession(process.path, retry_s=(1, 5, 9), now=lambda: now[0])
