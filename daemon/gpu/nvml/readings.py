@@ -184,7 +184,8 @@ class Readings:
         values: Values = dict(read_fields(self._calls, gpu, SLOW, self._refused))
         limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit", handle, device=key)
         values["power_limit_w"] = None if limit_mw is None else limit_mw / 1000
-        values["pstate"] = ask("nvmlDeviceGetPerformanceState", handle, device=key)
+        pstate = ask("nvmlDeviceGetPerformanceState", handle, device=key)
+        values["pstate"] = None if pstate == pynvml.NVML_PSTATE_UNKNOWN else pstate
         for name, call in _CODERS.items():
             coder = ask(call, handle, device=key)
             values[name] = None if coder is None else _percent(coder[0])

@@ -213,11 +213,12 @@ def test_nonsense_of_the_driver_is_null(driver: Make) -> None:
         "gpu0.gpm.5": -1.0,
         "gpu0.field.83": 18446744073709551615,
         "gpu0.field.82": "i-1",
+        "gpu0.pstate": 32,
     }
     node = driver(values)
     (row,) = node.fresh(turns=2)
-    names = ("gpu_util_pct", "sm_active_pct", "tensor_active_pct", "energy_j", "mem_temperature_c")
-    assert [row[name] for name in names] == [None] * 5
+    names = ("gpu_util_pct", "sm_active_pct", "tensor_active_pct", "energy_j", "mem_temperature_c", "pstate")
+    assert [row[name] for name in names] == [None] * 6
     assert row["mem_controller_util_pct"] is not None
 
 
