@@ -241,9 +241,40 @@ def test_a_lost_gpu_stays_in_the_list() -> None:
     states = {row["device_id"]: (row["uuid"], row["name"], row["state"], row["reason"]) for row in fleet.rows("n", 5)}
     assert states[1] == ("GPU-1", "H100", "lost", "fell off")
     assert states[0][2:] == ("ok", None)
-    assert fleet.take({"devices": [facts[0], facts[2]], "lost": {}}) == {1: None}
+    # That it is not even listed does not mean that it answers again.
+    assert fleet.take({"devices": [facts[0], facts[2]], "lost": {}}) == {}
     assert [row["state"] for row in fleet.rows("n", 5)] == ["ok", "gone", "ok"]
     assert fleet.gpu_row("1") == {"device_id": 1, "uuid": "GPU-1"}
+    assert fleet.take({"devices": facts, "lost": {}}) == {1: None}
+    assert fleet.take({"devices": facts, "lost": {}}) == {}
+    assert [row["state"] for row in fleet.rows("n", 5)] == ["ok"] * 3
+
+
+def test_a_gpu_that_is_gone_stays_in_the_list_when_another_gets_its_number() -> None:
+    def listed(*uuids: str) -> list[dict[str, Any]]:
+        return [{"device": str(n), "device_id": n, "mig": None, "uuid": uuid} for n, uuid in enumerate(uuids)]
+
+    def states() -> list[tuple[str, str]]:
+        return sorted((row["uuid"], row["state"]) for row in fleet.rows("n", 5))
+
+    fleet = Fleet()
+    fleet.take({"devices": listed("a", "b", "c"), "lost": {}})
+    assert fleet.take({"lost": {"1": "fell off"}}) == {1: "fell off"}
+    assert fleet.take({"devices": listed("a", "c"), "lost": {}}) == {}
+    assert states() == [("a", "ok"), ("b", "gone"), ("c", "ok")]
+    assert fleet.gpu_row("1") == {"device_id": 1, "uuid": "c"}
+    # A reason of the GPU that has the number now is none of the GPU that had it.
+    assert fleet.take({"lost": {"1": "needs a reset"}}) == {1: "needs a reset"}
+    assert states() == [("a", "ok"), ("b", "gone"), ("c", "lost")]
+    assert fleet.take({"devices": listed("c", "b", "a"), "lost": {}}) == {0: None}
+    assert states() == [("a", "ok"), ("b", "ok"), ("c", "ok")]
+
+
+def test_a_gpu_that_was_lost_from_the_start_comes_back() -> None:
+    fleet = Fleet()
+    facts = [{"device": str(n), "device_id": n, "mig": None, "uuid": f"GPU-{n}"} for n in range(2)]
+    assert fleet.take({"devices": facts[:1], "lost": {"1": "fell off"}}) == {1: "fell off"}
+    assert fleet.take({"devices": facts, "lost": {}}) == {1: None}
 
 
 def test_an_error_of_the_driver_takes_no_link_down() -> None:
