@@ -162,7 +162,12 @@ class NvmlSource(Source):
                 self._due[name] = now + every_s
         if found.fresh:
             self._before.clear()
+        uuids = self._fleet.uuids
         changes = self._fleet.take(content)
+        if self._fleet.uuids != uuids:
+            # Another device may have the key of an earlier one.
+            self._counters.forget()
+            self._links.clear()
         if found.fresh:
             # What makes no rows raises an error here, not later in a query.
             _batch("gpu.devices", self._fleet.rows(self._node, pair.real_ns))

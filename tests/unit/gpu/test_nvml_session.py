@@ -373,6 +373,21 @@ def test_an_answer_that_makes_no_sense_is_a_failure() -> None:
     assert len(rows.of("gpu.utilization")) == 1
 
 
+def test_counters_of_a_gpu_are_not_compared_with_those_of_another() -> None:
+    def read(uuid: str, energy: int, state: str) -> Reading:
+        link = {"device": "0", "kind": "nvlink", "link": 3, "path": "NV", "state": state, "crc_errors": energy}
+        values = {"0": {"power_capped_total_ns": energy, "pcie_tx_bytes": energy}}
+        content: dict[str, Any] = {"devices": [{**_DEVICE, "uuid": uuid}], "values": values, "links": [link]}
+        return Reading(content, frozenset(), True)  # type: ignore[arg-type]
+
+    source, _, rows = source_of(read("a", 5, "up"), read("a", 8, "up"), read("b", 4_000, "down"))
+    for _ in range(3):
+        source.tick()
+    assert [row["power_capped_ns"] for row in rows.of("gpu.utilization")] == [None, 3, None]
+    assert rows.of("gpu.utilization")[-1]["pcie_tx_bytes_per_s"] is None
+    assert [(row["event"], row["value"]) for row in rows.of("gpu.events")] == [("nvlink_errors", 3)]
+
+
 def test_a_link_whose_state_cannot_be_read_keeps_the_last_one() -> None:
     def read(state: str | None) -> Reading:
         link = {"device": "0", "kind": "nvlink", "link": 3, "path": "NV", "state": state}
