@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.daemon.gpu.nvml.calls import Calls
+from probing.daemon.gpu.nvml.calls import Calls, DeviceLost
 from probing.daemon.gpu.nvml.devices import Device
 from probing.daemon.gpu.nvml.fleet import Fleet
 from probing.daemon.gpu.nvml.rows import (
@@ -310,3 +310,16 @@ def test_a_link_that_the_driver_cannot_read_is_not_down(tmp_path: Path) -> None:
     for driver.state in (1, None, 0):
         states += [row["state"] for row in topology.counted() if row["kind"] == "nvlink"]
     assert states == ["up", None, "down"]
+
+
+def test_a_lost_gpu_costs_only_its_own_pairs(tmp_path: Path) -> None:
+    class Pairs(Driver):
+        def ask(self, name: str, *args: Any, device: str = "", **_more: Any) -> int | None:
+            if name == "nvmlDeviceGetTopologyCommonAncestor" and "lost" in args:
+                raise DeviceLost("fell off the bus")
+            return 40 if name == "nvmlDeviceGetTopologyCommonAncestor" else None
+
+    gpus = [Device(str(n), "lost" if n == 1 else n, n) for n in range(4)]
+    rows = Topology(cast("Any", Pairs()), gpus, tmp_path).pairs([])
+    found = [(row["device"], row["peer_id"], row["path"]) for row in rows]
+    assert found == [(str(a), b, "NODE") for a in (0, 2, 3) for b in (0, 2, 3) if a != b]
