@@ -30,7 +30,7 @@ from probing.daemon.gpu.nvml.rows import (
 from probing.daemon.gpu.nvml.session import Content, Failure, NvmlSession, Reading
 from probing.daemon.gpu.nvml.users import Users
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.source import Identity, Sink, Source
+from probing.daemon.source import Identity, Loss, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
 __all__ = ("NO_GPU", "NvmlSource", "why_absent")
@@ -45,7 +45,8 @@ _CLASS = "0x03"
 SLOW_S, PAIRS_S, LOST_S = 10.0, 60.0, 30.0
 # The share of the interval for which a poll waits for its answer.
 WAIT_SHARE = 0.8
-MAX_EVENTS = 1_024
+# As many as the NVML process keeps.
+MAX_EVENTS = 4_096
 # What Arrow raises for a value that does not fit its column.
 _UNFIT = (ArithmeticError, TypeError, ValueError)
 _log = logging.getLogger(__name__)
@@ -175,7 +176,11 @@ class NvmlSource(Source):
         self._problems = [problem[:200] for problem in content.get("problems", ())]
         self._put_values(content, pair)
         self._put_links(content.get("links", ()), content.get("values", {}), pair)
-        self._note_driver_events(content.get("events", ()))
+        events = content.get("events", ())
+        self._note_driver_events(events)
+        if dropped := content.get("events_dropped", 0) + max(0, len(events) - MAX_EVENTS):
+            reason = "the driver reported more events than are kept between two readings"
+            self._sink.lost(Loss(self.name, EVENTS.name, "read", reason, pair.real_ns, pair.real_ns, dropped))
 
     def _note_lost(self, changes: Mapping[int, str | None], now: float) -> None:
         for number, reason in changes.items():

@@ -250,8 +250,8 @@ class Given:
         pass
 
 
-def source_of(*found: Reading | Failure | None) -> tuple[NvmlSource, Given, Sink]:
-    given, rows = Given(*found), Sink(may_lose=False)
+def source_of(*found: Reading | Failure | None, may_lose: bool = False) -> tuple[NvmlSource, Given, Sink]:
+    given, rows = Given(*found), Sink(may_lose=may_lose)
     config = GpuConfig(interval_s=0.1)
     return NvmlSource(given, Nobody(), rows, FakeClock(5, 7), "n", config), given, rows  # type: ignore[arg-type]
 
@@ -371,6 +371,18 @@ def test_an_answer_that_makes_no_sense_is_a_failure() -> None:
     source.tick()
     assert state_of(source).state == "running"
     assert len(rows.of("gpu.utilization")) == 1
+
+
+def test_events_that_nobody_kept_are_a_loss() -> None:
+    event: dict[str, Any] = {"type": 8, "data": 79, "instances": [None, None]}
+    events = [{**event, "ts_ns": n, "device": str(n % 1_000)} for n in range(5_000)]
+    content: dict[str, Any] = {"devices": [_DEVICE], "values": {}, "events": events, "events_dropped": 7}
+    source, _, rows = source_of(Reading(content, frozenset(), True), may_lose=True)  # type: ignore[arg-type]
+    source.tick()
+    (loss,) = rows.losses
+    assert loss.table == "gpu.events"
+    assert loss.count == 5_000 + 7 - len(rows.of("gpu.events"))
+    assert len(rows.of("gpu.events")) == 4_096
 
 
 def test_counters_of_a_gpu_are_not_compared_with_those_of_another() -> None:
