@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fakes import Now, Processes, Sink
 
-from probing.api.errors import CorruptTarget, ProcessGone, TargetTimeout, UnsupportedTarget
+from probing.api.errors import CorruptTarget, PrivilegeError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.flight_recorder import watch as flight_recorder
@@ -41,6 +41,8 @@ class DumpReaders:
         self.asked: list[str] = []
         self.shared_root = True
         self.failing: Exception | None = None
+        # The owners of dumps other than user 7, by path.
+        self.uids: dict[str, int] = {}
         self.mtime_ns = UTC + START_NS + 60_000_000_000
 
     def write(self, pid: int, content: Any = DUMP, path: str = "/dumps/r0") -> Path:
@@ -65,13 +67,14 @@ class DumpReaders:
             raise ProcessGone(f"process {pid} exited")
         if op == "files":
             found = [self._described(pid, path) for path in args["paths"]]
+            uid = self.uids.get(args["paths"][0], 7)
             return Message(
-                {"files": found, "paths": list(args["paths"]), "uid": 7, "witness": 1 if self.shared_root else None}
+                {"files": found, "paths": list(args["paths"]), "uid": uid, "witness": 1 if self.shared_root else None}
             )
         described = self._described(pid, args["path"])
         if described is None:
             raise UnsupportedTarget("not there")
-        assert args["uid"] == 7
+        assert args["uid"] == described["uid"]
         return Message(described, fds=[os.open(self.files[pid, args["path"]], os.O_RDONLY)])
 
     def _described(self, pid: int, path: str) -> dict[str, Any] | None:
@@ -85,7 +88,7 @@ class DumpReaders:
             "inode": found.st_ino,
             "size": found.st_size,
             "mtime_ns": found.st_mtime_ns,
-            "uid": 7,
+            "uid": self.uids.get(path, 7),
         }
 
 
@@ -389,3 +392,67 @@ def test_a_user_whose_dump_takes_long_waits(
     assert [watch.look(), watch.look()] == [0, 0]
     now[0] += 1.0
     assert watch.look() == 1
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_dumps_of_a_user_that_take_long_let_the_others_wait_for_one(
+    world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch, *, ended: bool
+) -> None:
+    now = Now(1_000.0)
+    monkeypatch.setattr(flight_recorder, "time", SimpleNamespace(monotonic=now))
+    read: list[int] = []
+    call = world.parsers.call
+
+    def slow(op: str, **args: Any) -> Any:
+        uid = json.loads(os.pread(args["fds"][0], 9_999, 0))["version"]
+        read.append(int(uid))
+        now.now += 20.0 if uid == "1007" else 0.0
+        return call(op, **args)
+
+    monkeypatch.setattr(world.parsers, "call", slow)
+    # GIVEN a user with many trainers, each of which writes a dump that takes long, before another user's
+    world.processes.who = [trainer(pid, pid) for pid in range(200, 220)] + [trainer()]
+    world.readers.uids = {f"/dumps/r{pid}": 1007 for pid in range(200, 220)} | {"/dumps/r0": 7}
+    watch.look()
+    for who in world.processes.who:
+        path = f"/dumps/r{who.rank}"
+        world.readers.write(who.pid, json.dumps({**DUMP, "version": str(world.readers.uids[path])}).encode(), path)
+    # WHEN all can be read
+    if ended:
+        world.processes.who = []
+    else:
+        watch.look()
+    assert not read
+    watch.look()
+    # THEN only one of his is read before that of the other
+    assert sorted(read) == [7, 1007]
+    # and all the others are read in time.
+    while len(read) < 21:
+        now.now += 220.0
+        count = len(read)
+        watch.look()
+        assert len(read) == count + 1
+    assert not world.sink.losses
+
+
+def test_dumps_of_ended_processes_that_wait_are_bounded(
+    world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = Now(1_000.0)
+    monkeypatch.setattr(flight_recorder, "time", SimpleNamespace(monotonic=now))
+    monkeypatch.setattr(flight_recorder, "MAX_ENDED", 3)
+    call = world.parsers.call
+
+    def slow(op: str, **args: Any) -> Any:
+        now.now += 20.0
+        return call(op, **args)
+
+    monkeypatch.setattr(world.parsers, "call", slow)
+    world.processes.who = [trainer(pid, pid) for pid in range(200, 210)]
+    watch.look()
+    for who in world.processes.who:
+        world.readers.write(who.pid, path=f"/dumps/r{who.rank}")
+    world.processes.who = []
+    assert watch.look() == 1
+    (loss,) = world.sink.losses
+    assert "6 processes" in loss.reason
