@@ -292,6 +292,10 @@ class FlightRecorderWatch(Source):
                 found, fd = self._open([watched.witness, 0], place, watched.uid)
             except (UnsupportedTarget, ProcessGone):
                 continue  # usually there is no dump
+            except ProbingError as e:
+                # The other places are on the same file system, and would take as long.
+                self._lost(watched.who, f"the process ended, and it is not known whether it left a dump: {e.message}")
+                break
             count += self._read(found, fd, [watched.who], final=True)
         return count
 

@@ -435,6 +435,28 @@ def test_dumps_of_a_user_that_take_long_let_the_others_wait_for_one(
     assert not world.sink.losses
 
 
+def test_a_dump_that_may_not_be_read_after_the_end_is_a_loss_of_its_process_only(
+    world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(op: str, **args: Any) -> Any:
+        if op == "file" and args["path"] == "/dumps/r3":
+            raise PrivilegeError("it may not be read")
+        return DumpReaders.call(world.readers, op, **args)
+
+    monkeypatch.setattr(world.readers, "call", call)
+    world.processes.who = [trainer(300, 3), trainer(100), trainer(400, 4)]
+    watch.look()
+    for who in world.processes.who:
+        world.readers.write(who.pid, path=f"/dumps/r{who.rank}")
+    world.processes.who = [trainer(400, 4)]
+    assert watch.look() == 1
+    assert {row["pid"] for row in world.sink.rows} == {100}
+    (loss,) = world.sink.losses
+    assert (loss.pid, "may not be read" in loss.reason) == (300, True)
+    # The process that lives was looked at in the same look.
+    assert watch.look() == 1
+
+
 def test_dumps_of_ended_processes_that_wait_are_bounded(
     world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
