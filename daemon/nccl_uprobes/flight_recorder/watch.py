@@ -365,7 +365,7 @@ class FlightRecorderWatch(Source):
             reason = "records of a dump were malformed or too many"
             pid = who.pid if who is not None else None
             self._sink.lost(Loss(self.name, TABLE, "read", reason, ts, ts, dump["skipped"], pid))
-        self._done.add(found.snapshot_id)
+        self._done.add(found.snapshot_id, owners[0].owner)
 
     def _failed(self, found: DumpFile, who: Identity, error: ProbingError, *, final: bool = False) -> None:
         stamp = found.stamp
@@ -376,7 +376,7 @@ class FlightRecorderWatch(Source):
         if not final and isinstance(error, TargetTimeout | InternalError) and self._failures[stamp] < MAX_TRIES:
             return
         del self._failures[stamp]
-        self._done.add(found.snapshot_id)
+        self._done.add(found.snapshot_id, who.owner)
         self._lost(who, f"a dump cannot be read: {error.message}")
 
     def _lost(self, who: Identity | None, reason: str) -> None:

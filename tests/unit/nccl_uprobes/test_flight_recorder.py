@@ -16,6 +16,7 @@ from fakes import Now, Processes, Sink
 from probing.api.errors import CorruptTarget, PrivilegeError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
+from probing.daemon.nccl_uprobes.flight_recorder import known_dumps
 from probing.daemon.nccl_uprobes.flight_recorder import watch as flight_recorder
 from probing.daemon.nccl_uprobes.flight_recorder.dump import handlers
 from probing.daemon.nccl_uprobes.flight_recorder.watch import FlightRecorderWatch, candidates
@@ -287,6 +288,26 @@ def test_the_next_daemon_reports_no_dump_again(world: World, tmp_path: Path) -> 
     remembered.write_text('{"spoilt": [')
     third = watching(world, remembered)
     assert [third.look(), third.look()] == [0, 1]
+
+
+def test_dumps_of_a_user_let_no_dump_of_another_be_reported_again(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_dumps, "MAX_KNOWN", 4)
+    remembered = tmp_path / "flight.json"
+    many = [trainer(pid, pid)._replace(owner=1007) for pid in range(200, 210)]
+    world.processes.who = [trainer(), *many]
+    world.readers.write(100)
+    watch = watching(world, remembered)
+    assert [watch.look(), watch.look()] == [0, 1]
+    for who in many:
+        world.readers.write(who.pid, path=f"/dumps/r{who.rank}")
+    for _ in range(4):
+        watch.look()
+    of_next = watching(world, remembered)
+    for _ in range(4):
+        of_next.look()
+    assert [row["record_id"] for row in world.sink.rows if row["pid"] == 100] == [1, 2]
 
 
 def test_looks_that_follow_at_once_are_no_second_look(world: World) -> None:
