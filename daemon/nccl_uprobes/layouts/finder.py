@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,8 @@ class LayoutFinder:
         self._parsers = parsers
         self._layouts = layouts
         self._cache = cache
-        self._added: list[NcclLayout] = []
+        # The layouts after the shipped ones, with the owners of their files.
+        self._added: list[tuple[NcclLayout, int]] = []
         self._reasons: dict[str, str] = {}
         self._files: dict[tuple[int, ...], None] = {}
         self._stopped = False
@@ -69,7 +70,6 @@ class LayoutFinder:
         self._waiting: dict[int, deque[int]] = {}
         self._turns: Turns[int] = Turns()
         self._more = threading.Condition(self._lock)
-        self._added_by: Counter[int] = Counter()
         self._thread = threading.Thread(target=self._run, name="nccl-layouts", daemon=True)
 
     @property
@@ -82,15 +82,15 @@ class LayoutFinder:
     def added(self) -> tuple[NcclLayout, ...]:
         """Returns the layouts that were added to the map after the shipped ones."""
         with self._lock:
-            return tuple(self._added)
+            return tuple(layout for layout, _ in self._added)
 
     def start(self) -> None:
         """Writes the shipped layouts and the cached layouts into the map."""
         for index, layout in enumerate(NCCL_LAYOUTS):
             self._layouts.update(index, layout.pack())
-        for layout in self._load():
+        for layout, owner in self._load():
             with contextlib.suppress(UnsupportedTarget):
-                self._add(layout)
+                self._add(layout, owner)
         # An earlier daemon may have written more layouts, which this daemon does not have.
         for index in range(len(NCCL_LAYOUTS) + len(self._added), MAX_LAYOUTS):
             self._layouts.update(index, bytes(len(NCCL_LAYOUTS[0].pack())))
@@ -163,7 +163,7 @@ class LayoutFinder:
     def _examine(self, fd: int) -> None:
         unguarded = {build: layout.version for layout in UNGUARDED_LAYOUTS for build in layout.build_ids}
         with self._lock:
-            known = [build for layout in (*NCCL_LAYOUTS, *self._added) for build in layout.build_ids]
+            known = [build for layout in self._entries for build in layout.build_ids]
         answer = self._parsers.call("nccl_layout", fds=[fd], timeout=_PARSE_S, known=[*known, *unguarded])
         build = answer.get("build_id")
         if not isinstance(build, str) or not _BUILD_ID.fullmatch(build):
@@ -191,14 +191,19 @@ class LayoutFinder:
         self._save()
         return None
 
-    def _add(self, layout: NcclLayout, owner: int = 0) -> None:
+    @property
+    def _entries(self) -> list[NcclLayout]:
+        """Returns the layouts in the map, in its order. With the lock."""
+        return [*NCCL_LAYOUTS, *(layout for layout, _ in self._added)]
+
+    def _add(self, layout: NcclLayout, owner: int) -> None:
         """Adds ``layout`` to the map. Raises UnsupportedTarget for a layout that must not be in the map, and for too
         many from files of the user ``owner``.
         """
         if layout.end_magic % 8 or not 8 <= layout.comm_hash <= layout.end_magic - _ROW or layout.end_magic == ABSENT:
             raise UnsupportedTarget("struct ncclComm of this library has impossible offsets")
         with self._lock:
-            entries = (*NCCL_LAYOUTS, *self._added)
+            entries = self._entries
             if any(entry.offsets == layout.offsets for entry in entries):
                 return
             # The programs tell layouts apart by the offset of the second magic word.
@@ -206,11 +211,10 @@ class LayoutFinder:
                 raise UnsupportedTarget("another build has a struct ncclComm of this size, laid out in another way")
             if len(entries) >= MAX_LAYOUTS:
                 raise UnsupportedTarget("too many builds of NCCL are known")
-            if owner and self._added_by[owner] >= _MAX_OF_USER:
+            if owner and sum(other == owner for _, other in self._added) >= _MAX_OF_USER:
                 raise UnsupportedTarget(f"{_MAX_OF_USER} other builds of NCCL of uid {owner} are known")
-            self._added_by[owner] += 1
             self._layouts.update(len(entries), layout.pack())
-            self._added.append(layout)
+            self._added.append((layout, owner))
 
     def _explain(self, name: str, why: str) -> None:
         if name not in self._reasons:
@@ -219,13 +223,16 @@ class LayoutFinder:
             if len(self._reasons) > _MAX_REASONS:
                 del self._reasons[next(iter(self._reasons))]
 
-    def _load(self) -> list[NcclLayout]:
+    def _load(self) -> list[tuple[NcclLayout, int]]:
         if self._cache is None:
             return []
         try:
             with self._cache.open("rb") as file:
                 entries = json.loads(file.read(_MAX_CACHE))
-            return [NcclLayout.of(entry, (), tuple(map(str, entry["build_ids"]))) for entry in entries]
+            return [
+                (NcclLayout.of(entry, (), tuple(map(str, entry["build_ids"]))), int(entry.get("owner", 0)))
+                for entry in entries
+            ]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, KeyError, RecursionError, UnsupportedTarget) as e:
@@ -235,10 +242,18 @@ class LayoutFinder:
     def _save(self) -> None:
         if self._cache is None:
             return
-        entries = [
-            {name: value for name, value in layout._asdict().items() if value != ABSENT and name != "versions"}
-            for layout in self.added
-        ]
+        with self._lock:
+            entries = [
+                {
+                    **{
+                        name: value
+                        for name, value in layout._asdict().items()
+                        if value != ABSENT and name != "versions"
+                    },
+                    "owner": owner,
+                }
+                for layout, owner in self._added
+            ]
         new = self._cache.with_suffix(".new")
         try:
             new.write_text(json.dumps(entries))

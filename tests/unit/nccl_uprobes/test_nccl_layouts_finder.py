@@ -299,3 +299,22 @@ def test_a_user_does_not_fill_the_map(library: Library, start: Callable[..., Lay
     assert len(finder.added) == 8
     attach(finder, library(f"{99:040x}", comm(8192)))
     until(lambda: len(finder.added) == 9)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_user_does_not_fill_the_map_over_restarts(
+    library: Library, start: Callable[..., LayoutFinder], tmp_path: Path
+) -> None:
+    cache = tmp_path / "layouts.json"
+    first = start(Parsers(), Map(), cache)
+    for number in range(8):
+        attach(first, of_user(library(f"{number:040x}", comm(4096 + 8 * number)), 1007))
+    until(lambda: len(first.added) == 8)
+    first.stop()
+    second = start(Parsers(), Map(), cache)
+    assert len(second.added) == 8
+    attach(second, of_user(library(f"{8:040x}", comm(8192)), 1007))
+    until(lambda: second.reasons)
+    assert "of uid 1007 are known" in next(iter(second.reasons.values()))
+    attach(second, of_user(library(f"{9:040x}", comm(8192)), 1008))
+    until(lambda: len(second.added) == 9)
