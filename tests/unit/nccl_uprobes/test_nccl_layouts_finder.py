@@ -318,3 +318,26 @@ def test_a_user_does_not_fill_the_map_over_restarts(
     assert "of uid 1007 are known" in next(iter(second.reasons.values()))
     attach(second, of_user(library(f"{9:040x}", comm(8192)), 1008))
     until(lambda: len(second.added) == 9)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_library_of_root_is_believed_before_that_of_a_user(
+    library: Library, start: Callable[..., LayoutFinder], tmp_path: Path
+) -> None:
+    layouts, cache = Map(), tmp_path / "layouts.json"
+    finder = start(Parsers(), layouts, cache)
+    # GIVEN a user's library with the size of another build, but wrong offsets
+    attach(finder, of_user(library("aa" * 20, comm(4096, 64)), 1007))
+    attach(finder, of_user(library("bb" * 20, comm(8192, 64)), 1007))
+    until(lambda: len(finder.added) == 2)
+    attach(finder, library("cc" * 20, comm(4096, 1024)))
+    until(lambda: finder.added[0].comm_hash == 1024)
+    # THEN root's has its place, and no other entry another
+    assert layouts.entries[FIRST:] == [layout.pack() for layout in finder.added]
+    assert [layout.end_magic for layout in finder.added] == [4096, 8192]
+    # and another user's does not get it again.
+    attach(finder, of_user(library("dd" * 20, comm(4096, 128)), 1008))
+    until(lambda: finder.reasons)
+    assert "laid out in another way" in finder.reasons["dd" * 20]
+    finder.stop()
+    assert start(Parsers(), Map(), cache).added == finder.added
