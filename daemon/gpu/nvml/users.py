@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from probing.api.tables.schema import Row
 from probing.daemon.processes.discovery import Discovery
+from probing.daemon.processes.liveness import is_alive
 from probing.daemon.source import Identity, ProcessKey
 
 __all__ = (
@@ -118,6 +119,8 @@ def _words(text: str) -> list[str]:
 
 
 MAX_ADDRESSES = 8
+# From so many processes with addresses on, those that have ended are dropped.
+MANY = 1_024
 Facts = Mapping[str, Any]
 
 
@@ -139,6 +142,7 @@ class Users:
     def __init__(self, watched: Discovery) -> None:
         self._watched = watched
         self._addresses: dict[ProcessKey, tuple[str, ...]] = {}
+        self._many = MANY
 
     def note(self, batch: pa.RecordBatch) -> None:
         """Reads a batch of comm.communicators, in which NCCL names the GPU of each rank."""
@@ -162,6 +166,7 @@ class Users:
         ``listed``: the processes that the driver lists, by device; None if it has no list.
         """
         live = self._watched.live()
+        self._drop_ended(live)
         by_pid = {who.pid: who for who in live}
         seen: set[int] = set()
         for key, entries in listed.items():
@@ -177,6 +182,18 @@ class Users:
             if who.pid not in seen and who.role == "trainer":
                 for row in self._unlisted(who, devices, places):
                     yield {**row, **common}
+
+    def _drop_ended(self, live: Sequence[Identity]) -> None:
+        """Drops the addresses of processes that have ended, if there are many. Nobody reports the exit of a process
+        that was never identified, and a communicator can come after the exit.
+        """
+        if len(self._addresses) <= self._many:
+            return
+        watched = {who.key for who in live}
+        for key in list(self._addresses):
+            if key not in watched and not is_alive(*key):
+                self.forget(*key)
+        self._many = max(MANY, 2 * len(self._addresses))
 
     def _unlisted(self, who: Identity, devices: Mapping[str, Facts], places: list[Place]) -> Iterator[Row]:
         """Yields rows for the devices of a trainer that the driver does not list, since its pids are of another

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from probing.daemon.gpu.nvml import users as users_module
 from probing.daemon.gpu.nvml.calls import Calls, DeviceLost
 from probing.daemon.gpu.nvml.devices import Device
 from probing.daemon.gpu.nvml.fleet import Fleet
@@ -25,7 +28,8 @@ from probing.daemon.gpu.nvml.rows import (
     utilization_row,
 )
 from probing.daemon.gpu.nvml.topology import Topology
-from probing.daemon.gpu.nvml.users import Place, own_device, visible_devices
+from probing.daemon.gpu.nvml.users import Place, Users, own_device, visible_devices
+from probing.daemon.source import Identity
 
 SECOND = 10**9
 
@@ -323,3 +327,23 @@ def test_a_lost_gpu_costs_only_its_own_pairs(tmp_path: Path) -> None:
     rows = Topology(cast("Any", Pairs()), gpus, tmp_path).pairs([])
     found = [(row["device"], row["peer_id"], row["path"]) for row in rows]
     assert found == [(str(a), b, "NODE") for a in (0, 2, 3) for b in (0, 2, 3) if a != b]
+
+
+def test_addresses_of_processes_that_nobody_reports_as_ended_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users_module, "MANY", 4)
+    alive = {(5, 50), (6, 60)}
+    monkeypatch.setattr(users_module, "is_alive", lambda pid, start_ns: (pid, start_ns) in alive)
+    watched = SimpleNamespace(live=lambda: [Identity(5, 50, "job", "run", "trainer", 0)], environ=lambda *_: {})
+    users = Users(cast("Any", watched))
+    devices = {"0": {"device_id": 0, "uuid": "GPU-0", "bus_id": "0000:17:00.0"}}
+
+    def note(*processes: tuple[int, int]) -> list[dict[str, Any]]:
+        rows = [{"pid": pid, "start_ns": start_ns, "bus_id": "0000:17:00.0"} for pid, start_ns in processes]
+        users.note(pa.RecordBatch.from_pylist(rows))
+        return list(users.rows(devices, {}, {}))
+
+    note(*alive)
+    for number in range(100):
+        assert [row["pid"] for row in note((1_000 + number, 1))] == [5]
+        assert len(users._addresses) <= 5
+    assert alive <= set(users._addresses)
