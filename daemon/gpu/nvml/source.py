@@ -100,6 +100,9 @@ class NvmlSource(Source):
     def process_exited(self, process: Identity) -> None:
         self._users.forget(process.pid, process.start_ns)
 
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        self._users.forget(pid, start_ns)
+
     def stop(self) -> None:
         self._session.close()
 
