@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 __all__ = (
+    "NEVER",
     "Calls",
     "DeviceLost",
     "DriverFailed",
@@ -38,7 +39,7 @@ _ABSENT = {9: "the driver is not loaded", 12: "libnvidia-ml.so.1 was not found"}
 _LIBRARY = {4: "no permission", 17: "the system refuses the device files", 1: "NVML is not initialized"}
 _MISMATCH = {18: "library and kernel module of the driver have different versions"}
 # Codes that mean that the device or the driver lacks a feature: another call would fail as well.
-_NEVER = frozenset((3, 13, 25, 26))
+NEVER = frozenset((3, 13, 25, 26))
 
 
 class DeviceLost(Exception):
@@ -122,7 +123,7 @@ class Calls:
             return e.object.decode("utf-8", "replace")
         except (pynvml.NVMLLibraryMismatchError, AttributeError):
             code = 13
-        if code in _NEVER:
+        if code in NEVER:
             self._refused.add((name, device))
         elif code not in (0, 2, 4, 6, 10, 21, 27):
             self.problems[name] = f"{name} failed with code {code}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from doubles.nvml_double import mig, recorded
+from doubles.nvml_double import GPM, mig, recorded
 from gpu_helpers import Gpus
 from long import long_unless
 from waiting import until
@@ -220,6 +220,24 @@ def test_nonsense_of_the_driver_is_null(driver: Make) -> None:
     names = ("gpu_util_pct", "sm_active_pct", "tensor_active_pct", "energy_j", "mem_temperature_c", "pstate")
     assert [row[name] for name in names] == [None] * 6
     assert row["mem_controller_util_pct"] is not None
+
+
+def test_a_sample_that_failed_once_is_taken_again(driver: Make) -> None:
+    node = driver(recorded(1))
+
+    def shows(value: float | None) -> bool:
+        return node.fresh()[0]["sm_active_pct"] == value
+
+    until(lambda: shows(GPM[2]))
+    node.double.write(**{"error.nvmlGpmSampleGet": 10})
+    until(lambda: shows(None))
+    node.double.set({}, drop=("error.nvmlGpmSampleGet",))
+    until(lambda: shows(GPM[2]))
+    # A refusal is final.
+    node.double.write(**{"error.nvmlGpmSampleGet": 3})
+    until(lambda: shows(None))
+    node.double.set({}, drop=("error.nvmlGpmSampleGet",))
+    assert [shows(None) for _ in range(3)] == [True] * 3
 
 
 def test_a_process_that_is_killed_is_started_again(driver: Make) -> None:
