@@ -203,6 +203,21 @@ def test_a_process_with_very_many_sums_does_not_take_all_rows(monkeypatch: pytes
         assert (len(pids), pids.count(7)) == (4, 1)
 
 
+def test_sums_of_an_ended_process_without_room_in_its_last_report_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_rows, "MAX_ROWS", 4)
+    maps = memory_maps()
+    rows = rows_of(maps)
+    rows.begin(0)
+    for pid in (7, 8):
+        for stack in range(5):
+            maps["cuda_memory_sums"].put((1, stack, pid, 1, 10), (1, 0, 1, 1, 1, 0))
+    assert rows.changed(PAIR).num_rows == 4
+    assert rows.forget({(7, 1)}) == 3
+    # The other process has the next report for itself.
+    assert rows.changed(PAIR).column("pid").to_pylist() == [8, 8, 8]
+    assert rows.forget({(8, 1)}) == 0
+
+
 def test_maps_that_could_not_be_read_are_read_again_for_a_stack() -> None:
     maps, readers = memory_maps(), readers_of_7()
     rows = MemoryRows(maps, "node", known(), Frames(readers))
