@@ -273,15 +273,17 @@ class FlightRecorderWatch(Source):
                 self._ended.append(watched)
                 continue
             began = time.monotonic()
-            count += self._last_look(watched)
+            count += self._last_look(watched, [other for other in ended if other is not watched])
             self._rest(watched.uid, began)
         if dropped := self._ended[MAX_ENDED:]:
             del self._ended[MAX_ENDED:]
             self._lost(None, f"too many dumps of ended processes wait: those of {len(dropped)} processes are not read")
         return count
 
-    def _last_look(self, watched: _Watched) -> int:
-        """Reads the dumps of a process that has ended, even if they look unfinished. Returns their number."""
+    def _last_look(self, watched: _Watched, ended: list[_Watched]) -> int:
+        """Reads the dumps of a process that has ended, even if they look unfinished. ``ended``: others that have ended.
+        Returns the number of dumps read.
+        """
         if watched.witness is None:
             if watched.last:
                 self._lost(watched.who, "the process ended, and its files with it, before its dump was read")
@@ -296,7 +298,11 @@ class FlightRecorderWatch(Source):
                 # The other places are on the same file system, and would take as long.
                 self._lost(watched.who, f"the process ended, and it is not known whether it left a dump: {e.message}")
                 break
-            count += self._read(found, fd, [watched.who], final=True)
+            # Another job of the user may have written it.
+            same = (watched.uid, watched.witness)
+            others = (other for other in (*self._watched.values(), *ended) if (other.uid, other.witness) == same)
+            owners = [other.who for other in others if place in other.places and self._is_new(other.who, found)]
+            count += self._read(found, fd, [watched.who, *owners], final=True)
         return count
 
     def _read_finished(self, watched: _Watched, found: DumpFile) -> int:

@@ -42,8 +42,9 @@ class DumpReaders:
         self.asked: list[str] = []
         self.shared_root = True
         self.failing: Exception | None = None
-        # The owners of dumps other than user 7, by path.
+        # The owners of dumps other than user 7, by path, and the users of processes, by pid.
         self.uids: dict[str, int] = {}
+        self.users: dict[int, int] = {}
         self.mtime_ns = UTC + START_NS + 60_000_000_000
 
     def write(self, pid: int, content: Any = DUMP, path: str = "/dumps/r0") -> Path:
@@ -68,7 +69,7 @@ class DumpReaders:
             raise ProcessGone(f"process {pid} exited")
         if op == "files":
             found = [self._described(pid, path) for path in args["paths"]]
-            uid = self.uids.get(args["paths"][0], 7)
+            uid = self.users.get(pid, self.uids.get(args["paths"][0], 7))
             return Message(
                 {"files": found, "paths": list(args["paths"]), "uid": uid, "witness": 1 if self.shared_root else None}
             )
@@ -200,6 +201,41 @@ def test_a_dump_that_two_jobs_claim_is_of_neither(world: World, watch: FlightRec
     world.readers.files[200, "/dumps/r0"] = world.readers.write(100)
     assert [watch.look(), watch.look(), watch.look()] == [0, 1, 0]
     assert {(row["job"], row["pid"], row["rank"]) for row in world.sink.rows} == {(None, None, 0)}
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_dump_at_the_end_of_one_of_two_jobs_is_of_neither(
+    world: World, watch: FlightRecorderWatch, *, both: bool
+) -> None:
+    first, second = trainer(), trainer(200, job="other")
+    world.processes.who = [first, second]
+    watch.look()
+    world.readers.files[200, "/dumps/r0"] = world.readers.write(200)
+    world.processes.who = [] if both else [second]
+    assert sum(watch.look() for _ in range(4)) == 1
+    assert {(row["job"], row["pid"]) for row in world.sink.rows} == {(None, None)}
+
+
+def test_a_dump_at_the_end_is_of_no_other_user(world: World, watch: FlightRecorderWatch) -> None:
+    world.processes.who.append(trainer(200, job="other"))
+    world.readers.users[200] = 8
+    watch.look()
+    world.readers.write(100)
+    world.processes.who = world.processes.who[1:]
+    assert watch.look() == 1
+    assert {row["pid"] for row in world.sink.rows} == {100}
+
+
+def test_a_dump_from_before_the_next_process_is_of_the_one_that_ended(world: World, watch: FlightRecorderWatch) -> None:
+    watch.look()
+    world.readers.write(100)
+    later = START_NS + 120_000_000_000
+    world.processes.who.append(trainer(200)._replace(start_ns=later))
+    world.readers.files[200, "/dumps/r0"] = world.readers.files[100, "/dumps/r0"]
+    watch.look()
+    world.processes.who = world.processes.who[1:]
+    assert watch.look() == 1
+    assert {row["pid"] for row in world.sink.rows} == {100}
 
 
 def test_a_spoilt_dump_is_a_loss_once(world: World, watch: FlightRecorderWatch) -> None:
