@@ -134,15 +134,15 @@ class Calls:
         return Reading(self, what)
 
     def _raise_failure(self, code: int, name: str, *, starts: bool) -> None:
-        if code in _LOST:
+        if code in _LOST and not starts:
             raise DeviceLost(_LOST[code])
         if code in _MISMATCH:
             raise DriverFailed("mismatch", _MISMATCH[code])
         if code in _ABSENT:
             raise DriverFailed("absent", _ABSENT[code])
-        if code == 1 or (starts and name == "nvmlInit"):
+        if code == 1 or starts:
             kind = "denied" if code in (4, 17) else "lost"
-            raise DriverFailed(kind, _LIBRARY.get(code, f"NVML does not start: code {code}"))
+            raise DriverFailed(kind, {**_LIBRARY, **_LOST}.get(code, f"NVML does not start: {name} gives code {code}"))
 
 
 class Reading:

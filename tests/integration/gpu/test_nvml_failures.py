@@ -156,6 +156,27 @@ def test_a_driver_that_disappears_and_returns(driver: Make, code: int, text: str
     assert [name for name, _ in node.events()].count("driver_lost") == 1
 
 
+@pytest.mark.parametrize(
+    ("call", "code", "text"),
+    [
+        ("error.nvmlDeviceGetCount_v2", 999, "nvmlDeviceGetCount gives code 999"),
+        long_unless(False, "error.nvmlDeviceGetCount_v2", 15, "fallen off the bus"),
+        long_unless(False, "init", 15, "fallen off the bus"),
+    ],
+)
+def test_a_start_that_fails_has_a_reason(driver: Make, call: str, code: int, text: str) -> None:
+    node = driver({**recorded(1), call: code})
+
+    def degraded() -> bool:
+        node.tick()
+        return node.state().state == "degraded"
+
+    until(degraded)
+    assert text in node.state().reason
+    node.double.set({}, drop=(call,))
+    assert len(node.fresh()) == 1
+
+
 def test_a_driver_that_comes_late(driver: Make) -> None:
     node = driver({**recorded(1), "init": 9})
 
