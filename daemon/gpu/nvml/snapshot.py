@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +24,8 @@ _LISTS = {
 }
 _READ = {kind: process_list(name) for kind, name in _LISTS.items()}
 _UNKNOWN = (1 << 64) - 1
+# How far the time of a sample may be ahead of ours, us.
+_AHEAD_US = 1_000_000
 _SHARES = ("sm_pct", "mem_pct", "encoder_pct", "decoder_pct")
 
 # The value of the columns ``backend`` for GPUs of NVML, as Probing names it.
@@ -70,11 +73,16 @@ class _ProcessReadings:
         return list(found.values()) if known else None
 
     def _add_samples(self, gpu: Device, found: dict[int, Values]) -> None:
+        # Samples have the time of the system's clock. After that was set back, those from before it are in the future.
+        latest = time.time_ns() // 1000 + _AHEAD_US
         since = self._seen_us.get(gpu.key, 0)
+        since = since if since <= latest else 0
         samples = self._calls.ask(
             "nvmlDeviceGetProcessUtilization", gpu.handle, since, device=gpu.key, function=process_samples
         )
         for pid, at_us, *shares in sorted(samples or (), key=_time):
+            if at_us > latest:
+                break
             since = max(since, at_us)
             if (entry := found.get(pid)) is not None:
                 entry |= zip(_SHARES, map(_percent, shares), strict=True)

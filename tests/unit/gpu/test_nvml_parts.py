@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from probing.daemon.gpu.nvml import snapshot
 from probing.daemon.gpu.nvml import users as users_module
 from probing.daemon.gpu.nvml.calls import Calls, DeviceLost
 from probing.daemon.gpu.nvml.devices import Device
@@ -347,3 +348,23 @@ def test_addresses_of_processes_that_nobody_reports_as_ended_are_dropped(monkeyp
         assert [row["pid"] for row in note((1_000 + number, 1))] == [5]
         assert len(users._addresses) <= 5
     assert alive <= set(users._addresses)
+
+
+def test_samples_from_before_the_clock_was_set_back_keep_no_newer_ones_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples: list[tuple[int, ...]] = []
+
+    class Samples:
+        def ask(self, name: str, _: object, *since_us: int, **_more: Any) -> Any:
+            if name == "nvmlDeviceGetProcessUtilization":
+                return [sample for sample in samples if sample[1] > since_us[0]]
+            return [(77, 5)]
+
+    def shown(now_s: int, sm_pct: int) -> Any:
+        monkeypatch.setattr(snapshot, "time", SimpleNamespace(time_ns=lambda: now_s * SECOND))
+        samples.append((77, now_s * 1_000_000, sm_pct, 0, 0, 0))
+        ((entry, *_),) = [readings.read(Device("0", None, 0), slow=False)]
+        return entry.get("sm_pct")
+
+    readings = snapshot._ProcessReadings(cast("Any", Samples()))
+    assert [shown(100_000, 10), shown(100_001, 11)] == [10, 11]
+    assert [shown(90_000, 12), shown(90_001, 13)] == [12, 13]
