@@ -110,12 +110,19 @@ class Calls:
             with self.lock:
                 self.running = None
 
-    def ask(self, name: str, *args: Any, device: str = "", function: Callable[..., Any] | None = None) -> Any:
+    def ask(
+        self,
+        name: str,
+        *args: Any,
+        device: str = "",
+        more_s: float = 0.0,
+        function: Callable[..., Any] | None = None,
+    ) -> Any:
         """Returns the result of ``need``, or None if the device does not support the value or has none now."""
         if (name, device) in self._refused:
             return None
         try:
-            return self.need(name, *args, device=device, function=function)
+            return self.need(name, *args, device=device, more_s=more_s, function=function)
         except pynvml.NVMLError as e:
             code = int(e.value)
         except UnicodeDecodeError as e:

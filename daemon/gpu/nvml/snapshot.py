@@ -158,7 +158,7 @@ class Snapshots:
             "driver_version": self._calls.ask("nvmlSystemGetDriverVersion"),
             "cuda_version": _version(self._calls.ask("nvmlSystemGetCudaDriverVersion_v2")),
         }
-        devices, self._lost = find_devices(self._calls)
+        devices, self._lost = find_devices(self._calls, starts=True)
         self._readings, self._processes = Readings(self._calls), _ProcessReadings(self._calls)
         self._topology = Topology(self._calls, devices, self._sysfs)
         self._events = EventThread(self._waits, devices)
@@ -168,7 +168,7 @@ class Snapshots:
 
     def _check(self, devices: list[Device]) -> None:
         """Raises DriverFailed if NVML lists other devices than at the start: then a new process has to start."""
-        found, self._lost = find_devices(self._calls)
+        found, self._lost = find_devices(self._calls, starts=False)
         gone = {device.device_id for device in devices} & self._lost.keys()
         before = {(d.key, d.uuid, d.mig_mode) for d in devices if d.device_id not in gone}
         if before != {(d.key, d.uuid, d.mig_mode) for d in found}:

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from probing.daemon.gpu.nvml import calls as calls_module
 from probing.daemon.gpu.nvml import snapshot
 from probing.daemon.gpu.nvml import users as users_module
 from probing.daemon.gpu.nvml.calls import Calls, DeviceLost
-from probing.daemon.gpu.nvml.devices import Device
+from probing.daemon.gpu.nvml.devices import Device, find_devices
 from probing.daemon.gpu.nvml.fleet import Fleet
 from probing.daemon.gpu.nvml.rows import (
     Counters,
@@ -368,3 +369,22 @@ def test_samples_from_before_the_clock_was_set_back_keep_no_newer_ones_away(monk
     readings = snapshot._ProcessReadings(cast("Any", Samples()))
     assert [shown(100_000, 10), shown(100_001, 11)] == [10, 11]
     assert [shown(90_000, 12), shown(90_001, 13)] == [12, 13]
+
+
+def test_a_gpu_may_take_long_when_it_is_opened_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(5.0)
+    allowed_s: list[float] = []
+
+    def opened(number: int) -> int:
+        assert calls.running is not None
+        allowed_s.append(calls.running.allowed_s)
+        return number
+
+    # What the driver lacks is as in an old one.
+    errors = {name: getattr(pynvml, name) for name in ("NVMLError", "NVMLLibraryMismatchError")}
+    functions = {"nvmlDeviceGetCount": lambda: 1, "nvmlDeviceGetHandleByIndex": opened}
+    monkeypatch.setattr(calls_module, "pynvml", SimpleNamespace(**errors, **functions))
+    for starts in (True, False):
+        assert [device.key for device in find_devices(calls, starts=starts)[0]] == ["0"]
+    assert allowed_s[0] >= Calls.START_S
+    assert allowed_s[1] == 5.0
