@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +18,7 @@ from hypothesis import strategies as st
 
 from probing.api.errors import ProcessGone, TargetTimeout
 from probing.daemon.clock import ClockPair
+from probing.daemon.confined import reader
 from probing.daemon.gpu.cuda import frames as cuda_frames
 from probing.daemon.gpu.cuda import rows as cuda_rows
 from probing.daemon.gpu.cuda.frames import Frames
@@ -243,6 +248,28 @@ def test_processes_that_do_not_answer_do_not_hold_up_a_round(monkeypatch: pytest
     frames.begin_round()
     frames.name(100, 1, [0x10])
     assert readers.asked[-1][1]["pid"] == 100
+
+
+def test_a_process_with_very_many_mappings_takes_little_memory() -> None:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    code = ctypes.cast(libc.getpid, ctypes.c_void_p).value
+    assert code is not None
+    frames = Frames(Readers(maps=lambda args: reader._answer({"op": "maps", **args})))
+
+    def mapped(count: int, protection: int) -> int:
+        """Maps this file so often, and returns how many mappings are kept of this process."""
+        with Path(__file__).open("rb") as file:
+            many = [libc.mmap(None, 4096, protection, mmap.MAP_PRIVATE, file.fileno(), 0) for _ in range(count)]
+        frames.begin_round()
+        (name, _) = frames.name(os.getpid(), 0, [code, 1])
+        assert protection & mmap.PROT_EXEC or name.startswith("libc.so")
+        for address in many:
+            libc.munmap(ctypes.c_void_p(address), 4096)
+        return len(frames._maps[os.getpid(), 0])
+
+    assert mapped(3_000, mmap.PROT_READ) < 1_000
+    assert mapped(3_000, mmap.PROT_READ | mmap.PROT_EXEC) <= 1_024
 
 
 def test_launches_are_differences_over_all_cpus() -> None:
