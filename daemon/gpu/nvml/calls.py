@@ -76,8 +76,13 @@ class Calls:
         self.lock = threading.Lock()
         self.running: Running | None = None
         self.timeout_s = timeout_s
-        self.problems: dict[str, str] = {}
+        self._problems: dict[tuple[str, str], str] = {}
         self._refused: set[tuple[str, str]] = set()
+
+    @property
+    def problems(self) -> list[str]:
+        """The errors of calls that did not succeed since, each text once."""
+        return list(dict.fromkeys(self._problems.values()))
 
     def forget(self) -> None:
         """Drops the list of features that devices lack, so that they are read again: a device may have changed its
@@ -121,6 +126,7 @@ class Calls:
         """Returns the result of ``need``, or None if the device does not support the value or has none now."""
         if (name, device) in self._refused:
             return None
+        self._problems.pop((name, device), None)
         try:
             return self.need(name, *args, device=device, more_s=more_s, function=function)
         except pynvml.NVMLError as e:
@@ -133,7 +139,7 @@ class Calls:
         if code in NEVER:
             self._refused.add((name, device))
         elif code not in (0, 2, 4, 6, 10, 21, 27):
-            self.problems[name] = f"{name} failed with code {code}"
+            self._problems[name, device] = f"{name} failed with code {code}"
         return None
 
     def reading(self, what: str) -> Reading:

@@ -139,7 +139,7 @@ class Snapshots:
             answer["links"] = counted + (self._topology.pairs(counted) if pairs else [])
         if self._events:
             answer["events"], answer["events_dropped"] = self._events.take()
-        answer["problems"] = list(self._calls.problems.values())[:8]
+        answer["problems"] = self._calls.problems[:8]
         return answer
 
     def waiting_events(self) -> list[Values]:

@@ -296,6 +296,29 @@ def test_a_text_that_is_no_unicode_costs_no_other_value() -> None:
     assert calls.running is None
 
 
+def test_a_problem_ends_when_the_call_succeeds() -> None:
+    codes = {"0": 999, "1": 999}
+
+    def read(device: str) -> str:
+        if codes[device]:
+            raise pynvml.NVMLError(codes[device])
+        return device
+
+    calls = Calls(1.0)
+
+    def ask() -> list[str | None]:
+        return [calls.ask("nvmlDeviceGetX", device, device=device, function=read) for device in codes]
+
+    assert ask() == [None, None]
+    assert calls.problems == ["nvmlDeviceGetX failed with code 999"]
+    codes["1"] = 0
+    assert ask() == [None, "1"]
+    assert calls.problems == ["nvmlDeviceGetX failed with code 999"]
+    codes["0"] = 0
+    assert ask() == ["0", "1"]
+    assert calls.problems == []
+
+
 class Driver:
     """A driver that knows the state of link 0."""
 
