@@ -143,6 +143,9 @@ class Users:
         self._watched = watched
         self._addresses: dict[ProcessKey, tuple[str, ...]] = {}
         self._many = MANY
+        # The devices of the last look, and of each process what its device followed from, and its device.
+        self._places: list[Place] = []
+        self._own: dict[ProcessKey, tuple[Mapping[str, str], int | None, Place | None]] = {}
 
     def note(self, batch: pa.RecordBatch) -> None:
         """Reads a batch of comm.communicators, in which NCCL names the GPU of each rank."""
@@ -178,9 +181,14 @@ class Users:
                 seen.add(pid)
                 yield {**entry, **shared, **_who(by_pid.get(pid))}
         places = _places_of(devices)
+        if places != self._places:
+            self._places = places
+            self._own.clear()
+        for key in self._own.keys() - {who.key for who in live}:
+            del self._own[key]
         for who in live:
             if who.pid not in seen and who.role == "trainer":
-                for row in self._unlisted(who, devices, places):
+                for row in self._unlisted(who, devices):
                     yield {**row, **common}
 
     def _drop_ended(self, live: Sequence[Identity]) -> None:
@@ -195,7 +203,7 @@ class Users:
                 self.forget(*key)
         self._many = max(MANY, 2 * len(self._addresses))
 
-    def _unlisted(self, who: Identity, devices: Mapping[str, Facts], places: list[Place]) -> Iterator[Row]:
+    def _unlisted(self, who: Identity, devices: Mapping[str, Facts]) -> Iterator[Row]:
         """Yields rows for the devices of a trainer that the driver does not list, since its pids are of another
         namespace.
         """
@@ -203,10 +211,20 @@ class Users:
         found = [key for key, facts in devices.items() if facts.get("bus_id") in addresses and facts.get("mig") is None]
         source = "communicator"
         if not found:
-            place = own_device(self._watched.environ(*who.key), places, who.local_rank)
+            place = self._own_device(who)
             found, source = [place.key] if place else [], "environment"
         for key in found:
             yield {**_of(devices[key]), **_who(who), "pid": who.pid, "source": source}
+
+    def _own_device(self, who: Identity) -> Place | None:
+        """Returns ``own_device`` of a process, computed once: a hostile environment takes milliseconds."""
+        environ = self._watched.environ(*who.key)
+        before = self._own.get(who.key)
+        if before is not None and before[:2] == (environ, who.local_rank):
+            return before[2]
+        place = own_device(environ, self._places, who.local_rank)
+        self._own[who.key] = environ, who.local_rank, place
+        return place
 
 
 def _of(facts: Facts) -> Row:

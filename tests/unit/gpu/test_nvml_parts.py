@@ -411,3 +411,31 @@ def test_a_gpu_may_take_long_when_it_is_opened_first(monkeypatch: pytest.MonkeyP
         assert [device.key for device in find_devices(calls, starts=starts)[0]] == ["0"]
     assert allowed_s[0] >= Calls.START_S
     assert allowed_s[1] == 5.0
+
+
+def test_the_device_of_a_process_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[dict[str, str]] = []
+
+    def counted(environ: dict[str, str], places: list[Place], local_rank: int | None) -> Place | None:
+        found.append(environ)
+        return own_device(environ, places, local_rank)
+
+    monkeypatch.setattr(users_module, "own_device", counted)
+    who = Identity(5, 50, "job", "run", "trainer", 0, 1)
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    live = [who]
+    users = Users(cast("Any", SimpleNamespace(live=lambda: live, environ=lambda *_: dict(environ))))
+    devices: dict[str, dict[str, Any]] = {"0": {"device_id": 0, "uuid": "GPU-0"}}
+
+    def shown() -> list[int]:
+        return [row["device_id"] for row in users.rows(devices, {}, {})]
+
+    assert [shown(), shown(), len(found)] == [[0], [0], 1]
+    devices["1"] = {"device_id": 1, "uuid": "GPU-1"}
+    assert [shown(), shown(), len(found)] == [[1], [1], 2]
+    environ["CUDA_VISIBLE_DEVICES"] = "1,0"
+    assert [shown(), shown(), len(found)] == [[0], [0], 3]
+    live[0] = who._replace(local_rank=0)
+    assert [shown(), shown(), len(found)] == [[1], [1], 4]
+    live.clear()
+    assert [shown(), len(users._own)] == [[], 0]
