@@ -161,19 +161,22 @@ class LayoutFinder:
                 return
 
     def _examine(self, fd: int) -> None:
+        owner = os.fstat(fd).st_uid
         unguarded = {build: layout.version for layout in UNGUARDED_LAYOUTS for build in layout.build_ids}
         with self._lock:
-            known = [build for layout in self._entries for build in layout.build_ids]
+            # Any user can give a library the build id of another: it tells nothing of the file of another user, except
+            # that a stripped one may be of this build.
+            believed = [layout for layout, user in self._added if user in (0, owner)]
+            all_builds = {build for layout in self._entries for build in layout.build_ids}
+        known = [build for layout in (*NCCL_LAYOUTS, *believed) for build in layout.build_ids]
         answer = self._parsers.call("nccl_layout", fds=[fd], timeout=_PARSE_S, known=[*known, *unguarded])
         build = answer.get("build_id")
         if not isinstance(build, str) or not _BUILD_ID.fullmatch(build):
             build = None
-        if build in known:
-            return
         comm = {} if build in unguarded else answer.get("comm")
-        why = (
-            self._use(comm, build, os.fstat(fd).st_uid) if isinstance(comm, dict) else _stripped(answer.get("version"))
-        )
+        if build in known or (build in all_builds and comm is None):
+            return
+        why = self._use(comm, build, owner) if isinstance(comm, dict) else _stripped(answer.get("version"))
         if why:
             with self._lock:
                 self._explain(_name(fd, build), why)

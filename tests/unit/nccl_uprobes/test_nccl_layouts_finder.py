@@ -341,3 +341,23 @@ def test_a_library_of_root_is_believed_before_that_of_a_user(
     assert "laid out in another way" in finder.reasons["dd" * 20]
     finder.stop()
     assert start(Parsers(), Map(), cache).added == finder.added
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_build_id_of_a_users_library_stands_for_no_other_file(
+    library: Library, start: Callable[..., LayoutFinder]
+) -> None:
+    parsers = Parsers()
+    finder = start(parsers, Map())
+    build = "aa" * 20
+    for number, uid in enumerate((1007, 1008, 0, 1009)):
+        attach(finder, of_user(library(build, comm(4096 + 8 * number)), uid))
+    until(lambda: len(finder.added) == 3)
+    # The file of the fourth is known by that of root, and a stripped one may be of any build that is known.
+    attach(finder, of_user(library("bb" * 20, comm(8192)), 1010))
+    until(lambda: len(finder.added) == 4)
+    attach(finder, of_user(library("bb" * 20, None), 1011))
+    until(lambda: len(parsers.asked) == 6)
+    finder.stop()
+    assert [layout.end_magic for layout in finder.added] == [4096, 4104, 4112, 8192]
+    assert finder.reasons == {}
