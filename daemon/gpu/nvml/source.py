@@ -257,6 +257,10 @@ class NvmlSource(Source):
                 rows.append({**event, "suppressed": suppressed})
         if rows:
             self._sink.put(EVENTS.name, _batch(EVENTS.name, rows))
+        if count := self._limiter.forgotten(now):
+            ts = self._clock.pair().real_ns
+            reason = "more events of a kind came in a minute than are stored, and none after them to count them"
+            self._sink.lost(Loss(self.name, EVENTS.name, "read", reason, ts, ts, count))
 
 
 def _batch(table: str, rows: Sequence[Row]) -> pa.RecordBatch:

@@ -192,8 +192,15 @@ def test_too_many_events_of_a_kind_are_counted() -> None:
     limiter = Limiter(most=3, seconds=60)
     assert [limiter.passes("a", 0.1 * n) for n in range(5)] == [0, 0, 0, None, None]
     assert limiter.passes("b", 1.0) == 0
+    assert limiter.forgotten(59.9) == 0
     assert limiter.passes("a", 61.0) == 2
     assert limiter.passes("a", 61.1) == 0
+    # Of those after the last event that passed nobody else would know.
+    assert [limiter.passes("a", 61.2 + 0.1 * n) for n in range(5)] == [0, None, None, None, None]
+    assert limiter.passes("b", 62.0) == 0
+    assert limiter.forgotten(120.9) == 0
+    assert [limiter.forgotten(121.0), limiter.forgotten(121.0)] == [4, 0]
+    assert limiter.passes("a", 130.0) == 0
 
 
 def test_units_are_bytes_joules_and_watts() -> None:

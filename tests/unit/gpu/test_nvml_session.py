@@ -10,10 +10,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import Sink
+from fakes import Now, Sink
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import until
@@ -21,6 +22,7 @@ from waiting import until
 from probing.daemon.clock import FakeClock
 from probing.daemon.config import GpuConfig
 from probing.daemon.gpu.nvml import session as session_module
+from probing.daemon.gpu.nvml import source as source_module
 from probing.daemon.gpu.nvml.session import Failure, NvmlSession, Reading
 from probing.daemon.gpu.nvml.source import NO_GPU, NvmlSource
 from probing.daemon.ipc import Channel, ChannelClosed
@@ -383,6 +385,20 @@ def test_events_that_nobody_kept_are_a_loss() -> None:
     assert loss.table == "gpu.events"
     assert loss.count == 5_000 + 7 - len(rows.of("gpu.events"))
     assert len(rows.of("gpu.events")) == 4_096
+
+
+def test_suppressed_events_that_no_event_follows_are_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Now(1_000.0)
+    monkeypatch.setattr(source_module, "time", SimpleNamespace(monotonic=now))
+    event: dict[str, Any] = {"type": 8, "data": 79, "ts_ns": 5, "instances": [None, None], "device": "0"}
+    content: dict[str, Any] = {"devices": [_DEVICE], "values": {}, "events": [event] * 50}
+    source, _, rows = source_of(Reading(content, frozenset(), True), may_lose=True)  # type: ignore[arg-type]
+    source.tick()
+    assert (len(rows.of("gpu.events")), rows.losses) == (30, [])
+    now.now += 61.0
+    source.tick()
+    source.tick()
+    assert [(loss.table, loss.count) for loss in rows.losses] == [("gpu.events", 20)]
 
 
 def test_counters_of_a_gpu_are_not_compared_with_those_of_another() -> None:
