@@ -83,7 +83,7 @@ class Frames:
             answer = self._readers.call(
                 "maps", pid=key[0], start_ns=key[1], timeout=READ_TIMEOUT_S, patience=PATIENCE_S, names=[""]
             )
-            mappings = [_Code.of(mapping) for mapping in parse_maps(answer.payload) if mapping.path]
+            mappings = [_Code.of(mapping) for mapping in parse_maps(answer.payload) if mapping.path.startswith(b"/")]
         except ProbingError:
             # The process has ended or cannot be read now: its frames stay plain addresses.
             return

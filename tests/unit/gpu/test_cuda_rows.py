@@ -50,6 +50,7 @@ MAPS = (
     b"7f0000000000-7f0000010000 r-xp 00002000 08:01 77 /usr/lib/libtorch_cuda.so\n"
     b"7f0000020000-7f0000030000 r-xp 00000000 08:01 78 /usr/lib/libcudart.so.12\n"
     b"7f0000040000-7f0000050000 r-xp 00000000 08:01 79 /tmp/\x1b[31m" + b"evil" * 60 + b"\n"
+    b"7f0000060000-7f0000070000 r-xp 00000000 00:00 0 [anon:/lib/libc.so]\n"
 )
 
 
@@ -140,6 +141,8 @@ def test_frames_are_libraries_and_offsets() -> None:
     assert found[:3] == ["libtorch_cuda.so+0x2010", "libcudart.so.12+0x20", "0x7f0000010000"]
     assert found[3].isprintable()
     assert len(found[3]) < 100
+    # Anonymous memory can have any name.
+    assert frames.name(7, 1, [0x7F0000060000]) == ["0x7f0000060000"]
     frames.name(7, 1, [1, 2, 3])
     assert len(readers.asked) == 1
     frames.begin_round()
