@@ -288,12 +288,17 @@ class FlightRecorderWatch(Source):
             if watched.last:
                 self._lost(watched.who, "the process ended, and its files with it, before its dump was read")
             return 0
+        if watched.last.keys() - set(watched.places):
+            self._lost(watched.who, "the process ended, and its working directory with it, before its dump was read")
         count = 0
         for place in watched.places:
             try:
                 found, fd = self._open([watched.witness, 0], place, watched.uid)
-            except (UnsupportedTarget, ProcessGone):
-                continue  # usually there is no dump
+            except (UnsupportedTarget, ProcessGone) as e:
+                # Usually there is no dump.
+                if place in watched.last:
+                    self._lost(watched.who, f"the process ended, and its dump cannot be read: {e.message}")
+                continue
             except ProbingError as e:
                 # The other places are on the same file system, and would take as long.
                 self._lost(watched.who, f"the process ended, and it is not known whether it left a dump: {e.message}")

@@ -187,6 +187,22 @@ def test_a_dump_lost_with_its_container_is_a_loss(world: World, watch: FlightRec
     assert "ended" in loss.reason
 
 
+@pytest.mark.parametrize("path", ["/dumps/r0", "dumps/r0"])
+def test_a_dump_that_was_seen_and_is_not_there_at_the_end_is_a_loss(
+    world: World, watch: FlightRecorderWatch, path: str
+) -> None:
+    world.readers.environ = {"TORCH_FR_DUMP_TEMP_FILE": path[:-1]}
+    watch.look()
+    world.readers.write(100, path=path)
+    watch.look()
+    # A path in the working directory of a process ends with it, and the other file is removed.
+    del world.readers.files[1, path]
+    world.processes.who = []
+    assert watch.look() == 0
+    (loss,) = world.sink.losses
+    assert (loss.pid, loss.reason.startswith("the process ended")) == (100, True)
+
+
 def test_a_dump_of_an_earlier_process_is_ignored(world: World, watch: FlightRecorderWatch) -> None:
     world.readers.mtime_ns = UTC + START_NS - 10_000_000_000
     world.readers.write(100)
