@@ -311,18 +311,18 @@ class FlightRecorderWatch(Source):
         return count
 
     def _read_finished(self, watched: _Watched, found: DumpFile) -> int:
-        who = watched.who
+        who, began = watched.who, time.monotonic()
         try:
             opened, fd = self._open([who.pid, who.start_ns], found.path, watched.uid)
         except ProcessGone:
             return 0
         except ProbingError as e:
             self._failed(found, who, e)
+            self._rest(watched.uid, began)
             return 0
         # Two jobs of one user may write to the same file names.
         owners = [other.who for other in self._watched.values() if found.stamp in other.last.values()]
         watched.last.pop(found.path, None)
-        began = time.monotonic()
         count = self._read(opened, fd, owners)
         self._pause(watched, found.path, began)
         return count

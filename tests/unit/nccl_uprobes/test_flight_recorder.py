@@ -508,6 +508,29 @@ def test_dumps_of_a_user_that_take_long_let_the_others_wait_for_one(
     assert not world.sink.losses
 
 
+def test_dumps_of_a_user_that_do_not_open_let_the_others_wait_for_one(
+    world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = Now(1_000.0)
+    monkeypatch.setattr(flight_recorder, "time", SimpleNamespace(monotonic=now))
+    opened: list[int] = []
+
+    def call(op: str, **args: Any) -> Message:
+        if op == "file" and args["uid"] == 1007:
+            opened.append(args["process"][0])
+            now.now += 3.0
+            raise TargetTimeout("slow")
+        return DumpReaders.call(world.readers, op, **args)
+
+    monkeypatch.setattr(world.readers, "call", call)
+    world.processes.who = [trainer(pid, pid) for pid in range(200, 220)] + [trainer()]
+    world.readers.uids = {f"/dumps/r{pid}": 1007 for pid in range(200, 220)}
+    for who in world.processes.who:
+        world.readers.write(who.pid, path=f"/dumps/r{who.rank}")
+    assert [watch.look(), watch.look()] == [0, 1]
+    assert len(opened) == 1
+
+
 def test_a_dump_that_may_not_be_read_after_the_end_is_a_loss_of_its_process_only(
     world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
