@@ -41,8 +41,10 @@ _VENDOR = "0x10de"
 # The PCI class of display controllers: VGA and 3D.
 _CLASS = "0x03"
 
-# The intervals at which error counters and links between devices are read, and lost GPUs are tried again, s.
-SLOW_S, PAIRS_S, LOST_S = 10.0, 60.0, 30.0
+# The intervals at which error counters and links between devices are read, s.
+SLOW_S, PAIRS_S = 10.0, 60.0
+# Lost GPUs are tried again after 30, 60, 120 ... s, at most after the second.
+LOST_S, MOST_LOST_S = 30.0, 480.0
 # The share of the interval for which a poll waits for its answer.
 WAIT_SHARE = 0.8
 # As many as the NVML process keeps.
@@ -70,6 +72,7 @@ class NvmlSource(Source):
         self._counters = Counters()
         self._limiter = Limiter()
         self._due = {"slow": 0.0, "links": 0.0, "pairs": 0.0, "lost": 0.0}
+        self._lost_s = LOST_S
         self._before: dict[str, Row] = {}
         self._links: dict[tuple[Any, ...], Row] = {}
         self._failure: Failure | None = None
@@ -190,11 +193,13 @@ class NvmlSource(Source):
             event = {"event": "gpu_back", "detail": "the GPU answers again"}
             if reason is not None:
                 event = {"event": "gpu_lost", "detail": reason}
+                self._lost_s = LOST_S
                 self._due["lost"] = now + LOST_S
             self._add({**self._fleet.gpu_row(str(number)), **event})
         if self._fleet.lost and now >= self._due["lost"]:
             # The process has the GPU open, which prevents a reset, and does not see the GPU come back: start a new one.
-            self._due["lost"] = now + LOST_S
+            self._lost_s = min(2 * self._lost_s, MOST_LOST_S)
+            self._due["lost"] = now + self._lost_s
             self._session.again()
 
     def _put_values(self, content: Content, pair: ClockPair) -> None:

@@ -401,6 +401,27 @@ def test_suppressed_events_that_no_event_follows_are_a_loss(monkeypatch: pytest.
     assert [(loss.table, loss.count) for loss in rows.losses] == [("gpu.events", 20)]
 
 
+def test_a_gpu_that_stays_lost_is_tried_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Now(1_000.0)
+    monkeypatch.setattr(source_module, "time", SimpleNamespace(monotonic=now))
+
+    def restarts(seconds: int, *lost: int) -> int:
+        """Ticks for so long while the GPUs ``lost`` are lost, and returns how often the process was started again."""
+        before = given.restarts
+        for _ in range(seconds):
+            now.now += 1.0
+            reading: dict[str, Any] = {"values": {}, "lost": {str(number): "fell off" for number in lost}}
+            given.found.append(Reading(reading, frozenset(), False))  # type: ignore[arg-type]
+            source.tick()
+        return given.restarts - before
+
+    source, given, _ = source_of()
+    assert restarts(32, 1) == 1
+    assert restarts(3_600, 1) < 12
+    # Another one is tried soon.
+    assert restarts(32, 1, 2) == 1
+
+
 def test_counters_of_a_gpu_are_not_compared_with_those_of_another() -> None:
     def read(uuid: str, energy: int, state: str) -> Reading:
         link = {"device": "0", "kind": "nvlink", "link": 3, "path": "NV", "state": state, "crc_errors": energy}
