@@ -14,7 +14,7 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ _MAX_CACHE = 1 << 20
 _BUILD_ID = re.compile("[0-9a-f]{8,128}")
 # The size of commHash and of rank, nRanks, cudaDev and nvmlDev after it, in bytes.
 _ROW = 24
+# What the programs take for the end of the list, and for a layout that fits no communicator.
+_END, _NONE = bytes(len(NCCL_LAYOUTS[0].pack())), NcclLayout((), (), ABSENT, ABSENT).pack()
 _log = logging.getLogger(__name__)
 
 
@@ -60,8 +62,8 @@ class LayoutFinder:
         self._parsers = parsers
         self._layouts = layouts
         self._cache = cache
-        # The layouts after the shipped ones, with the owners of their files.
-        self._added: list[tuple[NcclLayout, int]] = []
+        # The entries of the map with the owners of their files, root for the shipped ones; None: not known any more.
+        self._slots: list[tuple[NcclLayout, int] | None] = []
         self._reasons: dict[str, str] = {}
         self._files: dict[tuple[int, ...], None] = {}
         self._stopped = False
@@ -80,21 +82,36 @@ class LayoutFinder:
 
     @property
     def added(self) -> tuple[NcclLayout, ...]:
-        """Returns the layouts that were added to the map after the shipped ones."""
+        """Returns the layouts in the map beside the shipped ones."""
         with self._lock:
             return tuple(layout for layout, _ in self._added)
 
     def start(self) -> None:
-        """Writes the shipped layouts and the cached layouts into the map."""
-        for index, layout in enumerate(NCCL_LAYOUTS):
-            self._layouts.update(index, layout.pack())
+        """Writes the shipped layouts and the cached layouts into the map. Those that an earlier daemon wrote keep their
+        indexes, also if this daemon ships others.
+        """
+        wanted = {layout.pack(): (layout, 0) for layout in NCCL_LAYOUTS}
         for layout, owner in self._load():
             with contextlib.suppress(UnsupportedTarget):
-                self._add(layout, owner)
-        # An earlier daemon may have written more layouts, which this daemon does not have.
-        for index in range(len(NCCL_LAYOUTS) + len(self._added), MAX_LAYOUTS):
-            self._layouts.update(index, bytes(len(NCCL_LAYOUTS[0].pack())))
+                self._check(layout, owner, list(wanted.values()))
+                wanted.setdefault(layout.pack(), (layout, owner))
+        with self._lock:
+            self._slots = [wanted.pop(value, None) for value in self._held()]
+            self._slots = [*self._slots, *wanted.values()][:MAX_LAYOUTS]
+            values = [slot[0].pack() if slot is not None else _NONE for slot in self._slots]
+            for index in range(MAX_LAYOUTS):
+                self._layouts.update(index, values[index] if index < len(values) else _END)
         self._thread.start()
+
+    def _held(self) -> list[bytes]:
+        """Returns the layouts that an earlier daemon left in the map."""
+        held: list[bytes] = []
+        for index in range(MAX_LAYOUTS):
+            value = self._layouts.lookup(index)
+            if value is None or value.tobytes()[:4] == _END[:4]:
+                break
+            held.append(value.tobytes())
+        return held
 
     def stop(self) -> None:
         """Drops the waiting files, and waits for the thread, 5 s at most."""
@@ -166,9 +183,9 @@ class LayoutFinder:
         with self._lock:
             # Any user can give a library the build id of another: it tells nothing of the file of another user, except
             # that a stripped one may be of this build.
-            believed = [layout for layout, user in self._added if user in (0, owner)]
-            all_builds = {build for layout in self._entries for build in layout.build_ids}
-        known = [build for layout in (*NCCL_LAYOUTS, *believed) for build in layout.build_ids]
+            entries = self._entries
+        known = [build for layout, user in entries if user in (0, owner) for build in layout.build_ids]
+        all_builds = {build for layout, _ in entries for build in layout.build_ids}
         answer = self._parsers.call("nccl_layout", fds=[fd], timeout=_PARSE_S, known=[*known, *unguarded])
         build = answer.get("build_id")
         if not isinstance(build, str) or not _BUILD_ID.fullmatch(build):
@@ -195,35 +212,43 @@ class LayoutFinder:
         return None
 
     @property
-    def _entries(self) -> list[NcclLayout]:
-        """Returns the layouts in the map, in its order. With the lock."""
-        return [*NCCL_LAYOUTS, *(layout for layout, _ in self._added)]
+    def _entries(self) -> list[tuple[NcclLayout, int]]:
+        """Returns the layouts in the map, with their owners. With the lock, as ``_added``."""
+        return [slot for slot in self._slots if slot is not None]
 
-    def _add(self, layout: NcclLayout, owner: int) -> None:
-        """Adds ``layout`` to the map. Raises UnsupportedTarget for a layout that must not be in the map, and for too
-        many from files of the user ``owner``.
+    @property
+    def _added(self) -> list[tuple[NcclLayout, int]]:
+        return [(layout, owner) for layout, owner in self._entries if layout not in NCCL_LAYOUTS]
+
+    def _check(self, layout: NcclLayout, owner: int, entries: Sequence[tuple[NcclLayout, int]]) -> None:
+        """Raises UnsupportedTarget for a layout that must not be in the map beside ``entries``, and for too many from
+        files of the user ``owner``.
         """
         if layout.end_magic % 8 or not 8 <= layout.comm_hash <= layout.end_magic - _ROW or layout.end_magic == ABSENT:
             raise UnsupportedTarget("struct ncclComm of this library has impossible offsets")
+        if any(other.offsets == layout.offsets for other, _ in entries):
+            return
+        # The programs tell layouts apart by the offset of the second magic word. Any user can make a library with wrong
+        # offsets, and root's is believed.
+        if any(other.end_magic == layout.end_magic and (owner or not user) for other, user in entries):
+            raise UnsupportedTarget("another build has a struct ncclComm of this size, laid out in another way")
+        if owner and sum(user == owner for _, user in entries) >= _MAX_OF_USER:
+            raise UnsupportedTarget(f"{_MAX_OF_USER} other builds of NCCL of uid {owner} are known")
+
+    def _add(self, layout: NcclLayout, owner: int) -> None:
+        """Adds ``layout`` to the map, or puts it in the place of a user's. Raises UnsupportedTarget as ``_check``, and
+        if the map is full.
+        """
         with self._lock:
-            entries = self._entries
-            if any(entry.offsets == layout.offsets for entry in entries):
+            self._check(layout, owner, self._entries)
+            if any(other.offsets == layout.offsets for other, _ in self._entries):
                 return
-            # The programs tell layouts apart by the offset of the second magic word.
-            for at, (other, user) in enumerate(self._added):
-                if other.end_magic == layout.end_magic and user and not owner:
-                    # Any user can make a library with wrong offsets, and root's is believed.
-                    self._layouts.update(len(NCCL_LAYOUTS) + at, layout.pack())
-                    self._added[at] = layout, owner
-                    return
-            if any(entry.end_magic == layout.end_magic for entry in entries):
-                raise UnsupportedTarget("another build has a struct ncclComm of this size, laid out in another way")
-            if len(entries) >= MAX_LAYOUTS:
+            same = [at for at, slot in enumerate(self._slots) if slot and slot[0].end_magic == layout.end_magic]
+            index = same[0] if same else len(self._slots)
+            if index >= MAX_LAYOUTS:
                 raise UnsupportedTarget("too many builds of NCCL are known")
-            if owner and sum(other == owner for _, other in self._added) >= _MAX_OF_USER:
-                raise UnsupportedTarget(f"{_MAX_OF_USER} other builds of NCCL of uid {owner} are known")
-            self._layouts.update(len(entries), layout.pack())
-            self._added.append((layout, owner))
+            self._layouts.update(index, layout.pack())
+            self._slots[index : index + 1] = [(layout, owner)]
 
     def _explain(self, name: str, why: str) -> None:
         if name not in self._reasons:

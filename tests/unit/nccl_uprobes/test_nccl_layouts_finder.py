@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from waiting import until
 
 from probing.api.errors import TargetTimeout
+from probing.daemon.nccl_uprobes.layouts import finder as finder_module
 from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
-from probing.daemon.nccl_uprobes.layouts.nccl import MAX_LAYOUTS, NCCL_LAYOUTS, UNGUARDED_LAYOUTS
+from probing.daemon.nccl_uprobes.layouts.nccl import MAX_LAYOUTS, NCCL_LAYOUTS, UNGUARDED_LAYOUTS, NcclLayout
 
 DEADLINE = 30.0
 SIZE = len(NCCL_LAYOUTS[0].pack())
@@ -31,6 +33,9 @@ class Map:
         assert 0 <= key < MAX_LAYOUTS
         assert len(value) == SIZE
         self.values[key] = value
+
+    def lookup(self, key: int) -> Any:
+        return np.void(self.values.get(key, bytes(SIZE)))
 
     @property
     def entries(self) -> list[bytes]:
@@ -149,9 +154,37 @@ def test_a_restart_needs_no_library(library: Library, start: Callable[..., Layou
     until(lambda: len(after.added) == 4)
     assert layouts.entries[: len(entries)] == entries
     after.stop()
-    # Without the file they are not known any more: the list ends there.
+    # Without the file they are not known any more: what is there fits no communicator.
     assert start(Parsers(), layouts).added == ()
-    assert layouts.entries == [layout.pack() for layout in NCCL_LAYOUTS]
+    assert layouts.entries[:FIRST] == [layout.pack() for layout in NCCL_LAYOUTS]
+    assert {value[:4] for value in layouts.entries[FIRST:]} == {b"\xff\xff\xff\xff"}
+
+
+def test_layouts_keep_their_indexes_when_the_next_daemon_ships_others(
+    library: Library, start: Callable[..., LayoutFinder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts, cache = Map(), tmp_path / "layouts.json"
+    before = start(Parsers(), layouts, cache)
+    for end_magic in (4096, 8192):
+        attach(before, library(f"{end_magic:040x}", comm(end_magic, 1024)))
+    until(lambda: len(before.added) == 2)
+    before.stop()
+    entries = layouts.entries
+    # GIVEN a daemon that ships two more, of which one was found before
+    more = [NcclLayout.of(comm(end_magic, 1024), (f"9.{end_magic}",), ("ab" * 20,)) for end_magic in (2048, 8192)]
+    monkeypatch.setattr(finder_module, "NCCL_LAYOUTS", (*NCCL_LAYOUTS, *more))
+    after = start(Parsers(), layouts, cache)
+    # THEN what programs remember by its index is what it was
+    assert layouts.entries == [*entries, more[0].pack()]
+    assert [layout.end_magic for layout in after.added] == [4096]
+    attach(after, library("dd" * 20, comm(16384, 1024)))
+    until(lambda: len(after.added) == 2)
+    after.stop()
+    entries = layouts.entries
+    assert len(entries) == FIRST + 4
+    # and stays so.
+    start(Parsers(), layouts, cache)
+    assert layouts.entries == entries
 
 
 @pytest.mark.parametrize(
