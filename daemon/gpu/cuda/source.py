@@ -247,10 +247,17 @@ class CudaSource(Source):
             for identity, name in [key for key in self._links if key[1] not in wanted]:
                 for link in self._links.pop((identity, name)):
                     self._session.detach(link)
+            failed: ProbingError | None = None
             for identity, fd in self._files.items():
-                for group in self._wanted():
-                    if (identity, group.name) not in self._links:
-                        self._place(group, fd, identity)
+                try:
+                    for group in self._wanted():
+                        if (identity, group.name) not in self._links:
+                            self._place(group, fd, identity)
+                except ProbingError as e:
+                    # The libraries of the others get their probes.
+                    failed = failed or e
+            if failed is not None:
+                raise failed
             known = {identity for identity, _ in self._links}
             return any((identity, name) not in self._links for identity in known for name in wanted)
 
