@@ -184,8 +184,8 @@ class Users:
         if places != self._places:
             self._places = places
             self._own.clear()
-        for key in self._own.keys() - {who.key for who in live}:
-            del self._own[key]
+        for ended in self._own.keys() - {who.key for who in live}:
+            del self._own[ended]
         for who in live:
             if who.pid not in seen and who.role == "trainer":
                 for row in self._unlisted(who, devices):
