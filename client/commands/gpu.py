@@ -99,11 +99,14 @@ def _objects(devices: Sequence[Row], readings: Sequence[Row], processes: Sequenc
     found = []
     for device in sorted(devices, key=device_key):
         key = device_key(device)
-        own = [row for row in users.get(key, ()) if job is None or row["job"] == job]
+        # Another GPU may have the number of one that is gone.
+        there = device["state"] != "gone"
+        own = [row for row in users.get(key, ()) if there and (job is None or row["job"] == job)]
         if job is not None and not own:
             continue
         shown = [{name: row[name] for name in _PROCESS} for row in own]
-        found.append({**last.get(key, {}), **device, "wrong": _wrong(device, last.get(key)), "processes": shown})
+        reading = last.get(key) if there else None
+        found.append({**(reading or {}), **device, "wrong": _wrong(device, reading), "processes": shown})
     return found
 
 

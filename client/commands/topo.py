@@ -95,7 +95,9 @@ def _nodes(devices: Sequence[Row], links: Sequence[Row], processes: Sequence[Row
             nodes[row["node"]]["links"].append({name: row[name] for name in _LINK})
     for row in sorted(processes, key=lambda row: (row["rank"] is None, row["rank"] or 0)):
         for gpu in nodes.get(row["node"], {"gpus": ()})["gpus"]:
-            if gpu["device_id"] == row["device_id"] and row["rank"] is not None and job in (None, row["job"]):
+            # Another GPU may have the number of one that is gone.
+            is_this = gpu["device_id"] == row["device_id"] and gpu["state"] != "gone"
+            if is_this and row["rank"] is not None and job in (None, row["job"]):
                 gpu["ranks"].append(row["rank"])
                 gpu["jobs"] += [row["job"]] * (row["job"] not in gpu["jobs"])
     for node in nodes.values():

@@ -118,9 +118,10 @@ def hardware_of(rows: Rows, live: Rows, ranks: Mapping[Key, int]) -> Hardware:
 
     ``ranks``: the number of each rank of the run on this node.
     """
+    devices = _numbered(live.get("gpu.devices", ()))
     return Hardware(
-        _gpus(rows, live.get("gpu.devices", ()), ranks),
-        _events(rows, live.get("gpu.devices", ())),
+        _gpus(rows, devices, ranks),
+        _events(rows, devices),
         _ports(rows, live.get("rdma.qps", ()), ranks),
         tuple(_path(row, ranks[Key.of(row)]) for row in rows.get("connections", ()) if Key.of(row) in ranks),
         tuple(Disk(**row) for row in rows.get("disks", ())),
@@ -158,6 +159,12 @@ def _gpus(rows: Rows, devices: Sequence[Row], ranks: Mapping[Key, int]) -> tuple
             )
         )
     return tuple(made[:64])
+
+
+def _numbered(devices: Sequence[Row]) -> list[Row]:
+    """Returns the devices without those that are gone and whose number another GPU has now."""
+    listed = {row["device_id"] for row in devices if row["state"] != "gone"}
+    return [row for row in devices if row["state"] != "gone" or row["device_id"] not in listed]
 
 
 def _fabric(device: Row) -> str | None:

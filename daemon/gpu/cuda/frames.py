@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import OrderedDict
+from typing import NamedTuple
 
 from probing.api.errors import ProbingError
 from probing.daemon.processes.procfs import Mapping, clean_text, parse_maps
@@ -20,12 +21,26 @@ MAX_PROCESSES = 64
 MAX_NAME = 80
 
 
+class _Code(NamedTuple):
+    """A mapping of code of the file ``name``."""
+
+    start: int
+    end: int
+    offset: int
+    name: str
+
+    @classmethod
+    def of(cls, mapping: Mapping) -> _Code:
+        name = clean_text(mapping.path.rpartition(b"/")[2], MAX_NAME)
+        return cls(mapping.start, mapping.end, mapping.offset, name)
+
+
 class Frames:
     """Converts addresses to names, from cached maps of processes. For one thread; ``name`` may wait for a reader."""
 
     def __init__(self, readers: ReaderPool) -> None:
         self._readers = readers
-        self._maps: OrderedDict[ProcessKey, list[Mapping]] = OrderedDict()
+        self._maps: OrderedDict[ProcessKey, list[_Code]] = OrderedDict()
         self._read: set[ProcessKey] = set()
         self._spent_s = 0.0
 
@@ -51,11 +66,11 @@ class Frames:
             self._spent_s += time.monotonic() - began
             found = [self._find(key, address) for address in addresses]
         return [
-            f"0x{address:x}" if mapping is None else _text(mapping, address)
+            f"0x{address:x}" if mapping is None else f"{mapping.name}+0x{address - mapping.start + mapping.offset:x}"
             for address, mapping in zip(addresses, found, strict=True)
         ]
 
-    def _find(self, key: ProcessKey, address: int) -> Mapping | None:
+    def _find(self, key: ProcessKey, address: int) -> _Code | None:
         mappings = self._maps.get(key, [])
         index = bisect_right(mappings, address, key=lambda mapping: mapping.start) - 1
         return mappings[index] if index >= 0 and address < mappings[index].end else None
@@ -63,19 +78,16 @@ class Frames:
     def _refresh(self, key: ProcessKey) -> None:
         self._read.add(key)
         try:
+            # Return addresses are in mappings of code, of which the reader gives 1,024 at most. All mappings of some
+            # processes would fill the collector's memory: one can have 65,536.
             answer = self._readers.call(
-                "maps", pid=key[0], start_ns=key[1], timeout=READ_TIMEOUT_S, patience=PATIENCE_S, files=True
+                "maps", pid=key[0], start_ns=key[1], timeout=READ_TIMEOUT_S, patience=PATIENCE_S, names=[""]
             )
-            mappings = [mapping for mapping in parse_maps(answer.payload) if mapping.path]
+            mappings = [_Code.of(mapping) for mapping in parse_maps(answer.payload) if mapping.path.startswith(b"/")]
         except ProbingError:
             # The process has ended or cannot be read now: its frames stay plain addresses.
             return
-        self._maps[key] = sorted(mappings, key=lambda mapping: mapping.start)
+        self._maps[key] = sorted(mappings)
         self._maps.move_to_end(key)
         while len(self._maps) > MAX_PROCESSES:
             self._maps.popitem(last=False)
-
-
-def _text(mapping: Mapping, address: int) -> str:
-    name = clean_text(mapping.path.rpartition(b"/")[2], MAX_NAME)
-    return f"{name}+0x{address - mapping.start + mapping.offset:x}"

@@ -135,6 +135,8 @@ class MemoryRows:
         self._processes = processes
         self._frames = frames
         self._reported: dict[bytes, npt.NDArray[Any]] = {}
+        # The sums that changed, but were not in the last report.
+        self._left: set[bytes] = set()
         self._since = 0
         self._stacks: OrderedDict[_Stack, list[str]] = OrderedDict()
         self._lost = 0
@@ -161,7 +163,9 @@ class MemoryRows:
             for key, now in zip(keys, sums, strict=True)
             if (before := self._reported.get(key.tobytes())) is None or now.tobytes() != before.tobytes()
         ]
-        for key, now in in_turn(changed, lambda one: (int(one[0]["tgid"]), int(one[0]["start_ns"])))[:MAX_ROWS]:
+        turns = in_turn(changed, lambda one: (int(one[0]["tgid"]), int(one[0]["start_ns"])))
+        self._left = {key.tobytes() for key, _ in turns[MAX_ROWS:]}
+        for key, now in turns[:MAX_ROWS]:
             rows.append(self._row(key, now, self._reported.get(key.tobytes()), pair))
             self._reported[key.tobytes()] = now
         self._since = pair.mono_ns
@@ -172,14 +176,18 @@ class MemoryRows:
         before, self._lost = self._lost, self._lost_now()
         return max(0, self._lost - before)
 
-    def forget(self, ended: Collection[_Process]) -> None:
-        """Drops the state of processes that ended, after their last report."""
-        for key in drop_processes(self._maps[SUMS], ended):
+    def forget(self, ended: Collection[_Process]) -> int:
+        """Drops the state of processes that ended, after their last report. Returns the number of sums for which that
+        report had no room.
+        """
+        dropped = drop_processes(self._maps[SUMS], ended)
+        for key in dropped:
             self._reported.pop(key, None)
         for name in (LIVE, STACKS, COUNTED):
             drop_processes(self._maps[name], ended)
         for process in ended:
             self._frames.forget(*process)
+        return len(self._left.intersection(dropped))
 
     def _row(
         self, key: npt.NDArray[Any], now: npt.NDArray[Any], before: npt.NDArray[Any] | None, pair: ClockPair

@@ -247,10 +247,17 @@ class CudaSource(Source):
             for identity, name in [key for key in self._links if key[1] not in wanted]:
                 for link in self._links.pop((identity, name)):
                     self._session.detach(link)
+            failed: ProbingError | None = None
             for identity, fd in self._files.items():
-                for group in self._wanted():
-                    if (identity, group.name) not in self._links:
-                        self._place(group, fd, identity)
+                try:
+                    for group in self._wanted():
+                        if (identity, group.name) not in self._links:
+                            self._place(group, fd, identity)
+                except ProbingError as e:
+                    # The libraries of the others get their probes.
+                    failed = failed or e
+            if failed is not None:
+                raise failed
             known = {identity for identity, _ in self._links}
             return any((identity, name) not in self._links for identity in known for name in wanted)
 
@@ -341,8 +348,9 @@ class CudaSource(Source):
             if lost := self._memory.lost():
                 reason = "the maps had no room to follow more allocations"
                 self._sink.lost(Loss(self.name, "cuda.memory", "kernel", reason, pair.real_ns, pair.real_ns, lost))
-        if ended:
-            self._forget(ended)
+        if ended and (left := self._forget(ended)):
+            reason = "more allocations changed than a report has rows, and their processes ended"
+            self._sink.lost(Loss(self.name, "cuda.memory", "kernel", reason, pair.real_ns, pair.real_ns, left))
 
     def _run(self) -> None:
         while not self._stopped:
@@ -363,7 +371,8 @@ class CudaSource(Source):
         if batch.num_rows:
             self._sink.put(table, batch)
 
-    def _forget(self, ended: set[tuple[int, int]]) -> None:
+    def _forget(self, ended: set[tuple[int, int]]) -> int:
+        """Drops the state of processes that ended. Returns the number of rows that they still had."""
         maps = self._session.maps
         for pid, start_ns in ended:
             value = maps[_PROCESSES].lookup(pid)
@@ -372,8 +381,7 @@ class CudaSource(Source):
         for name in (_STREAMS, _RESTS, *_OF_PROGRAM):
             drop_processes(maps[name], ended)
         self._launches.forget(ended)
-        if self._memory is not None:
-            self._memory.forget(ended)
+        return 0 if self._memory is None else self._memory.forget(ended)
 
     def _write_settings(self) -> None:
         self._session.maps["cuda_settings"].update(0, (self._void_before, int(self._config.syncs), EVENT_SLOTS))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 __all__ = (
+    "NEVER",
     "Calls",
     "DeviceLost",
     "DriverFailed",
@@ -38,7 +39,7 @@ _ABSENT = {9: "the driver is not loaded", 12: "libnvidia-ml.so.1 was not found"}
 _LIBRARY = {4: "no permission", 17: "the system refuses the device files", 1: "NVML is not initialized"}
 _MISMATCH = {18: "library and kernel module of the driver have different versions"}
 # Codes that mean that the device or the driver lacks a feature: another call would fail as well.
-_NEVER = frozenset((3, 13, 25, 26))
+NEVER = frozenset((3, 13, 25, 26))
 
 
 class DeviceLost(Exception):
@@ -75,8 +76,13 @@ class Calls:
         self.lock = threading.Lock()
         self.running: Running | None = None
         self.timeout_s = timeout_s
-        self.problems: dict[str, str] = {}
+        self._problems: dict[tuple[str, str], str] = {}
         self._refused: set[tuple[str, str]] = set()
+
+    @property
+    def problems(self) -> list[str]:
+        """The errors of calls that did not succeed since, each text once."""
+        return list(dict.fromkeys(self._problems.values()))
 
     def forget(self) -> None:
         """Drops the list of features that devices lack, so that they are read again: a device may have changed its
@@ -109,20 +115,31 @@ class Calls:
             with self.lock:
                 self.running = None
 
-    def ask(self, name: str, *args: Any, device: str = "", function: Callable[..., Any] | None = None) -> Any:
+    def ask(
+        self,
+        name: str,
+        *args: Any,
+        device: str = "",
+        more_s: float = 0.0,
+        function: Callable[..., Any] | None = None,
+    ) -> Any:
         """Returns the result of ``need``, or None if the device does not support the value or has none now."""
         if (name, device) in self._refused:
             return None
+        self._problems.pop((name, device), None)
         try:
-            return self.need(name, *args, device=device, function=function)
+            return self.need(name, *args, device=device, more_s=more_s, function=function)
         except pynvml.NVMLError as e:
             code = int(e.value)
+        except UnicodeDecodeError as e:
+            # pynvml decodes texts strictly, and a damaged board has any bytes for its serial number.
+            return e.object.decode("utf-8", "replace")
         except (pynvml.NVMLLibraryMismatchError, AttributeError):
             code = 13
-        if code in _NEVER:
+        if code in NEVER:
             self._refused.add((name, device))
         elif code not in (0, 2, 4, 6, 10, 21, 27):
-            self.problems[name] = f"{name} failed with code {code}"
+            self._problems[name, device] = f"{name} failed with code {code}"
         return None
 
     def reading(self, what: str) -> Reading:
@@ -130,15 +147,15 @@ class Calls:
         return Reading(self, what)
 
     def _raise_failure(self, code: int, name: str, *, starts: bool) -> None:
-        if code in _LOST:
+        if code in _LOST and not starts:
             raise DeviceLost(_LOST[code])
         if code in _MISMATCH:
             raise DriverFailed("mismatch", _MISMATCH[code])
         if code in _ABSENT:
             raise DriverFailed("absent", _ABSENT[code])
-        if code == 1 or (starts and name == "nvmlInit"):
+        if code == 1 or starts:
             kind = "denied" if code in (4, 17) else "lost"
-            raise DriverFailed(kind, _LIBRARY.get(code, f"NVML does not start: code {code}"))
+            raise DriverFailed(kind, {**_LIBRARY, **_LOST}.get(code, f"NVML does not start: {name} gives code {code}"))
 
 
 class Reading:

@@ -49,15 +49,15 @@ class Device:
     migs: list[Device] = field(default_factory=list)
 
 
-def find_devices(calls: Calls) -> tuple[list[Device], dict[int, str]]:
+def find_devices(calls: Calls, *, starts: bool) -> tuple[list[Device], dict[int, str]]:
     """Returns the devices, with MIG devices after their GPU; and for each GPU that cannot be opened the reason, by its
-    number. Raises DriverFailed.
+    number. ``starts``: this process has not opened the GPUs yet. Raises DriverFailed.
     """
     found: list[Device] = []
     lost: dict[int, str] = {}
     for number in range(min(calls.need("nvmlDeviceGetCount", starts=True), MAX_GPUS)):
         try:
-            gpu = _gpu(calls, number)
+            gpu = _gpu(calls, number, starts=starts)
         except DeviceLost as e:
             lost[number] = str(e)
             continue
@@ -68,9 +68,11 @@ def find_devices(calls: Calls) -> tuple[list[Device], dict[int, str]]:
     return found, lost
 
 
-def _gpu(calls: Calls, number: int) -> Device | None:
+def _gpu(calls: Calls, number: int, *, starts: bool) -> Device | None:
     key = str(number)
-    handle = calls.ask("nvmlDeviceGetHandleByIndex", number, device=key)
+    # The first call starts the GPU (nvml.h), which takes seconds if nobody else keeps it running.
+    more_s = calls.START_S if starts else 0.0
+    handle = calls.ask("nvmlDeviceGetHandleByIndex", number, device=key, more_s=more_s)
     if handle is None:
         return None
     gpu = Device(key, handle, number)

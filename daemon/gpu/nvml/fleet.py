@@ -30,12 +30,20 @@ class Fleet:
         self.lost: Mapping[int, str] = {}
         self.backend = "cuda"
         self._driver: Row = {}
-        self._gone: Mapping[str, Row] = {}
+        # GPUs that are not listed any more. Another GPU may have their number now.
+        self._gone: list[Row] = []
+        # The uuids of GPUs that were lost and have not answered since, by number; None: unknown.
+        self._missing: dict[int, str | None] = {}
 
     @property
     def known(self) -> bool:
         """Whether the last list of devices has a device."""
         return bool(self.devices)
+
+    @property
+    def uuids(self) -> dict[str, str | None]:
+        """The uuid of each device, by key: a number, which can pass to another GPU."""
+        return {key: facts.get("uuid") for key, facts in self.devices.items()}
 
     @property
     def detail(self) -> str:
@@ -47,20 +55,22 @@ class Fleet:
 
     def take(self, content: Content) -> dict[int, str | None]:
         """Stores an answer. Returns the changes since the last answer by number of a GPU: why it is lost, or None if it
-        is back.
+        answers again.
         """
         if "devices" in content:
             self._take_devices(content)
         before, now = self.lost, {int(n): text[:200] for n, text in content.get("lost", {}).items()}
         self.lost = now
         changes: dict[int, str | None] = {number: text for number, text in now.items() if number not in before}
-        return changes | {number: None for number in before if number not in now}
+        self._missing |= {number: self.gpu_row(str(number)).get("uuid") for number in changes if number < MAX_DEVICES}
+        return changes | dict.fromkeys(self._take_back())
 
     def gpu_row(self, key: str) -> Row:
         """Returns device_id and uuid of a device for an event; empty for an unknown device."""
-        facts = self.devices.get(key) or self._gone.get(key)
+        number = int(key) if key.isdecimal() and len(key) < 4 else None
+        facts = self.devices.get(key) or next((facts for facts in self._gone if facts.get("device_id") == number), None)
         if facts is None:
-            return {"device_id": int(key)} if key.isdecimal() and len(key) < 4 else {}
+            return {} if number is None else {"device_id": number}
         return {"device_id": facts.get("device_id"), "uuid": facts.get("uuid")}
 
     def add_pcie(self, key: str, link: Mapping[str, Any]) -> None:
@@ -77,14 +87,27 @@ class Fleet:
         """Returns the rows of gpu.devices."""
         common = {"node": node, "ts": ts_ns, "backend": self.backend, **self._driver}
         devices, gone, lost = self.devices, self._gone, self.lost
+        numbers = {int(facts["device_id"]) for facts in devices.values()}
         rows = []
-        for key, facts in {**gone, **devices}.items():
-            reason = lost.get(int(facts["device_id"]))
-            state = "lost" if reason else "ok" if key in devices else "gone"
+        for facts, listed in [*((facts, False) for facts in gone), *((facts, True) for facts in devices.values())]:
+            number = int(facts["device_id"])
+            reason = lost.get(number) if listed or number not in numbers else None
+            state = "lost" if reason else "ok" if listed else "gone"
             text = "the driver does not list the device any more" if state == "gone" else reason
             total = facts.get("total_bytes")
             rows.append({**facts, **common, "total_mem_bytes": total, "state": state, "reason": text})
         return sorted(rows, key=lambda row: (row["device_id"], -1 if row.get("mig") is None else row["mig"]))
+
+    def _take_back(self) -> list[int]:
+        """Returns the numbers of the GPUs that were missing and answer again."""
+        numbers = {facts["device_id"]: facts.get("uuid") for facts in self.devices.values() if facts.get("mig") is None}
+        back = []
+        for lost_number, uuid in list(self._missing.items()):
+            number = next((n for n, other in numbers.items() if (other == uuid if uuid else n == lost_number)), None)
+            if number is not None and number not in self.lost:
+                del self._missing[lost_number]
+                back.append(number)
+        return back
 
     def _take_devices(self, content: Content) -> None:
         fresh = {str(facts["device"]): dict(facts) for facts in content["devices"][:MAX_DEVICES]}
@@ -95,10 +118,10 @@ class Fleet:
             if old.get("uuid") == facts.get("uuid"):
                 fresh[key] = {**{name: old.get(name) for name in _SHARED}, **old, **facts}
         uuids = {facts.get("uuid") for facts in fresh.values()}
-        before = {**self._gone, **self.devices}
-        gone = [(key, facts) for key, facts in before.items() if facts.get("uuid") not in uuids]
+        before = [*self._gone, *self.devices.values()]
         # MIG devices that are gone are dropped, since they come and go as their GPU is divided.
-        self._gone = dict([(key, facts) for key, facts in gone if facts.get("mig") is None][:MAX_DEVICES])
+        gone = [facts for facts in before if facts.get("uuid") not in uuids and facts.get("mig") is None]
+        self._gone = gone[:MAX_DEVICES]
         self.devices = fresh
         self.backend = content.get("backend", "cuda")[:32]
         self._driver = {name: content.get("driver", {}).get(name) for name in ("driver_version", "cuda_version")}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from probing.daemon.gpu.nvml.calls import Calls, Values, layout
+from probing.daemon.gpu.nvml.calls import NEVER, Calls, Values, layout
 from probing.daemon.gpu.nvml.devices import Device, memory_of
 from probing.daemon.gpu.nvml.fields import FAST, SLOW, read_fields
 
@@ -34,6 +34,8 @@ _METRICS = {
     "nvlink_tx_mib_per_s": 61,
 }
 _NAMES = tuple(_METRICS)
+# Codes that another sample would get, too; after others, such as a timeout, samples are taken again.
+_REFUSED = NEVER | {pynvml.NVML_ERROR_NO_PERMISSION}
 _METRIC = layout(pynvml.c_nvmlGpmMetric_t, "nvmlReturn", "value")
 
 
@@ -66,9 +68,10 @@ class _Gpm:
             return {}
         try:
             return self._metrics(device)
-        except pynvml.NVMLError:
-            # This GPU or driver has no GPM, or refuses it to this user.
-            self._without.add(device.key)
+        except pynvml.NVMLError as e:
+            if device.key not in self._pairs or int(e.value) in _REFUSED:
+                # This GPU or driver has no GPM, or refuses it to this user.
+                self._without.add(device.key)
             return {}
 
     def keep(self, devices: Iterable[Device]) -> None:
@@ -184,7 +187,8 @@ class Readings:
         values: Values = dict(read_fields(self._calls, gpu, SLOW, self._refused))
         limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit", handle, device=key)
         values["power_limit_w"] = None if limit_mw is None else limit_mw / 1000
-        values["pstate"] = ask("nvmlDeviceGetPerformanceState", handle, device=key)
+        pstate = ask("nvmlDeviceGetPerformanceState", handle, device=key)
+        values["pstate"] = None if pstate == pynvml.NVML_PSTATE_UNKNOWN else pstate
         for name, call in _CODERS.items():
             coder = ask(call, handle, device=key)
             values[name] = None if coder is None else _percent(coder[0])

@@ -164,6 +164,13 @@ class Limiter:
             return None
         return self._suppressed.pop(key, 0)
 
+    def forgotten(self, now: float) -> int:
+        """Returns the number of suppressed events of keys of which no event has come since their time was over. They
+        are not returned again.
+        """
+        over = [key for key in self._suppressed if now - self._windows[key][0] >= self._seconds]
+        return sum(self._suppressed.pop(key) for key in over)
+
 
 KIB, MIB, KB = 1024, 1 << 20, 1000
 # A GPU lowers its PCIe speed while it is idle: a low speed counts as degraded only from this utilization on, per cent.

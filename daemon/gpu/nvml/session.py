@@ -112,11 +112,15 @@ class NvmlSession:
         self._waits_for = ""
         self._asked = self._due = 0.0
         self._failures = 0
+        # Whether the last answer was a reading that nobody has rejected.
+        self._accepted = False
         self._fresh = True
         self._parts: frozenset[str] = frozenset()
 
     def poll(self, wait_s: float, *, slow: bool, links: bool, pairs: bool) -> Reading | Failure | None:
         """Returns the answer of the process, or the failure; None if neither comes within ``wait_s`` seconds."""
+        if self._accepted:
+            self._failures, self._accepted = 0, False
         try:
             if self._channel is None and (nothing := self._start()):
                 return nothing if isinstance(nothing, Failure) else None
@@ -141,6 +145,11 @@ class NvmlSession:
         self._end()
         self._due = 0.0
 
+    def reject(self) -> None:
+        """Ends the process, since its last answer makes no sense. The next start waits as after any failure."""
+        self._accepted = False
+        self._fail(Failure("ended", "its answer makes no sense"))
+
     def close(self) -> None:
         self._end()
         for fd in (self._stuck, self._pidfd):
@@ -163,7 +172,7 @@ class NvmlSession:
         """Returns whether a process that hung has still not ended: then a new process would hang, too."""
         if self._stuck is None:
             return False
-        if not select.select([self._stuck], [], [], 0)[0]:
+        if not _is_readable(self._stuck, 0.0):
             return True
         os.close(self._stuck)
         self._stuck = None
@@ -190,7 +199,7 @@ class NvmlSession:
 
     def _answer(self, wait_s: float) -> Message | None:
         assert self._channel is not None
-        if not select.select([self._channel.fileno()], [], [], wait_s)[0]:
+        if not _is_readable(self._channel.fileno(), wait_s):
             return None
         answer = self._channel.receive(RECEIVE_S)
         answer.close_fds()
@@ -219,7 +228,7 @@ class NvmlSession:
         if len(answer.payload) > MAX_PAYLOAD:
             raise ValueError("too large")
         content = typed_json(Content, answer.payload)
-        self._failures = 0
+        self._accepted = True
         fresh, self._fresh = self._fresh, False
         return Reading(content, self._parts, fresh)
 
@@ -244,3 +253,11 @@ class NvmlSession:
             self._channel.close()
         self._channel = None
         self._waits_for = ""
+
+
+def _is_readable(fd: int, wait_s: float) -> bool:
+    """Returns whether ``fd`` is readable, or its other end closed, within ``wait_s`` seconds."""
+    # select(2) refuses descriptors above 1,023, and perf events take thousands before Linux 6.6.
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))

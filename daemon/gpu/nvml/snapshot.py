@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +24,8 @@ _LISTS = {
 }
 _READ = {kind: process_list(name) for kind, name in _LISTS.items()}
 _UNKNOWN = (1 << 64) - 1
+# How far the time of a sample may be ahead of ours, us.
+_AHEAD_US = 1_000_000
 _SHARES = ("sm_pct", "mem_pct", "encoder_pct", "decoder_pct")
 
 # The value of the columns ``backend`` for GPUs of NVML, as Probing names it.
@@ -70,11 +73,16 @@ class _ProcessReadings:
         return list(found.values()) if known else None
 
     def _add_samples(self, gpu: Device, found: dict[int, Values]) -> None:
+        # Samples have the time of the system's clock. After that was set back, those from before it are in the future.
+        latest = time.time_ns() // 1000 + _AHEAD_US
         since = self._seen_us.get(gpu.key, 0)
+        since = since if since <= latest else 0
         samples = self._calls.ask(
             "nvmlDeviceGetProcessUtilization", gpu.handle, since, device=gpu.key, function=process_samples
         )
         for pid, at_us, *shares in sorted(samples or (), key=_time):
+            if at_us > latest:
+                break
             since = max(since, at_us)
             if (entry := found.get(pid)) is not None:
                 entry |= zip(_SHARES, map(_percent, shares), strict=True)
@@ -131,7 +139,7 @@ class Snapshots:
             answer["links"] = counted + (self._topology.pairs(counted) if pairs else [])
         if self._events:
             answer["events"], answer["events_dropped"] = self._events.take()
-        answer["problems"] = list(self._calls.problems.values())[:8]
+        answer["problems"] = self._calls.problems[:8]
         return answer
 
     def waiting_events(self) -> list[Values]:
@@ -150,7 +158,7 @@ class Snapshots:
             "driver_version": self._calls.ask("nvmlSystemGetDriverVersion"),
             "cuda_version": _version(self._calls.ask("nvmlSystemGetCudaDriverVersion_v2")),
         }
-        devices, self._lost = find_devices(self._calls)
+        devices, self._lost = find_devices(self._calls, starts=True)
         self._readings, self._processes = Readings(self._calls), _ProcessReadings(self._calls)
         self._topology = Topology(self._calls, devices, self._sysfs)
         self._events = EventThread(self._waits, devices)
@@ -160,7 +168,7 @@ class Snapshots:
 
     def _check(self, devices: list[Device]) -> None:
         """Raises DriverFailed if NVML lists other devices than at the start: then a new process has to start."""
-        found, self._lost = find_devices(self._calls)
+        found, self._lost = find_devices(self._calls, starts=False)
         gone = {device.device_id for device in devices} & self._lost.keys()
         before = {(d.key, d.uuid, d.mig_mode) for d in devices if d.device_id not in gone}
         if before != {(d.key, d.uuid, d.mig_mode) for d in found}:

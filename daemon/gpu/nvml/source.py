@@ -30,7 +30,7 @@ from probing.daemon.gpu.nvml.rows import (
 from probing.daemon.gpu.nvml.session import Content, Failure, NvmlSession, Reading
 from probing.daemon.gpu.nvml.users import Users
 from probing.daemon.processes.discovery import Discovery
-from probing.daemon.source import Identity, Sink, Source
+from probing.daemon.source import Identity, Loss, Sink, Source
 from probing.daemon.source_state import SourceState, Totals, first_of
 
 __all__ = ("NO_GPU", "NvmlSource", "why_absent")
@@ -41,11 +41,16 @@ _VENDOR = "0x10de"
 # The PCI class of display controllers: VGA and 3D.
 _CLASS = "0x03"
 
-# The intervals at which error counters and links between devices are read, and lost GPUs are tried again, s.
-SLOW_S, PAIRS_S, LOST_S = 10.0, 60.0, 30.0
+# The intervals at which error counters and links between devices are read, s.
+SLOW_S, PAIRS_S = 10.0, 60.0
+# Lost GPUs are tried again after 30, 60, 120 ... s, at most after the second.
+LOST_S, MOST_LOST_S = 30.0, 480.0
 # The share of the interval for which a poll waits for its answer.
 WAIT_SHARE = 0.8
-MAX_EVENTS = 1_024
+# As many as the NVML process keeps.
+MAX_EVENTS = 4_096
+# What Arrow raises for a value that does not fit its column.
+_UNFIT = (ArithmeticError, TypeError, ValueError)
 _log = logging.getLogger(__name__)
 
 
@@ -67,6 +72,7 @@ class NvmlSource(Source):
         self._counters = Counters()
         self._limiter = Limiter()
         self._due = {"slow": 0.0, "links": 0.0, "pairs": 0.0, "lost": 0.0}
+        self._lost_s = LOST_S
         self._before: dict[str, Row] = {}
         self._links: dict[tuple[Any, ...], Row] = {}
         self._failure: Failure | None = None
@@ -88,7 +94,7 @@ class NvmlSource(Source):
 
     @property
     def live_tables(self) -> Mapping[str, Callable[[ClockPair], pa.RecordBatch]]:
-        return {"gpu.devices": lambda pair: batch_of("gpu.devices", self._fleet.rows(self._node, pair.real_ns))}
+        return {"gpu.devices": lambda pair: _batch("gpu.devices", self._fleet.rows(self._node, pair.real_ns))}
 
     @property
     def observed_tables(self) -> Mapping[str, Callable[[pa.RecordBatch, ClockPair], None]]:
@@ -96,6 +102,9 @@ class NvmlSource(Source):
 
     def process_exited(self, process: Identity) -> None:
         self._users.forget(process.pid, process.start_ns)
+
+    def process_replaced(self, pid: int, start_ns: int) -> None:
+        self._users.forget(pid, start_ns)
 
     def stop(self) -> None:
         self._session.close()
@@ -139,13 +148,13 @@ class NvmlSource(Source):
                 self._add({"event": "driver_lost", "detail": failure.text})
 
     def _take(self, found: Reading, now: float) -> None:
-        """Makes rows from an answer. A malformed answer drops the devices and restarts the process."""
+        """Makes rows from an answer. A malformed answer drops the devices and ends the process."""
         try:
             self._took(found, now)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
             _log.debug("the answer of the NVML process is malformed", exc_info=e)
             self._fleet = Fleet()
-            self._session.again()
+            self._session.reject()
             self._failed(Failure("ended", f"the answer of the process that asks the driver is malformed: {e!r:.80}"))
 
     def _took(self, found: Reading, now: float) -> None:
@@ -160,26 +169,37 @@ class NvmlSource(Source):
                 self._due[name] = now + every_s
         if found.fresh:
             self._before.clear()
+        uuids = self._fleet.uuids
         changes = self._fleet.take(content)
+        if self._fleet.uuids != uuids:
+            # Another device may have the key of an earlier one.
+            self._counters.forget()
+            self._links.clear()
         if found.fresh:
-            # A value that does not fit its column raises an error here, not later in a query.
-            batch_of("gpu.devices", self._fleet.rows(self._node, pair.real_ns))
+            # What makes no rows raises an error here, not later in a query.
+            _batch("gpu.devices", self._fleet.rows(self._node, pair.real_ns))
         self._note_lost(changes, now)
         self._problems = [problem[:200] for problem in content.get("problems", ())]
         self._put_values(content, pair)
         self._put_links(content.get("links", ()), content.get("values", {}), pair)
-        self._note_driver_events(content.get("events", ()))
+        events = content.get("events", ())
+        self._note_driver_events(events)
+        if dropped := content.get("events_dropped", 0) + max(0, len(events) - MAX_EVENTS):
+            reason = "the driver reported more events than are kept between two readings"
+            self._sink.lost(Loss(self.name, EVENTS.name, "read", reason, pair.real_ns, pair.real_ns, dropped))
 
     def _note_lost(self, changes: Mapping[int, str | None], now: float) -> None:
         for number, reason in changes.items():
             event = {"event": "gpu_back", "detail": "the GPU answers again"}
             if reason is not None:
                 event = {"event": "gpu_lost", "detail": reason}
+                self._lost_s = LOST_S
                 self._due["lost"] = now + LOST_S
             self._add({**self._fleet.gpu_row(str(number)), **event})
         if self._fleet.lost and now >= self._due["lost"]:
             # The process has the GPU open, which prevents a reset, and does not see the GPU come back: start a new one.
-            self._due["lost"] = now + LOST_S
+            self._lost_s = min(2 * self._lost_s, MOST_LOST_S)
+            self._due["lost"] = now + self._lost_s
             self._session.again()
 
     def _put_values(self, content: Content, pair: ClockPair) -> None:
@@ -196,9 +216,9 @@ class NvmlSource(Source):
                 self._add({**self._fleet.gpu_row(key), **change})
         self._before = dict(values)
         if rows:
-            self._sink.put(UTILIZATION.name, batch_of(UTILIZATION.name, rows))
+            self._sink.put(UTILIZATION.name, _batch(UTILIZATION.name, rows))
         if used := list(self._users.rows(self._fleet.devices, listed, common)):
-            self._sink.put(PROCESSES.name, batch_of(PROCESSES.name, used))
+            self._sink.put(PROCESSES.name, _batch(PROCESSES.name, used))
 
     def _put_links(self, links: Sequence[Row], values: Mapping[str, Row], pair: ClockPair) -> None:
         common = {"node": self._node, "ts": pair.real_ns, "backend": self._fleet.backend}
@@ -219,7 +239,7 @@ class NvmlSource(Source):
             elif link.get("kind") == "pcie":
                 self._fleet.add_pcie(device, link)
         if rows:
-            self._sink.put(LINKS.name, batch_of(LINKS.name, rows))
+            self._sink.put(LINKS.name, _batch(LINKS.name, rows))
 
     def _note_driver_events(self, events: Sequence[Row]) -> None:
         for event in events[:MAX_EVENTS]:
@@ -241,7 +261,29 @@ class NvmlSource(Source):
             if suppressed is not None:
                 rows.append({**event, "suppressed": suppressed})
         if rows:
-            self._sink.put(EVENTS.name, batch_of(EVENTS.name, rows))
+            self._sink.put(EVENTS.name, _batch(EVENTS.name, rows))
+        if count := self._limiter.forgotten(now):
+            ts = self._clock.pair().real_ns
+            reason = "more events of a kind came in a minute than are stored, and none after them to count them"
+            self._sink.lost(Loss(self.name, EVENTS.name, "read", reason, ts, ts, count))
+
+
+def _batch(table: str, rows: Sequence[Row]) -> pa.RecordBatch:
+    """Returns rows as ``batch_of`` does, with NULL for each value that does not fit its column: a driver may report any
+    number for a faulty GPU, which must not cost the rows of the others.
+    """
+    try:
+        return batch_of(table, rows)
+    except _UNFIT:
+        return batch_of(table, [{name: _fitting(table, name, value) for name, value in row.items()} for row in rows])
+
+
+def _fitting(table: str, name: str, value: Any) -> Any:
+    try:
+        batch_of(table, [{name: value}])
+    except _UNFIT:
+        return None
+    return value
 
 
 class _Off(Source):

@@ -5,6 +5,7 @@ Rows have the columns of gpu.links, but instead of rates the counters since the 
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,11 @@ class Topology:
         Raises DriverFailed.
         """
         rows: list[Values] = []
-        for gpu in self._gpus:
+        for gpu, other in permutations(self._gpus, 2):
             try:
-                rows += [self._pair(gpu, other, nvlinks) for other in self._gpus if other is not gpu]
+                rows.append(self._pair(gpu, other, nvlinks))
             except DeviceLost:
+                # Either may be lost; the pairs of the others are read.
                 continue
         return rows + self._nics()
 

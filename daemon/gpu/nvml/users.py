@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from probing.api.tables.schema import Row
 from probing.daemon.processes.discovery import Discovery
+from probing.daemon.processes.liveness import is_alive
 from probing.daemon.source import Identity, ProcessKey
 
 __all__ = (
@@ -118,6 +119,8 @@ def _words(text: str) -> list[str]:
 
 
 MAX_ADDRESSES = 8
+# From so many processes with addresses on, those that have ended are dropped.
+MANY = 1_024
 Facts = Mapping[str, Any]
 
 
@@ -139,6 +142,10 @@ class Users:
     def __init__(self, watched: Discovery) -> None:
         self._watched = watched
         self._addresses: dict[ProcessKey, tuple[str, ...]] = {}
+        self._many = MANY
+        # The devices of the last look, and of each process what its device followed from, and its device.
+        self._places: list[Place] = []
+        self._own: dict[ProcessKey, tuple[Mapping[str, str], int | None, Place | None]] = {}
 
     def note(self, batch: pa.RecordBatch) -> None:
         """Reads a batch of comm.communicators, in which NCCL names the GPU of each rank."""
@@ -162,6 +169,7 @@ class Users:
         ``listed``: the processes that the driver lists, by device; None if it has no list.
         """
         live = self._watched.live()
+        self._drop_ended(live)
         by_pid = {who.pid: who for who in live}
         seen: set[int] = set()
         for key, entries in listed.items():
@@ -173,12 +181,29 @@ class Users:
                 seen.add(pid)
                 yield {**entry, **shared, **_who(by_pid.get(pid))}
         places = _places_of(devices)
+        if places != self._places:
+            self._places = places
+            self._own.clear()
+        for ended in self._own.keys() - {who.key for who in live}:
+            del self._own[ended]
         for who in live:
             if who.pid not in seen and who.role == "trainer":
-                for row in self._unlisted(who, devices, places):
+                for row in self._unlisted(who, devices):
                     yield {**row, **common}
 
-    def _unlisted(self, who: Identity, devices: Mapping[str, Facts], places: list[Place]) -> Iterator[Row]:
+    def _drop_ended(self, live: Sequence[Identity]) -> None:
+        """Drops the addresses of processes that have ended, if there are many. Nobody reports the exit of a process
+        that was never identified, and a communicator can come after the exit.
+        """
+        if len(self._addresses) <= self._many:
+            return
+        watched = {who.key for who in live}
+        for key in list(self._addresses):
+            if key not in watched and not is_alive(*key):
+                self.forget(*key)
+        self._many = max(MANY, 2 * len(self._addresses))
+
+    def _unlisted(self, who: Identity, devices: Mapping[str, Facts]) -> Iterator[Row]:
         """Yields rows for the devices of a trainer that the driver does not list, since its pids are of another
         namespace.
         """
@@ -186,10 +211,20 @@ class Users:
         found = [key for key, facts in devices.items() if facts.get("bus_id") in addresses and facts.get("mig") is None]
         source = "communicator"
         if not found:
-            place = own_device(self._watched.environ(*who.key), places, who.local_rank)
+            place = self._own_device(who)
             found, source = [place.key] if place else [], "environment"
         for key in found:
             yield {**_of(devices[key]), **_who(who), "pid": who.pid, "source": source}
+
+    def _own_device(self, who: Identity) -> Place | None:
+        """Returns ``own_device`` of a process, computed once: a hostile environment takes milliseconds."""
+        environ = self._watched.environ(*who.key)
+        before = self._own.get(who.key)
+        if before is not None and before[:2] == (environ, who.local_rank):
+            return before[2]
+        place = own_device(environ, self._places, who.local_rank)
+        self._own[who.key] = environ, who.local_rank, place
+        return place
 
 
 def _of(facts: Facts) -> Row:

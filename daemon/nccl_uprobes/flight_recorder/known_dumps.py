@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probing.api.typed import typed_json
+from probing.daemon.fairness import crowding
 
 __all__ = ("DumpFile", "KnownDumps", "Stamp")
 
@@ -44,21 +45,25 @@ class DumpFile(NamedTuple):
 
 
 class KnownDumps:
-    """The snapshot ids of the newest 4096 dumps that were read. Without a path they are lost when the process ends."""
+    """The snapshot ids of the newest 4096 dumps that were read, with their users: the oldest of the user with the most
+    dumps is dropped. Without a path they are lost when the process ends.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._known: dict[int, None] = dict.fromkeys(_load(path))
+        self._known = _load(path)
         self._changed = False
 
     def __contains__(self, number: int) -> bool:
         return number in self._known
 
-    def add(self, number: int) -> None:
-        self._known[number] = None
+    def add(self, number: int, user: int) -> None:
+        self._known[number] = user
         self._changed = True
         while len(self._known) > MAX_KNOWN:
-            del self._known[next(iter(self._known))]
+            # A dump of another user that is forgotten would be reported again.
+            most = crowding(self._known.values())
+            del self._known[next(number for number, user in self._known.items() if user == most)]
 
     def save(self) -> None:
         """Writes the file if a dump was added; a failure is logged, and the next call tries again."""
@@ -66,18 +71,18 @@ class KnownDumps:
             return
         fresh = self._path.with_suffix(".new")
         try:
-            fresh.write_text(json.dumps(list(self._known)))
+            fresh.write_text(json.dumps(list(self._known.items())))
             fresh.replace(self._path)
             self._changed = False
         except OSError as e:
             _log.warning("cannot store which dumps were read: %s", e.strerror)
 
 
-def _load(path: Path | None) -> list[int]:
+def _load(path: Path | None) -> dict[int, int]:
     if path is None:
-        return []
+        return {}
     try:
         with path.open("rb") as file:
-            return typed_json(list[int], file.read(MAX_BYTES))
+            return dict(typed_json(list[tuple[int, int]], file.read(MAX_BYTES)))
     except (OSError, ValueError):
-        return []
+        return {}

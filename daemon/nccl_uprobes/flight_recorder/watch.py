@@ -24,6 +24,7 @@ from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetT
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
+from probing.daemon.fairness import in_turn
 from probing.daemon.nccl_uprobes.flight_recorder.known_dumps import DumpFile, KnownDumps, Stamp
 from probing.daemon.nccl_uprobes.flight_recorder.report import Dump
 from probing.daemon.processes.discovery import Discovery
@@ -41,6 +42,8 @@ LOOK_S = 5.0
 LEFT_ALONE_S, MOST_ALONE_S = 60.0, 960.0
 MAX_TRIES = 3
 MAX_FAILURES = 1_024
+# The most processes that ended whose dumps wait.
+MAX_ENDED = 1_024
 READ_TIMEOUT_S = 2.0
 PARSE_TIMEOUT_S = 30.0
 # A dump that is written again and again is read after 10, 20, 40 ... s.
@@ -122,6 +125,8 @@ class FlightRecorderWatch(Source):
         self._silent: set[int] = set()
         # By uid: the time.monotonic() until which the user's dumps wait.
         self._rests: dict[int, float] = {}
+        # Processes that have ended, whose dumps wait.
+        self._ended: list[_Watched] = []
         self._worker = Worker("flight-recorder", self.look, lambda: interval_s, patience_s=READ_TIMEOUT_S + 1.0)
 
     @classmethod
@@ -175,18 +180,24 @@ class FlightRecorderWatch(Source):
         # The ids are saved one look after the rows: a kill in between reports a dump twice rather than never.
         self._done.save()
         live = {who.key: who for who in self._processes.live() if who.role == "trainer"}
-        count = sum(self._last_look(self._watched.pop(key)) for key in self._watched.keys() - live.keys())
+        self._ended += [self._watched.pop(key) for key in self._watched.keys() - live.keys()]
+        count = self._look_at_ended()
         for key in self._reasons.keys() - live.keys():
             del self._reasons[key]
         if not self._enabled():
             self._watched.clear()
+            self._ended.clear()
             return count
         finished: dict[Stamp, tuple[_Watched, DumpFile]] = {}
         self._silent.clear()
         for key, who in live.items():
             for watched, found in self._finished(key, who):
                 finished.setdefault(found.stamp, (watched, found))
-        return count + sum(self._read_finished(watched, found) for watched, found in finished.values())
+        for watched, found in in_turn(finished.values(), lambda one: one[0].uid):
+            # A dump of the same user may have taken long meanwhile.
+            if self._may_read(watched, found):
+                count += self._read_finished(watched, found)
+        return count
 
     def _finished(self, key: ProcessKey, who: Identity) -> list[tuple[_Watched, DumpFile]]:
         """Returns the dumps of a process that have not changed since the previous look."""
@@ -219,7 +230,18 @@ class FlightRecorderWatch(Source):
     def _may_read(self, watched: _Watched, found: DumpFile) -> bool:
         now = time.monotonic()
         pause = watched.pauses.get(found.path)
-        return (pause is None or now >= pause.until) and now >= self._rests.get(watched.uid, now)
+        return (pause is None or now >= pause.until) and not self._rests_now(watched.uid)
+
+    def _rests_now(self, uid: int) -> bool:
+        now = time.monotonic()
+        return now < self._rests.get(uid, now)
+
+    def _rest(self, uid: int, began: float) -> None:
+        """Lets the dumps of a user wait, if those read since ``began`` took long."""
+        now = time.monotonic()
+        self._rests = {uid: until for uid, until in self._rests.items() if until > now}
+        if now - began > SLOW_S:
+            self._rests[uid] = now + SLOW_FACTOR * (now - began)
 
     def _files(self, watched: _Watched) -> list[DumpFile]:
         who = watched.who
@@ -240,34 +262,67 @@ class FlightRecorderWatch(Source):
         began = who.start_ns + self._clock.pair().boot_to_utc_ns - SLACK_NS
         return bool(found.size) and found.mtime_ns >= began and found.snapshot_id not in self._done
 
-    def _last_look(self, watched: _Watched) -> int:
-        """Reads the dumps of a process that has ended, even if they look unfinished. Returns their number."""
+    def _look_at_ended(self) -> int:
+        """Reads the dumps of processes that have ended; those of a user that rests wait. Returns the number of dumps
+        read.
+        """
+        count = 0
+        ended, self._ended = in_turn(self._ended, lambda watched: watched.uid), []
+        for watched in ended:
+            if self._rests_now(watched.uid):
+                self._ended.append(watched)
+                continue
+            began = time.monotonic()
+            count += self._last_look(watched, [other for other in ended if other is not watched])
+            self._rest(watched.uid, began)
+        if dropped := self._ended[MAX_ENDED:]:
+            del self._ended[MAX_ENDED:]
+            self._lost(None, f"too many dumps of ended processes wait: those of {len(dropped)} processes are not read")
+        return count
+
+    def _last_look(self, watched: _Watched, ended: list[_Watched]) -> int:
+        """Reads the dumps of a process that has ended, even if they look unfinished. ``ended``: others that have ended.
+        Returns the number of dumps read.
+        """
         if watched.witness is None:
             if watched.last:
                 self._lost(watched.who, "the process ended, and its files with it, before its dump was read")
             return 0
+        if watched.last.keys() - set(watched.places):
+            self._lost(watched.who, "the process ended, and its working directory with it, before its dump was read")
         count = 0
         for place in watched.places:
             try:
                 found, fd = self._open([watched.witness, 0], place, watched.uid)
-            except (UnsupportedTarget, ProcessGone):
-                continue  # usually there is no dump
-            count += self._read(found, fd, [watched.who], final=True)
+            except (UnsupportedTarget, ProcessGone) as e:
+                # Usually there is no dump.
+                if place in watched.last:
+                    self._lost(watched.who, f"the process ended, and its dump cannot be read: {e.message}")
+                continue
+            except ProbingError as e:
+                # The other places are on the same file system, and would take as long.
+                self._lost(watched.who, f"the process ended, and it is not known whether it left a dump: {e.message}")
+                break
+            # Another job of the user may have written it.
+            same = (watched.uid, watched.witness)
+            others = (other for other in (*self._watched.values(), *ended) if (other.uid, other.witness) == same)
+            owners = [other.who for other in others if place in other.places and self._is_new(other.who, found)]
+            count += self._read(found, fd, [watched.who, *owners], final=True)
         return count
 
     def _read_finished(self, watched: _Watched, found: DumpFile) -> int:
-        who = watched.who
+        who, began = watched.who, time.monotonic()
         try:
             opened, fd = self._open([who.pid, who.start_ns], found.path, watched.uid)
         except ProcessGone:
             return 0
         except ProbingError as e:
             self._failed(found, who, e)
+            self._rest(watched.uid, began)
             return 0
         # Two jobs of one user may write to the same file names.
         owners = [other.who for other in self._watched.values() if found.stamp in other.last.values()]
         watched.last.pop(found.path, None)
-        began = time.monotonic()
         count = self._read(opened, fd, owners)
         self._pause(watched, found.path, began)
         return count
@@ -277,9 +332,7 @@ class FlightRecorderWatch(Source):
         before = watched.pauses.get(path)
         span = min(2 * before.span, LAST_PAUSE_S) if before is not None else FIRST_PAUSE_S
         watched.pauses[path] = _Pause(now + span, span)
-        self._rests = {uid: until for uid, until in self._rests.items() if until > now}
-        if now - began > SLOW_S:
-            self._rests[watched.uid] = now + SLOW_FACTOR * (now - began)
+        self._rest(watched.uid, began)
 
     def _open(self, process: list[int], path: str, uid: int) -> tuple[DumpFile, int]:
         answer = self._readers.call("file", timeout=READ_TIMEOUT_S, process=process, path=path, uid=uid)
@@ -323,7 +376,7 @@ class FlightRecorderWatch(Source):
             reason = "records of a dump were malformed or too many"
             pid = who.pid if who is not None else None
             self._sink.lost(Loss(self.name, TABLE, "read", reason, ts, ts, dump["skipped"], pid))
-        self._done.add(found.snapshot_id)
+        self._done.add(found.snapshot_id, owners[0].owner)
 
     def _failed(self, found: DumpFile, who: Identity, error: ProbingError, *, final: bool = False) -> None:
         stamp = found.stamp
@@ -334,13 +387,14 @@ class FlightRecorderWatch(Source):
         if not final and isinstance(error, TargetTimeout | InternalError) and self._failures[stamp] < MAX_TRIES:
             return
         del self._failures[stamp]
-        self._done.add(found.snapshot_id)
+        self._done.add(found.snapshot_id, who.owner)
         self._lost(who, f"a dump cannot be read: {error.message}")
 
-    def _lost(self, who: Identity, reason: str) -> None:
-        _log.warning("flight recorder of process %d: %s", who.pid, reason)
+    def _lost(self, who: Identity | None, reason: str) -> None:
+        pid = None if who is None else who.pid
+        _log.warning("flight recorder%s: %s", "" if pid is None else f" of process {pid}", reason)
         ts = self._clock.pair().real_ns
-        self._sink.lost(Loss(self.name, TABLE, "read", reason, ts, ts, None, who.pid))
+        self._sink.lost(Loss(self.name, TABLE, "read", reason, ts, ts, None, pid))
 
 
 def candidates(environ: dict[str, str], rank: int | None) -> tuple[str, ...]:

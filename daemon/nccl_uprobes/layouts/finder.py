@@ -13,8 +13,8 @@ import logging
 import os
 import re
 import threading
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ _MAX_CACHE = 1 << 20
 _BUILD_ID = re.compile("[0-9a-f]{8,128}")
 # The size of commHash and of rank, nRanks, cudaDev and nvmlDev after it, in bytes.
 _ROW = 24
+# What the programs take for the end of the list, and for a layout that fits no communicator.
+_END, _NONE = bytes(len(NCCL_LAYOUTS[0].pack())), NcclLayout((), (), ABSENT, ABSENT).pack()
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +62,8 @@ class LayoutFinder:
         self._parsers = parsers
         self._layouts = layouts
         self._cache = cache
-        self._added: list[NcclLayout] = []
+        # The entries of the map with the owners of their files, root for the shipped ones; None: not known any more.
+        self._slots: list[tuple[NcclLayout, int] | None] = []
         self._reasons: dict[str, str] = {}
         self._files: dict[tuple[int, ...], None] = {}
         self._stopped = False
@@ -69,7 +72,6 @@ class LayoutFinder:
         self._waiting: dict[int, deque[int]] = {}
         self._turns: Turns[int] = Turns()
         self._more = threading.Condition(self._lock)
-        self._added_by: Counter[int] = Counter()
         self._thread = threading.Thread(target=self._run, name="nccl-layouts", daemon=True)
 
     @property
@@ -80,21 +82,36 @@ class LayoutFinder:
 
     @property
     def added(self) -> tuple[NcclLayout, ...]:
-        """Returns the layouts that were added to the map after the shipped ones."""
+        """Returns the layouts in the map beside the shipped ones."""
         with self._lock:
-            return tuple(self._added)
+            return tuple(layout for layout, _ in self._added)
 
     def start(self) -> None:
-        """Writes the shipped layouts and the cached layouts into the map."""
-        for index, layout in enumerate(NCCL_LAYOUTS):
-            self._layouts.update(index, layout.pack())
-        for layout in self._load():
+        """Writes the shipped layouts and the cached layouts into the map. Those that an earlier daemon wrote keep their
+        indexes, also if this daemon ships others.
+        """
+        wanted = {layout.pack(): (layout, 0) for layout in NCCL_LAYOUTS}
+        for layout, owner in self._load():
             with contextlib.suppress(UnsupportedTarget):
-                self._add(layout)
-        # An earlier daemon may have written more layouts, which this daemon does not have.
-        for index in range(len(NCCL_LAYOUTS) + len(self._added), MAX_LAYOUTS):
-            self._layouts.update(index, bytes(len(NCCL_LAYOUTS[0].pack())))
+                self._check(layout, owner, list(wanted.values()))
+                wanted.setdefault(layout.pack(), (layout, owner))
+        with self._lock:
+            self._slots = [wanted.pop(value, None) for value in self._held()]
+            self._slots = [*self._slots, *wanted.values()][:MAX_LAYOUTS]
+            values = [slot[0].pack() if slot is not None else _NONE for slot in self._slots]
+            for index in range(MAX_LAYOUTS):
+                self._layouts.update(index, values[index] if index < len(values) else _END)
         self._thread.start()
+
+    def _held(self) -> list[bytes]:
+        """Returns the layouts that an earlier daemon left in the map."""
+        held: list[bytes] = []
+        for index in range(MAX_LAYOUTS):
+            value = self._layouts.lookup(index)
+            if value is None or value.tobytes()[:4] == _END[:4]:
+                break
+            held.append(value.tobytes())
+        return held
 
     def stop(self) -> None:
         """Drops the waiting files, and waits for the thread, 5 s at most."""
@@ -161,19 +178,22 @@ class LayoutFinder:
                 return
 
     def _examine(self, fd: int) -> None:
+        owner = os.fstat(fd).st_uid
         unguarded = {build: layout.version for layout in UNGUARDED_LAYOUTS for build in layout.build_ids}
         with self._lock:
-            known = [build for layout in (*NCCL_LAYOUTS, *self._added) for build in layout.build_ids]
+            # Any user can give a library the build id of another: it tells nothing of the file of another user, except
+            # that a stripped one may be of this build.
+            entries = self._entries
+        known = [build for layout, user in entries if user in (0, owner) for build in layout.build_ids]
+        all_builds = {build for layout, _ in entries for build in layout.build_ids}
         answer = self._parsers.call("nccl_layout", fds=[fd], timeout=_PARSE_S, known=[*known, *unguarded])
         build = answer.get("build_id")
         if not isinstance(build, str) or not _BUILD_ID.fullmatch(build):
             build = None
-        if build in known:
-            return
         comm = {} if build in unguarded else answer.get("comm")
-        why = (
-            self._use(comm, build, os.fstat(fd).st_uid) if isinstance(comm, dict) else _stripped(answer.get("version"))
-        )
+        if build in known or (build in all_builds and comm is None):
+            return
+        why = self._use(comm, build, owner) if isinstance(comm, dict) else _stripped(answer.get("version"))
         if why:
             with self._lock:
                 self._explain(_name(fd, build), why)
@@ -191,26 +211,44 @@ class LayoutFinder:
         self._save()
         return None
 
-    def _add(self, layout: NcclLayout, owner: int = 0) -> None:
-        """Adds ``layout`` to the map. Raises UnsupportedTarget for a layout that must not be in the map, and for too
-        many from files of the user ``owner``.
+    @property
+    def _entries(self) -> list[tuple[NcclLayout, int]]:
+        """Returns the layouts in the map, with their owners. With the lock, as ``_added``."""
+        return [slot for slot in self._slots if slot is not None]
+
+    @property
+    def _added(self) -> list[tuple[NcclLayout, int]]:
+        return [(layout, owner) for layout, owner in self._entries if layout not in NCCL_LAYOUTS]
+
+    def _check(self, layout: NcclLayout, owner: int, entries: Sequence[tuple[NcclLayout, int]]) -> None:
+        """Raises UnsupportedTarget for a layout that must not be in the map beside ``entries``, and for too many from
+        files of the user ``owner``.
         """
         if layout.end_magic % 8 or not 8 <= layout.comm_hash <= layout.end_magic - _ROW or layout.end_magic == ABSENT:
             raise UnsupportedTarget("struct ncclComm of this library has impossible offsets")
+        if any(other.offsets == layout.offsets for other, _ in entries):
+            return
+        # The programs tell layouts apart by the offset of the second magic word. Any user can make a library with wrong
+        # offsets, and root's is believed.
+        if any(other.end_magic == layout.end_magic and (owner or not user) for other, user in entries):
+            raise UnsupportedTarget("another build has a struct ncclComm of this size, laid out in another way")
+        if owner and sum(user == owner for _, user in entries) >= _MAX_OF_USER:
+            raise UnsupportedTarget(f"{_MAX_OF_USER} other builds of NCCL of uid {owner} are known")
+
+    def _add(self, layout: NcclLayout, owner: int) -> None:
+        """Adds ``layout`` to the map, or puts it in the place of a user's. Raises UnsupportedTarget as ``_check``, and
+        if the map is full.
+        """
         with self._lock:
-            entries = (*NCCL_LAYOUTS, *self._added)
-            if any(entry.offsets == layout.offsets for entry in entries):
+            self._check(layout, owner, self._entries)
+            if any(other.offsets == layout.offsets for other, _ in self._entries):
                 return
-            # The programs tell layouts apart by the offset of the second magic word.
-            if any(entry.end_magic == layout.end_magic for entry in entries):
-                raise UnsupportedTarget("another build has a struct ncclComm of this size, laid out in another way")
-            if len(entries) >= MAX_LAYOUTS:
+            same = [at for at, slot in enumerate(self._slots) if slot and slot[0].end_magic == layout.end_magic]
+            index = same[0] if same else len(self._slots)
+            if index >= MAX_LAYOUTS:
                 raise UnsupportedTarget("too many builds of NCCL are known")
-            if owner and self._added_by[owner] >= _MAX_OF_USER:
-                raise UnsupportedTarget(f"{_MAX_OF_USER} other builds of NCCL of uid {owner} are known")
-            self._added_by[owner] += 1
-            self._layouts.update(len(entries), layout.pack())
-            self._added.append(layout)
+            self._layouts.update(index, layout.pack())
+            self._slots[index : index + 1] = [(layout, owner)]
 
     def _explain(self, name: str, why: str) -> None:
         if name not in self._reasons:
@@ -219,13 +257,16 @@ class LayoutFinder:
             if len(self._reasons) > _MAX_REASONS:
                 del self._reasons[next(iter(self._reasons))]
 
-    def _load(self) -> list[NcclLayout]:
+    def _load(self) -> list[tuple[NcclLayout, int]]:
         if self._cache is None:
             return []
         try:
             with self._cache.open("rb") as file:
                 entries = json.loads(file.read(_MAX_CACHE))
-            return [NcclLayout.of(entry, (), tuple(map(str, entry["build_ids"]))) for entry in entries]
+            return [
+                (NcclLayout.of(entry, (), tuple(map(str, entry["build_ids"]))), int(entry.get("owner", 0)))
+                for entry in entries
+            ]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, TypeError, KeyError, RecursionError, UnsupportedTarget) as e:
@@ -235,10 +276,18 @@ class LayoutFinder:
     def _save(self) -> None:
         if self._cache is None:
             return
-        entries = [
-            {name: value for name, value in layout._asdict().items() if value != ABSENT and name != "versions"}
-            for layout in self.added
-        ]
+        with self._lock:
+            entries = [
+                {
+                    **{
+                        name: value
+                        for name, value in layout._asdict().items()
+                        if value != ABSENT and name != "versions"
+                    },
+                    "owner": owner,
+                }
+                for layout, owner in self._added
+            ]
         new = self._cache.with_suffix(".new")
         try:
             new.write_text(json.dumps(entries))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from probing.api.errors import ProbingError, ProcessGone, TargetTimeout, Unsuppo
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.context import Context
+from probing.daemon.fairness import in_turn
 from probing.daemon.nccl_uprobes.operations.source import CollectivesSource
 from probing.daemon.nccl_uprobes.ras.client import (
     NobodyListens,
@@ -29,7 +31,7 @@ from probing.daemon.nccl_uprobes.ras.client import (
     listener_at,
     ras_address,
 )
-from probing.daemon.nccl_uprobes.ras.report import RankRow, Report
+from probing.daemon.nccl_uprobes.ras.report import MAX_ROWS, RankRow, Report
 from probing.daemon.processes.liveness import real_user
 from probing.daemon.processes.namespaces import ListedSocket, own_namespace
 from probing.daemon.processes.parsers import ParserPool, answer_of
@@ -50,6 +52,10 @@ MAX_TRIES = 8
 # An address without a report is asked again after 1, 2, 4 ... intervals, at most after this many.
 MAX_SKIPPED = 16
 MAX_PLACES = 64
+# After so many seconds for the places of a user, for the processes of a user, and so many rows of his places, his
+# others wait for the next round: any user can have slow listeners at any number of addresses.
+USER_S, USER_READ_S = 30.0, 10.0
+USER_ROWS = MAX_ROWS
 # The most processes of a place that are asked for the sockets of their namespace, since the first may have ended.
 MAX_LISTED = 4
 _log = logging.getLogger(__name__)
@@ -117,6 +123,8 @@ class RasWitness(Source):
         self._waiting: dict[_Place, _Waiting] = {}
         self._reasons: dict[object, str] = {}
         self._asked_ns: dict[_Place, int] = {}
+        # The places in the order of their last turns.
+        self._turns: dict[_Place, None] = {}
         self._worker = Worker("ras", self._ask_if_enabled, interval_s, patience_s=READ_TIMEOUT_S)
 
     @classmethod
@@ -172,13 +180,28 @@ class RasWitness(Source):
         self._addresses.pop(ProcessKey(pid, start_ns), None)
 
     def ask_all(self) -> int:
-        """Asks every place once; returns the number of rows written."""
+        """Asks every place once; returns the number of rows written. The users take turns. A place without a turn,
+        since its user's others took too long, is among his first in the next round.
+        """
         places = self._places()
-        for known in (self._waiting, self._asked_ns):
+        for known in (self._waiting, self._asked_ns, self._turns):
             for place in known.keys() - places.keys():
                 del known[place]
-        asked = list(places)[:MAX_PLACES]
-        return sum(self._ask_place(place, places[place]) for place in asked if not self._worker.stopped)
+        users = {place: frozenset(who.owner for who in members) for place, members in places.items()}
+        last = {place: turn for turn, place in enumerate(self._turns)}
+        spent: dict[frozenset[int], float] = defaultdict(float)
+        rows: dict[frozenset[int], int] = defaultdict(int)
+        for place in in_turn(sorted(places, key=lambda place: last.get(place, -1)), users.__getitem__)[:MAX_PLACES]:
+            user = users[place]
+            if self._worker.stopped:
+                break
+            if spent[user] < USER_S and rows[user] < USER_ROWS:
+                self._turns.pop(place, None)
+                self._turns[place] = None
+                began = time.monotonic()
+                rows[user] += self._ask_place(place, places[place])
+                spent[user] += time.monotonic() - began
+        return sum(rows.values())
 
     def _ask_if_enabled(self) -> None:
         if self._enabled():
@@ -189,7 +212,11 @@ class RasWitness(Source):
         for key in list(self._addresses.keys() - live.keys()):
             self._addresses.pop(key, None)
         places: dict[_Place, list[Identity]] = defaultdict(list)
+        spent: dict[int, float] = defaultdict(float)
         for key, who in live.items():
+            if spent[who.owner] >= USER_READ_S:
+                continue
+            began = time.monotonic()
             try:
                 if (place := self._place(key)) is not None:
                     places[place].append(who)
@@ -199,6 +226,8 @@ class RasWitness(Source):
                 self._explain(key, e.message)
             else:
                 self._reasons.pop(key, None)
+            finally:
+                spent[who.owner] += time.monotonic() - began
         self._reasons = {about: why for about, why in self._reasons.items() if about in live or about in places}
         return places
 
@@ -249,10 +278,15 @@ class RasWitness(Source):
         self._waiting[place] = _Waiting(skipped, skipped, listens)
 
     def _answers(self, place: _Place, members: list[Identity], now: int) -> int:
-        """Asks until each job of the place has answered, at most MAX_TRIES times. Returns the number of rows."""
+        """Asks until each job of the place has answered, at most MAX_TRIES times, and not again after
+        ANSWER_TIMEOUT_S. Returns the number of rows.
+        """
+        began = time.monotonic()
         jobs = {(who.job, who.run) for who in members}
         answers, rows, silent, answered = _Round(now), 0, None, False
         for _ in range(min(MAX_TRIES, 2 * len(jobs) + 2)):
+            if time.monotonic() - began >= ANSWER_TIMEOUT_S:
+                break
             try:
                 address, believed = self._owned(place, members)
                 report = self._ask(place._replace(address=address), members)
@@ -261,7 +295,7 @@ class RasWitness(Source):
                 continue
             answered = True
             rows += self._write(report, believed, answers)
-            if len(jobs) == 1 or jobs <= answers.jobs:
+            if len(jobs) == 1 or jobs <= answers.jobs or rows >= USER_ROWS:
                 break
         if silent is not None and not answered:
             raise silent

@@ -216,6 +216,27 @@ def test_gpus_that_are_lost_or_idle(tmp_path: Path, ctl: Run, monkeypatch: pytes
         assert lines[2].endswith("-")
 
 
+def test_a_gpu_that_is_gone_has_nothing_of_the_one_that_has_its_number(
+    tmp_path: Path, ctl: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = device("n", 1, uuid="GPU-gone", state="gone", reason="the driver does not list the device any more")
+    tables = {
+        "process.processes": [process("n", 0, 1000)],
+        "gpu.devices": [device("n", 0), device("n", 1), gone],
+        "gpu.utilization": [reading("n", number) for number in range(2)],
+        "gpu.processes": [user("n", 1, 0, 30 * GB)],
+        "gpu.links": links("n"),
+    }
+    with FakeNode(tmp_path, "n", tables) as node:
+        monkeypatch.setenv("PROBING_TARGET", node.address)
+        gpus = {row["uuid"]: row for row in json.loads(ctl("gpu", "-f", "json")[1])}
+        (shown,) = json.loads(ctl("topo", "-f", "json")[1])
+    assert (gpus["GPU-gone"]["wrong"][0][:5], gpus["GPU-gone"]["processes"]) == ("gone:", [])
+    assert gpus["GPU-gone"].get("gpu_util_pct") is None
+    assert (gpus["GPU-n-1"]["gpu_util_pct"], len(gpus["GPU-n-1"]["processes"])) == (97.0, 1)
+    assert {gpu["uuid"]: gpu["ranks"] for gpu in shown["gpus"]} == {"GPU-n-0": [], "GPU-n-1": [0], "GPU-gone": []}
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_rows_of_a_gpu_without_a_reading(tmp_path: Path, ctl: Run, monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
     devices = [device("n", number, **({"state": "lost"} if number == lost else {})) for number in range(2)]

@@ -314,6 +314,9 @@ def test_ranks_in_containers_are_joined_by_communicator_and_environment(driver: 
     node.fresh()
     found = {row["pid"]: (row["device_id"], row["source"]) for row in node.rows("processes") if row["rank"] is not None}
     assert found == {601: (2, "environment"), 602: (3, "environment"), 603: (1, "communicator")}
+    # The program that replaced it has no communicator yet.
+    node.source.process_replaced(603, 6030)
+    assert 603 not in {row["pid"] for row in node.fresh("processes")}
 
 
 def test_links(driver: Make) -> None:

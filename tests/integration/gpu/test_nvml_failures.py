@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from doubles.nvml_double import mig, recorded
+from doubles.nvml_double import GPM, mig, recorded
 from gpu_helpers import Gpus
 from long import long_unless
 from waiting import until
@@ -156,6 +156,27 @@ def test_a_driver_that_disappears_and_returns(driver: Make, code: int, text: str
     assert [name for name, _ in node.events()].count("driver_lost") == 1
 
 
+@pytest.mark.parametrize(
+    ("call", "code", "text"),
+    [
+        ("error.nvmlDeviceGetCount_v2", 999, "nvmlDeviceGetCount gives code 999"),
+        long_unless(False, "error.nvmlDeviceGetCount_v2", 15, "fallen off the bus"),
+        long_unless(False, "init", 15, "fallen off the bus"),
+    ],
+)
+def test_a_start_that_fails_has_a_reason(driver: Make, call: str, code: int, text: str) -> None:
+    node = driver({**recorded(1), call: code})
+
+    def degraded() -> bool:
+        node.tick()
+        return node.state().state == "degraded"
+
+    until(degraded)
+    assert text in node.state().reason
+    node.double.set({}, drop=(call,))
+    assert len(node.fresh()) == 1
+
+
 def test_a_driver_that_comes_late(driver: Make) -> None:
     node = driver({**recorded(1), "init": 9})
 
@@ -213,12 +234,31 @@ def test_nonsense_of_the_driver_is_null(driver: Make) -> None:
         "gpu0.gpm.5": -1.0,
         "gpu0.field.83": 18446744073709551615,
         "gpu0.field.82": "i-1",
+        "gpu0.pstate": 32,
     }
     node = driver(values)
     (row,) = node.fresh(turns=2)
-    names = ("gpu_util_pct", "sm_active_pct", "tensor_active_pct", "energy_j", "mem_temperature_c")
-    assert [row[name] for name in names] == [None] * 5
+    names = ("gpu_util_pct", "sm_active_pct", "tensor_active_pct", "energy_j", "mem_temperature_c", "pstate")
+    assert [row[name] for name in names] == [None] * 6
     assert row["mem_controller_util_pct"] is not None
+
+
+def test_a_sample_that_failed_once_is_taken_again(driver: Make) -> None:
+    node = driver(recorded(1))
+
+    def shows(value: float | None) -> bool:
+        return node.fresh()[0]["sm_active_pct"] == value
+
+    until(lambda: shows(GPM[2]))
+    node.double.write(**{"error.nvmlGpmSampleGet": 10})
+    until(lambda: shows(None))
+    node.double.set({}, drop=("error.nvmlGpmSampleGet",))
+    until(lambda: shows(GPM[2]))
+    # A refusal is final.
+    node.double.write(**{"error.nvmlGpmSampleGet": 3})
+    until(lambda: shows(None))
+    node.double.set({}, drop=("error.nvmlGpmSampleGet",))
+    assert [shows(None) for _ in range(3)] == [True] * 3
 
 
 def test_a_process_that_is_killed_is_started_again(driver: Make) -> None:

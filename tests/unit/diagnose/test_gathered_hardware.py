@@ -128,6 +128,17 @@ def test_events_are_counted_and_those_of_the_kernel_get_the_number_of_their_gpu(
     assert (kernel["memory_error", None].count, kernel["memory_error", None].part) == (2, "MC0")
 
 
+def test_a_gpu_that_is_gone_is_not_the_one_that_has_its_number() -> None:
+    gone = {"device_id": 1, "mig": None, "state": "gone", "name": "gone", "bus_id": "0000:17:00.0"}
+    listed = {**gone, "state": "ok", "name": "H100", "bus_id": "0000:18:00.0"}
+    last = {**gone, "device_id": 2, "name": "last", "bus_id": "0000:19:00.0"}
+    lines = [{"kind": "xid", "device": f"0000:1{n}:00", "code": 70 + n, "message": "NVRM: Xid"} for n in (7, 8, 9)]
+    for devices in ([gone, listed, last], [last, listed, gone]):
+        hardware = found({"process.kmsg": lines}, {"gpu.devices": devices})
+        assert [(gpu.device, gpu.name, gpu.state) for gpu in hardware.gpus] == [(1, "H100", "ok"), (2, "last", "gone")]
+        assert {event.code: event.gpu for event in hardware.events} == {77: None, 78: 1, 79: 2}
+
+
 def test_errors_of_nvlink_are_those_of_the_kernel_by_unit_and_severity() -> None:
     def line(ago_s: int, what: str, link: int) -> dict[str, Any]:
         text = f"NVRM: Xid (PCI:0000:17:00): 145, {what} XC0 i0 Link {link} (0x{ago_s:08x} 0x00000001)"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +18,7 @@ from hypothesis import strategies as st
 
 from probing.api.errors import ProcessGone, TargetTimeout
 from probing.daemon.clock import ClockPair
+from probing.daemon.confined import reader
 from probing.daemon.gpu.cuda import frames as cuda_frames
 from probing.daemon.gpu.cuda import rows as cuda_rows
 from probing.daemon.gpu.cuda.frames import Frames
@@ -45,6 +50,7 @@ MAPS = (
     b"7f0000000000-7f0000010000 r-xp 00002000 08:01 77 /usr/lib/libtorch_cuda.so\n"
     b"7f0000020000-7f0000030000 r-xp 00000000 08:01 78 /usr/lib/libcudart.so.12\n"
     b"7f0000040000-7f0000050000 r-xp 00000000 08:01 79 /tmp/\x1b[31m" + b"evil" * 60 + b"\n"
+    b"7f0000060000-7f0000070000 r-xp 00000000 00:00 0 [anon:/lib/libc.so]\n"
 )
 
 
@@ -135,6 +141,8 @@ def test_frames_are_libraries_and_offsets() -> None:
     assert found[:3] == ["libtorch_cuda.so+0x2010", "libcudart.so.12+0x20", "0x7f0000010000"]
     assert found[3].isprintable()
     assert len(found[3]) < 100
+    # Anonymous memory can have any name.
+    assert frames.name(7, 1, [0x7F0000060000]) == ["0x7f0000060000"]
     frames.name(7, 1, [1, 2, 3])
     assert len(readers.asked) == 1
     frames.begin_round()
@@ -203,6 +211,21 @@ def test_a_process_with_very_many_sums_does_not_take_all_rows(monkeypatch: pytes
         assert (len(pids), pids.count(7)) == (4, 1)
 
 
+def test_sums_of_an_ended_process_without_room_in_its_last_report_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_rows, "MAX_ROWS", 4)
+    maps = memory_maps()
+    rows = rows_of(maps)
+    rows.begin(0)
+    for pid in (7, 8):
+        for stack in range(5):
+            maps["cuda_memory_sums"].put((1, stack, pid, 1, 10), (1, 0, 1, 1, 1, 0))
+    assert rows.changed(PAIR).num_rows == 4
+    assert rows.forget({(7, 1)}) == 3
+    # The other process has the next report for itself.
+    assert rows.changed(PAIR).column("pid").to_pylist() == [8, 8, 8]
+    assert rows.forget({(8, 1)}) == 0
+
+
 def test_maps_that_could_not_be_read_are_read_again_for_a_stack() -> None:
     maps, readers = memory_maps(), readers_of_7()
     rows = MemoryRows(maps, "node", known(), Frames(readers))
@@ -228,6 +251,28 @@ def test_processes_that_do_not_answer_do_not_hold_up_a_round(monkeypatch: pytest
     frames.begin_round()
     frames.name(100, 1, [0x10])
     assert readers.asked[-1][1]["pid"] == 100
+
+
+def test_a_process_with_very_many_mappings_takes_little_memory() -> None:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    code = ctypes.cast(libc.getpid, ctypes.c_void_p).value
+    assert code is not None
+    frames = Frames(Readers(maps=lambda args: reader._answer({"op": "maps", **args})))
+
+    def mapped(count: int, protection: int) -> int:
+        """Maps this file so often, and returns how many mappings are kept of this process."""
+        with Path(__file__).open("rb") as file:
+            many = [libc.mmap(None, 4096, protection, mmap.MAP_PRIVATE, file.fileno(), 0) for _ in range(count)]
+        frames.begin_round()
+        (name, _) = frames.name(os.getpid(), 0, [code, 1])
+        assert protection & mmap.PROT_EXEC or name.startswith("libc.so")
+        for address in many:
+            libc.munmap(ctypes.c_void_p(address), 4096)
+        return len(frames._maps[os.getpid(), 0])
+
+    assert mapped(3_000, mmap.PROT_READ) < 1_000
+    assert mapped(3_000, mmap.PROT_READ | mmap.PROT_EXEC) <= 1_024
 
 
 def test_launches_are_differences_over_all_cpus() -> None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probing.daemon.gpu.nvml.devices import Device
+from probing.daemon.gpu.nvml import calls as calls_module
+from probing.daemon.gpu.nvml import snapshot
+from probing.daemon.gpu.nvml import users as users_module
+from probing.daemon.gpu.nvml.calls import Calls, DeviceLost
+from probing.daemon.gpu.nvml.devices import Device, find_devices
 from probing.daemon.gpu.nvml.fleet import Fleet
 from probing.daemon.gpu.nvml.rows import (
     Counters,
@@ -23,7 +30,8 @@ from probing.daemon.gpu.nvml.rows import (
     utilization_row,
 )
 from probing.daemon.gpu.nvml.topology import Topology
-from probing.daemon.gpu.nvml.users import Place, own_device, visible_devices
+from probing.daemon.gpu.nvml.users import Place, Users, own_device, visible_devices
+from probing.daemon.source import Identity
 
 SECOND = 10**9
 
@@ -184,8 +192,15 @@ def test_too_many_events_of_a_kind_are_counted() -> None:
     limiter = Limiter(most=3, seconds=60)
     assert [limiter.passes("a", 0.1 * n) for n in range(5)] == [0, 0, 0, None, None]
     assert limiter.passes("b", 1.0) == 0
+    assert limiter.forgotten(59.9) == 0
     assert limiter.passes("a", 61.0) == 2
     assert limiter.passes("a", 61.1) == 0
+    # Of those after the last event that passed nobody else would know.
+    assert [limiter.passes("a", 61.2 + 0.1 * n) for n in range(5)] == [0, None, None, None, None]
+    assert limiter.passes("b", 62.0) == 0
+    assert limiter.forgotten(120.9) == 0
+    assert [limiter.forgotten(121.0), limiter.forgotten(121.0)] == [4, 0]
+    assert limiter.passes("a", 130.0) == 0
 
 
 def test_units_are_bytes_joules_and_watts() -> None:
@@ -239,15 +254,76 @@ def test_a_lost_gpu_stays_in_the_list() -> None:
     states = {row["device_id"]: (row["uuid"], row["name"], row["state"], row["reason"]) for row in fleet.rows("n", 5)}
     assert states[1] == ("GPU-1", "H100", "lost", "fell off")
     assert states[0][2:] == ("ok", None)
-    assert fleet.take({"devices": [facts[0], facts[2]], "lost": {}}) == {1: None}
+    # That it is not even listed does not mean that it answers again.
+    assert fleet.take({"devices": [facts[0], facts[2]], "lost": {}}) == {}
     assert [row["state"] for row in fleet.rows("n", 5)] == ["ok", "gone", "ok"]
     assert fleet.gpu_row("1") == {"device_id": 1, "uuid": "GPU-1"}
+    assert fleet.take({"devices": facts, "lost": {}}) == {1: None}
+    assert fleet.take({"devices": facts, "lost": {}}) == {}
+    assert [row["state"] for row in fleet.rows("n", 5)] == ["ok"] * 3
+
+
+def test_a_gpu_that_is_gone_stays_in_the_list_when_another_gets_its_number() -> None:
+    def listed(*uuids: str) -> list[dict[str, Any]]:
+        return [{"device": str(n), "device_id": n, "mig": None, "uuid": uuid} for n, uuid in enumerate(uuids)]
+
+    def states() -> list[tuple[str, str]]:
+        return sorted((row["uuid"], row["state"]) for row in fleet.rows("n", 5))
+
+    fleet = Fleet()
+    fleet.take({"devices": listed("a", "b", "c"), "lost": {}})
+    assert fleet.take({"lost": {"1": "fell off"}}) == {1: "fell off"}
+    assert fleet.take({"devices": listed("a", "c"), "lost": {}}) == {}
+    assert states() == [("a", "ok"), ("b", "gone"), ("c", "ok")]
+    assert fleet.gpu_row("1") == {"device_id": 1, "uuid": "c"}
+    # A reason of the GPU that has the number now is none of the GPU that had it.
+    assert fleet.take({"lost": {"1": "needs a reset"}}) == {1: "needs a reset"}
+    assert states() == [("a", "ok"), ("b", "gone"), ("c", "lost")]
+    assert fleet.take({"devices": listed("c", "b", "a"), "lost": {}}) == {0: None}
+    assert states() == [("a", "ok"), ("b", "ok"), ("c", "ok")]
+
+
+def test_a_gpu_that_was_lost_from_the_start_comes_back() -> None:
+    fleet = Fleet()
+    facts = [{"device": str(n), "device_id": n, "mig": None, "uuid": f"GPU-{n}"} for n in range(2)]
+    assert fleet.take({"devices": facts[:1], "lost": {"1": "fell off"}}) == {1: "fell off"}
+    assert fleet.take({"devices": facts, "lost": {}}) == {1: None}
 
 
 def test_an_error_of_the_driver_takes_no_link_down() -> None:
     before, now = ({"link": 3, "state": state, "crc_errors": 7} for state in ("up", None))
     assert list(link_changes(before, now)) == list(link_changes(now, before)) == []
     assert list(link_changes(now, now)) == []
+
+
+def test_a_text_that_is_no_unicode_costs_no_other_value() -> None:
+    serial = pynvml.convertStrBytes(lambda: b"16\xff5")
+    calls = Calls(1.0)
+    assert calls.ask("nvmlDeviceGetSerial", device="0", function=serial) == "16\ufffd5"
+    assert calls.running is None
+
+
+def test_a_problem_ends_when_the_call_succeeds() -> None:
+    codes = {"0": 999, "1": 999}
+
+    def read(device: str) -> str:
+        if codes[device]:
+            raise pynvml.NVMLError(codes[device])
+        return device
+
+    calls = Calls(1.0)
+
+    def ask() -> list[str | None]:
+        return [calls.ask("nvmlDeviceGetX", device, device=device, function=read) for device in codes]
+
+    assert ask() == [None, None]
+    assert calls.problems == ["nvmlDeviceGetX failed with code 999"]
+    codes["1"] = 0
+    assert ask() == [None, "1"]
+    assert calls.problems == ["nvmlDeviceGetX failed with code 999"]
+    codes["0"] = 0
+    assert ask() == ["0", "1"]
+    assert calls.problems == []
 
 
 class Driver:
@@ -270,3 +346,103 @@ def test_a_link_that_the_driver_cannot_read_is_not_down(tmp_path: Path) -> None:
     for driver.state in (1, None, 0):
         states += [row["state"] for row in topology.counted() if row["kind"] == "nvlink"]
     assert states == ["up", None, "down"]
+
+
+def test_a_lost_gpu_costs_only_its_own_pairs(tmp_path: Path) -> None:
+    class Pairs(Driver):
+        def ask(self, name: str, *args: Any, device: str = "", **_more: Any) -> int | None:
+            if name == "nvmlDeviceGetTopologyCommonAncestor" and "lost" in args:
+                raise DeviceLost("fell off the bus")
+            return 40 if name == "nvmlDeviceGetTopologyCommonAncestor" else None
+
+    gpus = [Device(str(n), "lost" if n == 1 else n, n) for n in range(4)]
+    rows = Topology(cast("Any", Pairs()), gpus, tmp_path).pairs([])
+    found = [(row["device"], row["peer_id"], row["path"]) for row in rows]
+    assert found == [(str(a), b, "NODE") for a in (0, 2, 3) for b in (0, 2, 3) if a != b]
+
+
+def test_addresses_of_processes_that_nobody_reports_as_ended_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users_module, "MANY", 4)
+    alive = {(5, 50), (6, 60)}
+    monkeypatch.setattr(users_module, "is_alive", lambda pid, start_ns: (pid, start_ns) in alive)
+    watched = SimpleNamespace(live=lambda: [Identity(5, 50, "job", "run", "trainer", 0)], environ=lambda *_: {})
+    users = Users(cast("Any", watched))
+    devices = {"0": {"device_id": 0, "uuid": "GPU-0", "bus_id": "0000:17:00.0"}}
+
+    def note(*processes: tuple[int, int]) -> list[dict[str, Any]]:
+        rows = [{"pid": pid, "start_ns": start_ns, "bus_id": "0000:17:00.0"} for pid, start_ns in processes]
+        users.note(pa.RecordBatch.from_pylist(rows))
+        return list(users.rows(devices, {}, {}))
+
+    note(*alive)
+    for number in range(100):
+        assert [row["pid"] for row in note((1_000 + number, 1))] == [5]
+        assert len(users._addresses) <= 5
+    assert alive <= set(users._addresses)
+
+
+def test_samples_from_before_the_clock_was_set_back_keep_no_newer_ones_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples: list[tuple[int, ...]] = []
+
+    class Samples:
+        def ask(self, name: str, _: object, *since_us: int, **_more: Any) -> Any:
+            if name == "nvmlDeviceGetProcessUtilization":
+                return [sample for sample in samples if sample[1] > since_us[0]]
+            return [(77, 5)]
+
+    def shown(now_s: int, sm_pct: int) -> Any:
+        monkeypatch.setattr(snapshot, "time", SimpleNamespace(time_ns=lambda: now_s * SECOND))
+        samples.append((77, now_s * 1_000_000, sm_pct, 0, 0, 0))
+        ((entry, *_),) = [readings.read(Device("0", None, 0), slow=False)]
+        return entry.get("sm_pct")
+
+    readings = snapshot._ProcessReadings(cast("Any", Samples()))
+    assert [shown(100_000, 10), shown(100_001, 11)] == [10, 11]
+    assert [shown(90_000, 12), shown(90_001, 13)] == [12, 13]
+
+
+def test_a_gpu_may_take_long_when_it_is_opened_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(5.0)
+    allowed_s: list[float] = []
+
+    def opened(number: int) -> int:
+        assert calls.running is not None
+        allowed_s.append(calls.running.allowed_s)
+        return number
+
+    # What the driver lacks is as in an old one.
+    errors = {name: getattr(pynvml, name) for name in ("NVMLError", "NVMLLibraryMismatchError")}
+    functions = {"nvmlDeviceGetCount": lambda: 1, "nvmlDeviceGetHandleByIndex": opened}
+    monkeypatch.setattr(calls_module, "pynvml", SimpleNamespace(**errors, **functions))
+    for starts in (True, False):
+        assert [device.key for device in find_devices(calls, starts=starts)[0]] == ["0"]
+    assert allowed_s[0] >= Calls.START_S
+    assert allowed_s[1] == 5.0
+
+
+def test_the_device_of_a_process_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[dict[str, str]] = []
+
+    def counted(environ: dict[str, str], places: list[Place], local_rank: int | None) -> Place | None:
+        found.append(environ)
+        return own_device(environ, places, local_rank)
+
+    monkeypatch.setattr(users_module, "own_device", counted)
+    who = Identity(5, 50, "job", "run", "trainer", 0, 1)
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    live = [who]
+    users = Users(cast("Any", SimpleNamespace(live=lambda: live, environ=lambda *_: dict(environ))))
+    devices: dict[str, dict[str, Any]] = {"0": {"device_id": 0, "uuid": "GPU-0"}}
+
+    def shown() -> list[int]:
+        return [row["device_id"] for row in users.rows(devices, {}, {})]
+
+    assert [shown(), shown(), len(found)] == [[0], [0], 1]
+    devices["1"] = {"device_id": 1, "uuid": "GPU-1"}
+    assert [shown(), shown(), len(found)] == [[1], [1], 2]
+    environ["CUDA_VISIBLE_DEVICES"] = "1,0"
+    assert [shown(), shown(), len(found)] == [[0], [0], 3]
+    live[0] = who._replace(local_rank=0)
+    assert [shown(), shown(), len(found)] == [[1], [1], 4]
+    live.clear()
+    assert [shown(), len(users._own)] == [[], 0]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import Sink
+from fakes import Now, Sink
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import until
@@ -19,6 +22,7 @@ from waiting import until
 from probing.daemon.clock import FakeClock
 from probing.daemon.config import GpuConfig
 from probing.daemon.gpu.nvml import session as session_module
+from probing.daemon.gpu.nvml import source as source_module
 from probing.daemon.gpu.nvml.session import Failure, NvmlSession, Reading
 from probing.daemon.gpu.nvml.source import NO_GPU, NvmlSource
 from probing.daemon.ipc import Channel, ChannelClosed
@@ -172,6 +176,47 @@ def test_no_answer_at_all_is_a_hang(process: Process) -> None:
     session.close()
 
 
+def test_a_collector_with_thousands_of_descriptors_reads_its_gpus(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed[0], 4_096), allowed[1]))
+    pidfd_open = os.pidfd_open
+    ends: list[int] = []
+
+    def high(fd: int) -> int:
+        try:
+            return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 2_000)
+        finally:
+            os.close(fd)
+
+    def connected(path: str, timeout: float) -> Channel:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as low:
+            low.settimeout(timeout)
+            low.connect(path)
+            return Channel(socket.socket(fileno=high(low.detach())))
+
+    def opened(pid: int) -> int:
+        ends.append(high(pidfd_open(pid)))
+        return ends[-1]
+
+    monkeypatch.setattr(session_module, "connect", connected)
+    monkeypatch.setattr(session_module.os, "pidfd_open", opened)
+    process.answers += [good(), HUNG]
+    session = NvmlSession(process.path, retry_s=(0,))
+    try:
+        assert isinstance(polled(session), Reading)
+        failure = polled(session)
+        assert isinstance(failure, Failure)
+        assert (failure.kind, failure.device) == ("hung", "3")
+        # The process that hung, here the test itself, has not ended.
+        assert session.poll(0, slow=False, links=False, pairs=False) is None
+        assert min(ends) >= 2_000
+    finally:
+        session.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+
+
 def test_without_a_listener_it_fails_and_tries_again(tmp_path: Path) -> None:
     session = NvmlSession(str(tmp_path / "nobody.sock"), retry_s=(0,))
     for _ in range(3):
@@ -201,12 +246,14 @@ class Given:
     def again(self) -> None:
         self.restarts += 1
 
+    reject = again
+
     def close(self) -> None:
         pass
 
 
-def source_of(*found: Reading | Failure | None) -> tuple[NvmlSource, Given, Sink]:
-    given, rows = Given(*found), Sink(may_lose=False)
+def source_of(*found: Reading | Failure | None, may_lose: bool = False) -> tuple[NvmlSource, Given, Sink]:
+    given, rows = Given(*found), Sink(may_lose=may_lose)
     config = GpuConfig(interval_s=0.1)
     return NvmlSource(given, Nobody(), rows, FakeClock(5, 7), "n", config), given, rows  # type: ignore[arg-type]
 
@@ -274,6 +321,48 @@ def test_no_event_ends_the_source(event: dict[str, Any]) -> None:
     assert given_session.restarts == 0
 
 
+def test_a_number_that_no_column_holds_costs_no_other_value() -> None:
+    devices = [{**_DEVICE, "device": str(n), "device_id": n, "uuid": f"GPU-{n}", "minor": n << 40} for n in range(2)]
+    values = {
+        "0": {"sm_clock_mhz": 2**32 - 1, "total_bytes": 2**64 - 1, "power_w": 7.0},
+        "1": {"sm_clock_mhz": 1980, "total_bytes": 80, "power_w": 5.0},
+    }
+    users = {"1": [{"pid": 2**32 - 1, "used_bytes": 3}, {"pid": 9, "used_bytes": 2**63}]}
+    content: dict[str, Any] = {"devices": devices, "values": values, "processes": users}
+    source, given_session, rows = source_of(Reading(content, frozenset(), True))  # type: ignore[arg-type]
+    source.tick()
+    found = [(row["sm_clock_mhz"], row["total_bytes"], row["power_w"]) for row in rows.of("gpu.utilization")]
+    assert found == [(None, None, 7.0), (1980, 80, 5.0)]
+    assert [(row["pid"], row["used_bytes"]) for row in rows.of("gpu.processes")] == [(None, 3), (9, None)]
+    listed = source.live_tables["gpu.devices"](FakeClock().pair()).to_pylist()
+    assert [(row["uuid"], row["minor"]) for row in listed] == [("GPU-0", 0), ("GPU-1", None)]
+    assert (given_session.restarts, state_of(source).state) == (0, "running")
+
+
+def test_after_answers_that_make_no_sense_the_next_start_waits_longer(process: Process) -> None:
+    now = [100.0]
+    session = NvmlSession(process.path, retry_s=(1, 5, 9), now=lambda: now[0])
+    process.answers += [good(), good(), good(), good(), good()]
+
+    def starts_after(wait_s: float) -> bool:
+        started = process.started
+        now[0] += wait_s - 0.1
+        assert session.poll(0, slow=False, links=False, pairs=False) is None
+        assert process.started == started
+        now[0] += 0.2
+        return isinstance(polled(session), Reading)
+
+    polled(session)
+    for wait_s in (1, 5):
+        session.reject()
+        assert starts_after(wait_s)
+    # An answer that makes sense ends the row of failures.
+    polled(session)
+    session.reject()
+    assert starts_after(1)
+    session.close()
+
+
 def test_an_answer_that_makes_no_sense_is_a_failure() -> None:
     broken = Reading({"devices": [{"device": "0"}], "values": {"0": 5}}, frozenset(), True)
     whole = Reading({"devices": [_DEVICE], "values": {"0": {"power_w": 5.0}}}, frozenset(), True)
@@ -284,6 +373,68 @@ def test_an_answer_that_makes_no_sense_is_a_failure() -> None:
     source.tick()
     assert state_of(source).state == "running"
     assert len(rows.of("gpu.utilization")) == 1
+
+
+def test_events_that_nobody_kept_are_a_loss() -> None:
+    event: dict[str, Any] = {"type": 8, "data": 79, "instances": [None, None]}
+    events = [{**event, "ts_ns": n, "device": str(n % 1_000)} for n in range(5_000)]
+    content: dict[str, Any] = {"devices": [_DEVICE], "values": {}, "events": events, "events_dropped": 7}
+    source, _, rows = source_of(Reading(content, frozenset(), True), may_lose=True)  # type: ignore[arg-type]
+    source.tick()
+    (loss,) = rows.losses
+    assert loss.table == "gpu.events"
+    assert loss.count == 5_000 + 7 - len(rows.of("gpu.events"))
+    assert len(rows.of("gpu.events")) == 4_096
+
+
+def test_suppressed_events_that_no_event_follows_are_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Now(1_000.0)
+    monkeypatch.setattr(source_module, "time", SimpleNamespace(monotonic=now))
+    event: dict[str, Any] = {"type": 8, "data": 79, "ts_ns": 5, "instances": [None, None], "device": "0"}
+    content: dict[str, Any] = {"devices": [_DEVICE], "values": {}, "events": [event] * 50}
+    source, _, rows = source_of(Reading(content, frozenset(), True), may_lose=True)  # type: ignore[arg-type]
+    source.tick()
+    assert (len(rows.of("gpu.events")), rows.losses) == (30, [])
+    now.now += 61.0
+    source.tick()
+    source.tick()
+    assert [(loss.table, loss.count) for loss in rows.losses] == [("gpu.events", 20)]
+
+
+def test_a_gpu_that_stays_lost_is_tried_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Now(1_000.0)
+    monkeypatch.setattr(source_module, "time", SimpleNamespace(monotonic=now))
+
+    def restarts(seconds: int, *lost: int) -> int:
+        """Ticks for so long while the GPUs ``lost`` are lost, and returns how often the process was started again."""
+        before = given.restarts
+        for _ in range(seconds):
+            now.now += 1.0
+            reading: dict[str, Any] = {"values": {}, "lost": {str(number): "fell off" for number in lost}}
+            given.found.append(Reading(reading, frozenset(), False))  # type: ignore[arg-type]
+            source.tick()
+        return given.restarts - before
+
+    source, given, _ = source_of()
+    assert restarts(32, 1) == 1
+    assert restarts(3_600, 1) < 12
+    # Another one is tried soon.
+    assert restarts(32, 1, 2) == 1
+
+
+def test_counters_of_a_gpu_are_not_compared_with_those_of_another() -> None:
+    def read(uuid: str, energy: int, state: str) -> Reading:
+        link = {"device": "0", "kind": "nvlink", "link": 3, "path": "NV", "state": state, "crc_errors": energy}
+        values = {"0": {"power_capped_total_ns": energy, "pcie_tx_bytes": energy}}
+        content: dict[str, Any] = {"devices": [{**_DEVICE, "uuid": uuid}], "values": values, "links": [link]}
+        return Reading(content, frozenset(), True)  # type: ignore[arg-type]
+
+    source, _, rows = source_of(read("a", 5, "up"), read("a", 8, "up"), read("b", 4_000, "down"))
+    for _ in range(3):
+        source.tick()
+    assert [row["power_capped_ns"] for row in rows.of("gpu.utilization")] == [None, 3, None]
+    assert rows.of("gpu.utilization")[-1]["pcie_tx_bytes_per_s"] is None
+    assert [(row["event"], row["value"]) for row in rows.of("gpu.events")] == [("nvlink_errors", 3)]
 
 
 def test_a_link_whose_state_cannot_be_read_keeps_the_last_one() -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from fakes import Now, Processes, Sink
 
-from probing.api.errors import CorruptTarget, ProcessGone, TargetTimeout, UnsupportedTarget
+from probing.api.errors import CorruptTarget, PrivilegeError, ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
+from probing.daemon.nccl_uprobes.flight_recorder import known_dumps
 from probing.daemon.nccl_uprobes.flight_recorder import watch as flight_recorder
 from probing.daemon.nccl_uprobes.flight_recorder.dump import handlers
 from probing.daemon.nccl_uprobes.flight_recorder.watch import FlightRecorderWatch, candidates
@@ -41,6 +42,9 @@ class DumpReaders:
         self.asked: list[str] = []
         self.shared_root = True
         self.failing: Exception | None = None
+        # The owners of dumps other than user 7, by path, and the users of processes, by pid.
+        self.uids: dict[str, int] = {}
+        self.users: dict[int, int] = {}
         self.mtime_ns = UTC + START_NS + 60_000_000_000
 
     def write(self, pid: int, content: Any = DUMP, path: str = "/dumps/r0") -> Path:
@@ -65,13 +69,14 @@ class DumpReaders:
             raise ProcessGone(f"process {pid} exited")
         if op == "files":
             found = [self._described(pid, path) for path in args["paths"]]
+            uid = self.users.get(pid, self.uids.get(args["paths"][0], 7))
             return Message(
-                {"files": found, "paths": list(args["paths"]), "uid": 7, "witness": 1 if self.shared_root else None}
+                {"files": found, "paths": list(args["paths"]), "uid": uid, "witness": 1 if self.shared_root else None}
             )
         described = self._described(pid, args["path"])
         if described is None:
             raise UnsupportedTarget("not there")
-        assert args["uid"] == 7
+        assert args["uid"] == described["uid"]
         return Message(described, fds=[os.open(self.files[pid, args["path"]], os.O_RDONLY)])
 
     def _described(self, pid: int, path: str) -> dict[str, Any] | None:
@@ -85,7 +90,7 @@ class DumpReaders:
             "inode": found.st_ino,
             "size": found.st_size,
             "mtime_ns": found.st_mtime_ns,
-            "uid": 7,
+            "uid": self.uids.get(path, 7),
         }
 
 
@@ -182,6 +187,22 @@ def test_a_dump_lost_with_its_container_is_a_loss(world: World, watch: FlightRec
     assert "ended" in loss.reason
 
 
+@pytest.mark.parametrize("path", ["/dumps/r0", "dumps/r0"])
+def test_a_dump_that_was_seen_and_is_not_there_at_the_end_is_a_loss(
+    world: World, watch: FlightRecorderWatch, path: str
+) -> None:
+    world.readers.environ = {"TORCH_FR_DUMP_TEMP_FILE": path[:-1]}
+    watch.look()
+    world.readers.write(100, path=path)
+    watch.look()
+    # A path in the working directory of a process ends with it, and the other file is removed.
+    del world.readers.files[1, path]
+    world.processes.who = []
+    assert watch.look() == 0
+    (loss,) = world.sink.losses
+    assert (loss.pid, loss.reason.startswith("the process ended")) == (100, True)
+
+
 def test_a_dump_of_an_earlier_process_is_ignored(world: World, watch: FlightRecorderWatch) -> None:
     world.readers.mtime_ns = UTC + START_NS - 10_000_000_000
     world.readers.write(100)
@@ -196,6 +217,41 @@ def test_a_dump_that_two_jobs_claim_is_of_neither(world: World, watch: FlightRec
     world.readers.files[200, "/dumps/r0"] = world.readers.write(100)
     assert [watch.look(), watch.look(), watch.look()] == [0, 1, 0]
     assert {(row["job"], row["pid"], row["rank"]) for row in world.sink.rows} == {(None, None, 0)}
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_dump_at_the_end_of_one_of_two_jobs_is_of_neither(
+    world: World, watch: FlightRecorderWatch, *, both: bool
+) -> None:
+    first, second = trainer(), trainer(200, job="other")
+    world.processes.who = [first, second]
+    watch.look()
+    world.readers.files[200, "/dumps/r0"] = world.readers.write(200)
+    world.processes.who = [] if both else [second]
+    assert sum(watch.look() for _ in range(4)) == 1
+    assert {(row["job"], row["pid"]) for row in world.sink.rows} == {(None, None)}
+
+
+def test_a_dump_at_the_end_is_of_no_other_user(world: World, watch: FlightRecorderWatch) -> None:
+    world.processes.who.append(trainer(200, job="other"))
+    world.readers.users[200] = 8
+    watch.look()
+    world.readers.write(100)
+    world.processes.who = world.processes.who[1:]
+    assert watch.look() == 1
+    assert {row["pid"] for row in world.sink.rows} == {100}
+
+
+def test_a_dump_from_before_the_next_process_is_of_the_one_that_ended(world: World, watch: FlightRecorderWatch) -> None:
+    watch.look()
+    world.readers.write(100)
+    later = START_NS + 120_000_000_000
+    world.processes.who.append(trainer(200)._replace(start_ns=later))
+    world.readers.files[200, "/dumps/r0"] = world.readers.files[100, "/dumps/r0"]
+    watch.look()
+    world.processes.who = world.processes.who[1:]
+    assert watch.look() == 1
+    assert {row["pid"] for row in world.sink.rows} == {100}
 
 
 def test_a_spoilt_dump_is_a_loss_once(world: World, watch: FlightRecorderWatch) -> None:
@@ -284,6 +340,26 @@ def test_the_next_daemon_reports_no_dump_again(world: World, tmp_path: Path) -> 
     remembered.write_text('{"spoilt": [')
     third = watching(world, remembered)
     assert [third.look(), third.look()] == [0, 1]
+
+
+def test_dumps_of_a_user_let_no_dump_of_another_be_reported_again(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_dumps, "MAX_KNOWN", 4)
+    remembered = tmp_path / "flight.json"
+    many = [trainer(pid, pid)._replace(owner=1007) for pid in range(200, 210)]
+    world.processes.who = [trainer(), *many]
+    world.readers.write(100)
+    watch = watching(world, remembered)
+    assert [watch.look(), watch.look()] == [0, 1]
+    for who in many:
+        world.readers.write(who.pid, path=f"/dumps/r{who.rank}")
+    for _ in range(4):
+        watch.look()
+    of_next = watching(world, remembered)
+    for _ in range(4):
+        of_next.look()
+    assert [row["record_id"] for row in world.sink.rows if row["pid"] == 100] == [1, 2]
 
 
 def test_looks_that_follow_at_once_are_no_second_look(world: World) -> None:
@@ -389,3 +465,112 @@ def test_a_user_whose_dump_takes_long_waits(
     assert [watch.look(), watch.look()] == [0, 0]
     now[0] += 1.0
     assert watch.look() == 1
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_dumps_of_a_user_that_take_long_let_the_others_wait_for_one(
+    world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch, *, ended: bool
+) -> None:
+    now = Now(1_000.0)
+    monkeypatch.setattr(flight_recorder, "time", SimpleNamespace(monotonic=now))
+    read: list[int] = []
+    call = world.parsers.call
+
+    def slow(op: str, **args: Any) -> Any:
+        uid = json.loads(os.pread(args["fds"][0], 9_999, 0))["version"]
+        read.append(int(uid))
+        now.now += 20.0 if uid == "1007" else 0.0
+        return call(op, **args)
+
+    monkeypatch.setattr(world.parsers, "call", slow)
+    # GIVEN a user with many trainers, each of which writes a dump that takes long, before another user's
+    world.processes.who = [trainer(pid, pid) for pid in range(200, 220)] + [trainer()]
+    world.readers.uids = {f"/dumps/r{pid}": 1007 for pid in range(200, 220)} | {"/dumps/r0": 7}
+    watch.look()
+    for who in world.processes.who:
+        path = f"/dumps/r{who.rank}"
+        world.readers.write(who.pid, json.dumps({**DUMP, "version": str(world.readers.uids[path])}).encode(), path)
+    # WHEN all can be read
+    if ended:
+        world.processes.who = []
+    else:
+        watch.look()
+    assert not read
+    watch.look()
+    # THEN only one of his is read before that of the other
+    assert sorted(read) == [7, 1007]
+    # and all the others are read in time.
+    while len(read) < 21:
+        now.now += 220.0
+        count = len(read)
+        watch.look()
+        assert len(read) == count + 1
+    assert not world.sink.losses
+
+
+def test_dumps_of_a_user_that_do_not_open_let_the_others_wait_for_one(
+    world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = Now(1_000.0)
+    monkeypatch.setattr(flight_recorder, "time", SimpleNamespace(monotonic=now))
+    opened: list[int] = []
+
+    def call(op: str, **args: Any) -> Message:
+        if op == "file" and args["uid"] == 1007:
+            opened.append(args["process"][0])
+            now.now += 3.0
+            raise TargetTimeout("slow")
+        return DumpReaders.call(world.readers, op, **args)
+
+    monkeypatch.setattr(world.readers, "call", call)
+    world.processes.who = [trainer(pid, pid) for pid in range(200, 220)] + [trainer()]
+    world.readers.uids = {f"/dumps/r{pid}": 1007 for pid in range(200, 220)}
+    for who in world.processes.who:
+        world.readers.write(who.pid, path=f"/dumps/r{who.rank}")
+    assert [watch.look(), watch.look()] == [0, 1]
+    assert len(opened) == 1
+
+
+def test_a_dump_that_may_not_be_read_after_the_end_is_a_loss_of_its_process_only(
+    world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(op: str, **args: Any) -> Any:
+        if op == "file" and args["path"] == "/dumps/r3":
+            raise PrivilegeError("it may not be read")
+        return DumpReaders.call(world.readers, op, **args)
+
+    monkeypatch.setattr(world.readers, "call", call)
+    world.processes.who = [trainer(300, 3), trainer(100), trainer(400, 4)]
+    watch.look()
+    for who in world.processes.who:
+        world.readers.write(who.pid, path=f"/dumps/r{who.rank}")
+    world.processes.who = [trainer(400, 4)]
+    assert watch.look() == 1
+    assert {row["pid"] for row in world.sink.rows} == {100}
+    (loss,) = world.sink.losses
+    assert (loss.pid, "may not be read" in loss.reason) == (300, True)
+    # The process that lives was looked at in the same look.
+    assert watch.look() == 1
+
+
+def test_dumps_of_ended_processes_that_wait_are_bounded(
+    world: World, watch: FlightRecorderWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = Now(1_000.0)
+    monkeypatch.setattr(flight_recorder, "time", SimpleNamespace(monotonic=now))
+    monkeypatch.setattr(flight_recorder, "MAX_ENDED", 3)
+    call = world.parsers.call
+
+    def slow(op: str, **args: Any) -> Any:
+        now.now += 20.0
+        return call(op, **args)
+
+    monkeypatch.setattr(world.parsers, "call", slow)
+    world.processes.who = [trainer(pid, pid) for pid in range(200, 210)]
+    watch.look()
+    for who in world.processes.who:
+        world.readers.write(who.pid, path=f"/dumps/r{who.rank}")
+    world.processes.who = []
+    assert watch.look() == 1
+    (loss,) = world.sink.losses
+    assert "6 processes" in loss.reason

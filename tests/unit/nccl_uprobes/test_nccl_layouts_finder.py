@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from waiting import until
 
 from probing.api.errors import TargetTimeout
+from probing.daemon.nccl_uprobes.layouts import finder as finder_module
 from probing.daemon.nccl_uprobes.layouts.finder import LayoutFinder
-from probing.daemon.nccl_uprobes.layouts.nccl import MAX_LAYOUTS, NCCL_LAYOUTS, UNGUARDED_LAYOUTS
+from probing.daemon.nccl_uprobes.layouts.nccl import MAX_LAYOUTS, NCCL_LAYOUTS, UNGUARDED_LAYOUTS, NcclLayout
 
 DEADLINE = 30.0
 SIZE = len(NCCL_LAYOUTS[0].pack())
@@ -31,6 +33,9 @@ class Map:
         assert 0 <= key < MAX_LAYOUTS
         assert len(value) == SIZE
         self.values[key] = value
+
+    def lookup(self, key: int) -> Any:
+        return np.void(self.values.get(key, bytes(SIZE)))
 
     @property
     def entries(self) -> list[bytes]:
@@ -149,9 +154,37 @@ def test_a_restart_needs_no_library(library: Library, start: Callable[..., Layou
     until(lambda: len(after.added) == 4)
     assert layouts.entries[: len(entries)] == entries
     after.stop()
-    # Without the file they are not known any more: the list ends there.
+    # Without the file they are not known any more: what is there fits no communicator.
     assert start(Parsers(), layouts).added == ()
-    assert layouts.entries == [layout.pack() for layout in NCCL_LAYOUTS]
+    assert layouts.entries[:FIRST] == [layout.pack() for layout in NCCL_LAYOUTS]
+    assert {value[:4] for value in layouts.entries[FIRST:]} == {b"\xff\xff\xff\xff"}
+
+
+def test_layouts_keep_their_indexes_when_the_next_daemon_ships_others(
+    library: Library, start: Callable[..., LayoutFinder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts, cache = Map(), tmp_path / "layouts.json"
+    before = start(Parsers(), layouts, cache)
+    for end_magic in (4096, 8192):
+        attach(before, library(f"{end_magic:040x}", comm(end_magic, 1024)))
+    until(lambda: len(before.added) == 2)
+    before.stop()
+    entries = layouts.entries
+    # GIVEN a daemon that ships two more, of which one was found before
+    more = [NcclLayout.of(comm(end_magic, 1024), (f"9.{end_magic}",), ("ab" * 20,)) for end_magic in (2048, 8192)]
+    monkeypatch.setattr(finder_module, "NCCL_LAYOUTS", (*NCCL_LAYOUTS, *more))
+    after = start(Parsers(), layouts, cache)
+    # THEN what programs remember by its index is what it was
+    assert layouts.entries == [*entries, more[0].pack()]
+    assert [layout.end_magic for layout in after.added] == [4096]
+    attach(after, library("dd" * 20, comm(16384, 1024)))
+    until(lambda: len(after.added) == 2)
+    after.stop()
+    entries = layouts.entries
+    assert len(entries) == FIRST + 4
+    # and stays so.
+    start(Parsers(), layouts, cache)
+    assert layouts.entries == entries
 
 
 @pytest.mark.parametrize(
@@ -299,3 +332,65 @@ def test_a_user_does_not_fill_the_map(library: Library, start: Callable[..., Lay
     assert len(finder.added) == 8
     attach(finder, library(f"{99:040x}", comm(8192)))
     until(lambda: len(finder.added) == 9)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_user_does_not_fill_the_map_over_restarts(
+    library: Library, start: Callable[..., LayoutFinder], tmp_path: Path
+) -> None:
+    cache = tmp_path / "layouts.json"
+    first = start(Parsers(), Map(), cache)
+    for number in range(8):
+        attach(first, of_user(library(f"{number:040x}", comm(4096 + 8 * number)), 1007))
+    until(lambda: len(first.added) == 8)
+    first.stop()
+    second = start(Parsers(), Map(), cache)
+    assert len(second.added) == 8
+    attach(second, of_user(library(f"{8:040x}", comm(8192)), 1007))
+    until(lambda: second.reasons)
+    assert "of uid 1007 are known" in next(iter(second.reasons.values()))
+    attach(second, of_user(library(f"{9:040x}", comm(8192)), 1008))
+    until(lambda: len(second.added) == 9)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_library_of_root_is_believed_before_that_of_a_user(
+    library: Library, start: Callable[..., LayoutFinder], tmp_path: Path
+) -> None:
+    layouts, cache = Map(), tmp_path / "layouts.json"
+    finder = start(Parsers(), layouts, cache)
+    # GIVEN a user's library with the size of another build, but wrong offsets
+    attach(finder, of_user(library("aa" * 20, comm(4096, 64)), 1007))
+    attach(finder, of_user(library("bb" * 20, comm(8192, 64)), 1007))
+    until(lambda: len(finder.added) == 2)
+    attach(finder, library("cc" * 20, comm(4096, 1024)))
+    until(lambda: finder.added[0].comm_hash == 1024)
+    # THEN root's has its place, and no other entry another
+    assert layouts.entries[FIRST:] == [layout.pack() for layout in finder.added]
+    assert [layout.end_magic for layout in finder.added] == [4096, 8192]
+    # and another user's does not get it again.
+    attach(finder, of_user(library("dd" * 20, comm(4096, 128)), 1008))
+    until(lambda: finder.reasons)
+    assert "laid out in another way" in finder.reasons["dd" * 20]
+    finder.stop()
+    assert start(Parsers(), Map(), cache).added == finder.added
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_build_id_of_a_users_library_stands_for_no_other_file(
+    library: Library, start: Callable[..., LayoutFinder]
+) -> None:
+    parsers = Parsers()
+    finder = start(parsers, Map())
+    build = "aa" * 20
+    for number, uid in enumerate((1007, 1008, 0, 1009)):
+        attach(finder, of_user(library(build, comm(4096 + 8 * number)), uid))
+    until(lambda: len(finder.added) == 3)
+    # The file of the fourth is known by that of root, and a stripped one may be of any build that is known.
+    attach(finder, of_user(library("bb" * 20, comm(8192)), 1010))
+    until(lambda: len(finder.added) == 4)
+    attach(finder, of_user(library("bb" * 20, None), 1011))
+    until(lambda: len(parsers.asked) == 6)
+    finder.stop()
+    assert [layout.end_magic for layout in finder.added] == [4096, 4104, 4112, 8192]
+    assert finder.reasons == {}

@@ -8,18 +8,20 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from doubles.ras_listener import RasListener
-from fakes import Sink
+from fakes import Now, Sink
 from waiting import until
 
 from probing.api.errors import ProcessGone, TargetTimeout, UnsupportedTarget
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
 from probing.daemon.nccl_uprobes.ras import client as ras_client
-from probing.daemon.nccl_uprobes.ras.client import RasAddress, connect_ras, listener_at, ras_address
+from probing.daemon.nccl_uprobes.ras import witness as ras_witness
+from probing.daemon.nccl_uprobes.ras.client import RasAddress, RasSilent, connect_ras, listener_at, ras_address
 from probing.daemon.nccl_uprobes.ras.json_report import handlers
 from probing.daemon.nccl_uprobes.ras.witness import RasWitness
 from probing.daemon.net.tcp.reading import namespace_sockets
@@ -162,6 +164,83 @@ def test_a_process_that_is_stopped_is_a_reason(world: World, monkeypatch: pytest
     # A connection is made when the kernel queues it; the listener counts it when it accepts it.
     until(lambda: listener.connections >= 8)
     assert listener.connections == 8
+
+
+class Slow(World):
+    """A user with ``count`` processes, each with another address and a job of its own, before those of another user.
+    ``takes``: the seconds of each request about the user's processes, by its name.
+    """
+
+    def __init__(self, count: int, takes: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.now, self.takes = Now(1_000.0), takes
+        monkeypatch.setattr(ras_witness, "time", SimpleNamespace(monotonic=self.now))
+        slow = [rank(pid, f"job {pid}")._replace(owner=1007) for pid in range(200, 200 + count)]
+        self.environ = {who.pid: {"NCCL_RAS_ADDR": f"127.0.0.1:{5_000 + who.pid}"} for who in slow}
+        self.living = [*slow, *self.living]
+        self.communicators = {0xA: [rank(100)]}
+        self.tried: list[int] = []
+
+    def call(self, op: str, payload: bytes = b"", **args: Any) -> Any:
+        pid = args["targets"][0][0] if "targets" in args else args.get("pid", 0)
+        if pid >= 200 and op in self.takes:
+            self.tried.append(pid)
+            self.now.now += self.takes[op]
+            raise RasSilent("slow") if op == "tcp_sockets" else TargetTimeout("slow")
+        return super().call(op, payload, **args)
+
+
+def test_places_of_a_user_keep_no_other_user_from_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Slow(100, {"tcp_sockets": 0.0}, monkeypatch)
+    try:
+        assert world.witness(world.listen(report(0xA)).port).ask_all() == 2
+    finally:
+        world.listeners[0].close()
+
+
+@pytest.mark.parametrize("op", ["tcp_sockets", "identity"])
+def test_places_of_a_user_that_are_slow_let_the_others_wait_for_one(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Slow(40, {op: 8.0}, monkeypatch)
+    try:
+        witness = world.witness(world.listen(report(0xA)).port)
+        assert witness.ask_all() == 2
+        # His own others wait for the next rounds, in which all of them are asked.
+        assert world.now.now <= 1_000.0 + ras_witness.USER_S + 8.0
+        if op == "tcp_sockets":
+            first = list(world.tried)
+            witness.ask_all()
+            assert not set(first) & set(world.tried[len(first) :])
+    finally:
+        world.listeners[0].close()
+
+
+def test_a_listener_that_is_slow_is_not_asked_for_each_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Now(1_000.0)
+    monkeypatch.setattr(ras_witness, "time", SimpleNamespace(monotonic=now))
+    call = world.call
+
+    def slow(op: str, *args: Any, **more: Any) -> Any:
+        now.now += 20.0 if op == "ras_report" else 0.0
+        return call(op, *args, **more)
+
+    monkeypatch.setattr(world, "call", slow)
+    world.living = [rank(100 + n, f"job {n}") for n in range(5)]
+    listener = world.listen(report(0xA))
+    assert world.witness(listener.port).ask_all() == 2
+    assert listener.connections == 2
+
+
+def test_who_reports_ever_other_communicators_fills_no_log(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ras_witness, "USER_ROWS", 100)
+    reported = iter(range(1_000))
+    call = world.call
+
+    def endless(op: str, payload: bytes = b"", **args: Any) -> Any:
+        return call(op, report(next(reported), ranks=60) if op == "ras_report" else payload, **args)
+
+    monkeypatch.setattr(world, "call", endless)
+    world.living = [rank(100 + n, f"job {n}") for n in range(5)]
+    assert world.witness(world.listen(report(0xA)).port).ask_all() == 120
 
 
 def test_where_nobody_listens_is_asked_less_and_less_often(world: World) -> None:
