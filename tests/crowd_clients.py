@@ -44,15 +44,18 @@ def crowd_at(
 ) -> Figures:
     """Returns the figures of a crowd that lasts ``seconds``.
 
-    Ten clients from each of ``asking`` addresses, and as many local users, ask; ten from each of ``idle`` do not read,
-    or are half open. ``meanwhile`` is called again and again until the first member ends.
+    Ten clients of each of ``asking`` users ask by TCP, each user from another address, and of as many users by the
+    socket; ten of each of ``idle`` do not read, or are half open. ``meanwhile`` is called again and again until the
+    first member ends.
     """
     figures = Figures(20 * (asking + idle))
+    authority = Path(doors.authority).read_text() if doors.authority else ""
     members = []
     for number, kind in enumerate(["ask"] * asking + ["idle"] * idle):
-        far = (doors.tcp, seconds, f"127.0.0.{number + 2}", doors.authority, doors.token)
+        far = (doors.tcp, seconds, f"127.0.0.{number + 2}", authority, doors.token)
         near = (doors.unix, seconds, "", "", "")
-        members += [_member(0, 0, kind, *far), _member(_FIRST_USER + number, doors.group, kind, *near)]
+        user = _FIRST_USER + 2 * number
+        members += [_member(user, doors.group, kind, *far), _member(user + 1, doors.group, kind, *near)]
     for member in members:
         assert member.stdout is not None
         assert member.stdout.readline() == "ready\n"
@@ -73,7 +76,6 @@ def crowd_at(
 
 
 def _member(uid: int, gid: int, *args: object) -> subprocess.Popen[str]:
-    argv = [sys.executable, str(_MEMBER), *map(str, args)]
-    if uid:
-        argv = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", *argv]
+    rights = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
+    argv = [*rights, sys.executable, str(_MEMBER), *map(str, args)]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/")

@@ -1,8 +1,8 @@
-"""Ten clients of one user or address: ``crowd_member.py KIND ADDRESS SECONDS SOURCE CA TOKEN``; figures in JSON.
+"""Ten clients of one user: ``crowd_member.py KIND ADDRESS SECONDS SOURCE CA TOKEN``; figures in JSON.
 
 KIND ``ask``: they ask and read, with the deadline that probingctl has. ``idle``: five start a query and read one
 message of it, five connect and send a part of what a client sends. SOURCE: the address from which TCP connects; it
-and TOKEN are empty for a Unix socket, and CA without TLS.
+and TOKEN are empty for a Unix socket, and CA, the authority's certificate, without TLS.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import random
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -34,14 +33,14 @@ LIMITS = (grpc.StatusCode.RESOURCE_EXHAUSTED,)
 
 
 class Group:
-    """The clients of one user or address."""
+    """The clients of one user."""
 
     def __init__(self, address: str, seconds: float, source: str, ca: str, token: str) -> None:
         self.address = address
         self.source = source
         self.until = time.monotonic() + seconds
         self.metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        self.credentials = grpc.ssl_channel_credentials(Path(ca).read_bytes()) if ca else None
+        self.credentials = grpc.ssl_channel_credentials(ca.encode()) if ca else None
         self.seconds: list[float] = []
         self.limited = 0
         self.failed: list[str] = []
