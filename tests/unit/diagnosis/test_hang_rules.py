@@ -334,6 +334,31 @@ def test_a_send_that_meets_its_receive_does_not_blame_the_peer() -> None:
     assert summary(facts(sends, receives)) == ("no_completion", [], (0, 1))
 
 
+def coalesced(number: int, to: int, source: int, first: str) -> Rank:
+    """A rank whose send and receive were called in one group, and so end together."""
+    calls = [op(None, "send", ago=39, peer=to, async_op=True), op(None, "recv", ago=39, peer=source, async_op=True)]
+    return rank(number, *(calls if first == "send" else calls[::-1]))
+
+
+@pytest.mark.parametrize("first", ["send", "recv"])
+def test_a_ring_of_coalesced_sends_and_receives_names_only_the_rank_that_has_not_called(first: str) -> None:
+    ring = [coalesced(r, (r + 1) % 6, (r - 1) % 6, first) for r in range(6)]
+    ring[3] = rank(3, stack=elsewhere())
+    assert summary(facts(*ring)) == ("not_joined", [3], (2, 4))
+
+
+@pytest.mark.parametrize("first", ["send", "recv"])
+def test_a_stage_that_waits_in_coalesced_operations_leads_to_the_stage_before_it(first: str) -> None:
+    last = rank(2, op(None, "recv", ago=39, peer=1, async_op=True))
+    assert summary(facts(rank(0, stack=elsewhere()), coalesced(1, 2, 0, first), last)) == ("not_joined", [0], (1,))
+
+
+@pytest.mark.parametrize("first", ["send", "recv"])
+def test_a_ring_of_coalesced_operations_that_all_have_called_does_not_complete(first: str) -> None:
+    ring = [coalesced(r, (r + 1) % 3, (r - 1) % 3, first) for r in range(3)]
+    assert summary(facts(*ring)) == ("no_completion", [], (0, 1, 2))
+
+
 def test_peers_are_ranks_of_the_communicator() -> None:
     pair = comm("pp", (4, 6))
     sends = rank(4, op(1, "send", ago=39, comm="pp", peer=1), stack=in_collective("send"))
