@@ -225,6 +225,16 @@ def test_ranks_on_a_node_that_does_not_answer_are_unreachable() -> None:
     assert only(silent).sentence == "ranks 2-3 (node b) cannot be reached: ranks 0-1 wait for 39 s"
 
 
+def test_a_rank_that_may_wait_for_a_silent_node_is_not_blamed_for_it() -> None:
+    # Nothing shows whether rank 0 waits for its asynchronous operation, whose other member the silent node has.
+    mine, comms = op(7, ago=39, comm="tp", async_op=True), [comm("tp", (0,), size=2), comm("dp", (0, 1))]
+    done = history(6, ago=40, comm="dp"), history(6, ago=40, comm="tp")
+    first = rank(0, *done[0], *done[1], mine, stack=elsewhere("step x.py:4"))
+    other = rank(1, *done[0], op(7, ago=38, comm="dp"))
+    gap = Missing("node", "node b did not answer", node="b")
+    assert summary(facts(first, other, comms=comms, world_size=3, missing=(gap,))) == ("cannot_tell", [], (0, 1))
+
+
 def test_ranks_that_nobody_was_asked_for_cannot_be_judged() -> None:
     found = facts(waiting(0), waiting(1), comms=[comm("0", range(4))], world_size=4)
     assert summary(found) == ("cannot_tell", [], (0, 1))
