@@ -395,6 +395,28 @@ def test_a_wait_of_user_code_in_a_store_is_named_as_such() -> None:
     assert "rank 0 waits in the creation of a communicator for 30 s" in only(facts(creates, late, comms=[])).sentence
 
 
+def in_store(number: int, *ops: Operation) -> Rank:
+    """A rank whose own code waits in a store, for 40 s."""
+    native = frame("c10d::TCPStore::wait(std::string)", native=True)
+    return rank(number, *ops, stack=thread(native, "get_state sync.py:3", "train train.py:40", since_ns=ago(40)))
+
+
+def test_a_rank_that_waits_in_a_store_for_the_late_rank_is_in_no_cycle() -> None:
+    found = facts(waiting(0, since=30), waiting(1, since=30), in_store(2, *history(6, ago=60)), late(3))
+    assert summary(found) == ("not_joined", [3], (0, 1, 2))
+
+
+def test_a_receive_from_a_rank_that_waits_in_a_store_for_the_late_rank_has_its_counterpart() -> None:
+    receives = rank(0, op(None, "recv", ago=30, peer=1), stack=in_collective("recv"))
+    waits = rank(2, op(None, "recv", ago=30, peer=3), stack=in_collective("recv"))
+    assert summary(facts(receives, in_store(1), waits, rank(3, stack=elsewhere()))) == ("not_joined", [3], (0, 1, 2))
+
+
+def test_a_rank_that_alone_waits_in_a_store_is_in_a_cycle_with_those_that_wait_for_it() -> None:
+    found = facts(waiting(0, since=30), waiting(1, since=30), in_store(2, *history(6, ago=60)), waiting(3, since=30))
+    assert summary(found) == ("deadlock", [2], (0, 1, 3))
+
+
 def test_a_world_that_is_not_whole_waits_in_init() -> None:
     stack = in_collective("_store_based_barrier", since_ns=ago(30))
     finding = only(facts(rank(0, stack=stack), rank(2, stack=stack), world_size=4, comms=[]))
