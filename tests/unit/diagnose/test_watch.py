@@ -254,6 +254,18 @@ def test_a_death_waits_for_the_second_look_if_the_first_did_not_read_the_culprit
     assert 32 < opened < 35
 
 
+def test_a_job_whose_processes_end_all_the_time_is_looked_at_less_and_less_often() -> None:
+    scene = Scene(Job(begins=10, ranks=402, ends={r: (20 + r, None) for r in range(1, 401)})).run(430)
+    deep = [at for at, _, deep in scene.looks if deep]
+    assert 8 <= len(deep) <= 24
+    # The looks at a death after some time of calm, and when the last ranks end, come at once.
+    scene.jobs[0].ends[401] = (500, 9)
+    scene.run(520)
+    assert next(at for at, _, deep in scene.looks if deep and at > 499) < 502
+    ended = Scene(Job(begins=10, ranks=302, ends={r: (20 + min(r, 300), 9) for r in range(302)})).run(340)
+    assert next(at for at, _, deep in ended.looks if deep and at > 319) < 322
+
+
 def test_a_normal_end_is_no_failure() -> None:
     scene = Scene(Job(begins=10, ends={0: (30, None), 1: (30, None)})).run(60)
     assert scene.looks == []
