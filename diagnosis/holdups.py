@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from probing.api.text import ranks_of, time_text
+from probing.api.text import plural, ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.wait_graph import Edge
 from probing.diagnosis.waits import FILE_LOCK, INIT, main_thread
@@ -195,7 +195,8 @@ def doubts(case: Case, ranks: Iterable[int], waiters: Iterable[int]) -> list[str
     if unknown := {rank for one in pending for rank in one.unknown}:
         found.append(f"nothing shows whether {ranks_of(unknown)} joined")
     if unidentified := max((one.unidentified for one in pending), default=0):
-        found.append(f"{unidentified} members of the communicator were not seen")
+        verb = "was" if unidentified == 1 else "were"
+        found.append(f"{plural(unidentified, 'member')} of the communicator {verb} not seen")
     if late := [r for r in waiting if r in case.waits and "probe" not in case.waits[r].witnesses]:
         unseen_from = any(case.ranks[r].seen_from_ns is not None for r in late)
         why = ": it began before it could be seen" if unseen_from else ""

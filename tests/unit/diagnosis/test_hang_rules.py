@@ -232,7 +232,10 @@ def test_a_rank_that_may_wait_for_a_silent_node_is_not_blamed_for_it() -> None:
     first = rank(0, *done[0], *done[1], mine, stack=elsewhere("step x.py:4"))
     other = rank(1, *done[0], op(7, ago=38, comm="dp"))
     gap = Missing("node", "node b did not answer", node="b")
-    assert summary(facts(first, other, comms=comms, world_size=3, missing=(gap,))) == ("cannot_tell", [], (0, 1))
+    found = facts(first, other, comms=comms, world_size=3, missing=(gap,))
+    assert summary(found) == ("cannot_tell", [], (0, 1))
+    assert only(found).sentence.endswith("cannot be told: it may be 1 unknown member")
+    assert "1 member of the communicator was not seen" in only(found).missing
 
 
 def test_ranks_that_nobody_was_asked_for_cannot_be_judged() -> None:
