@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from probing.api.text import ranks_of, time_text
+from probing.api.text import plural, ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.wait_graph import Edge
 from probing.diagnosis.waits import FILE_LOCK, INIT, main_thread
@@ -17,6 +17,7 @@ from probing.diagnosis.words import call_text, clean, frame_text, ranks_wait
 __all__ = (
     "HoldUp",
     "Unseen",
+    "cycles",
     "destroyed_text",
     "doubts",
     "edge_text",
@@ -62,12 +63,26 @@ def hold_ups(case: Case) -> list[HoldUp]:
     found = []
     for group in _joined(by_call.values()):
         pending = [(one, min(one.awaited & group)) for one in graph.awaiting(group)]
-        edge = oldest(case, (one.edge(rank, first) for one, first in pending for rank in one.waiters))
+        # It is not known for which ranks a store or a new communicator waits, so another operation shows more.
+        known = [(one, first) for one, first in pending if one.op != INIT] or pending
+        edge = oldest(case, (one.edge(rank, first) for one, first in known for rank in one.waiters))
         wait = longest_wait(case, (edge.waiter,))
         waiters = tuple(sorted(rank for one, _ in pending for rank in one.waiters))
         victims = graph.victims(group)
         found.append(HoldUp(tuple(sorted(group)), victims, edge, wait.since_ns, wait.age_ns, waiters))
     return sorted(found, key=lambda h: (-len(h.victims), h.ranks))
+
+
+def cycles(case: Case) -> list[tuple[int, ...]]:
+    """Returns the sets of ranks that wait for each other. A set with a rank that waits in a store, or for others to
+    create a communicator, does not count if it also waits for a rank that waits for none: it may be all that lacks."""
+    graph = case.graph
+    return [
+        component
+        for component in graph.components()
+        if all(graph.waits[rank].op != INIT for rank in component)
+        or not any(one.awaited & graph.sinks for one in graph.pending_of(component))
+    ]
 
 
 def _joined(parts: Iterable[set[int]]) -> Iterator[set[int]]:
@@ -180,7 +195,8 @@ def doubts(case: Case, ranks: Iterable[int], waiters: Iterable[int]) -> list[str
     if unknown := {rank for one in pending for rank in one.unknown}:
         found.append(f"nothing shows whether {ranks_of(unknown)} joined")
     if unidentified := max((one.unidentified for one in pending), default=0):
-        found.append(f"{unidentified} members of the communicator were not seen")
+        verb = "was" if unidentified == 1 else "were"
+        found.append(f"{plural(unidentified, 'member')} of the communicator {verb} not seen")
     if late := [r for r in waiting if r in case.waits and "probe" not in case.waits[r].witnesses]:
         unseen_from = any(case.ranks[r].seen_from_ns is not None for r in late)
         why = ": it began before it could be seen" if unseen_from else ""

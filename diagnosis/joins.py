@@ -40,6 +40,7 @@ class Joins:
 
     def graph(self, old: Mapping[int, Wait]) -> WaitGraph:
         """Returns the graph of the ``old`` waits. A rank whose wait is short makes progress: it waits for no rank."""
+        old = {waiter: self._unmatched(waiter, wait) for waiter, wait in old.items()}
         alike: dict[object, list[int]] = {}
         for waiter, wait in old.items():
             # All ranks that wait in one collective at the same line have the same edges. So have all that wait for an
@@ -49,6 +50,15 @@ class Joins:
             place = waiter if paired and has_peer else _place(main_thread(self.ranks[waiter]))
             alike.setdefault((wait.comm, number, wait.op, place), []).append(waiter)
         return WaitGraph(old, [self._pending(waiters, old) for waiters in alike.values()])
+
+    def _unmatched(self, waiter: int, wait: Wait) -> Wait:
+        """Returns ``wait``; if its send or receive is matched, the wait for an unmatched one of the same rank and
+        communicator: coalesced sends and receives end together."""
+        if not is_p2p(wait.op) or wait.peer is None or not all(self._states(waiter, wait).values()):
+            return wait
+        own = [one for one in open_operations(self.ranks[waiter]) if one.comm == wait.comm and is_p2p(one.op)]
+        others = (replace(wait_in(one), firm=wait.firm) for one in own if one.peer is not None)
+        return next((other for other in others if False in self._states(waiter, other).values()), wait)
 
     def in_flight(self) -> list[Pending]:
         """Returns all operations in flight with their waiters; for collectives also the ranks that have not joined.
@@ -76,7 +86,7 @@ class Joins:
         waiter = max(waiters, key=lambda rank: (self._age(rank, old[rank]) or 0, -rank))
         wait = old[waiter]
         sequence = self._sequence(wait)
-        states = {other: self.joined(other, waiter, wait) for other in self._members(wait)}
+        states = self._states(waiter, wait)
         if wait.comm is None and not self._single and wait.op != INIT and not is_p2p(wait.op):
             states = self._in_some_group(states)
         own = waiters if len(waiters) == 1 else ()
@@ -90,6 +100,10 @@ class Joins:
             0 if sequence is None or is_p2p(wait.op) else sequence.unidentified,
             self._age(waiter, wait),
         )
+
+    def _states(self, waiter: int, wait: Wait) -> dict[int, bool | None]:
+        """Returns whether each member has joined the operation of ``wait``; None if unknown."""
+        return {other: self.joined(other, waiter, wait) for other in self._members(wait)}
 
     def _number(self, waiter: int, wait: Wait) -> int | None:
         sequence = self._sequence(wait)

@@ -90,7 +90,7 @@ class WaitGraph:
 
     def _is_free(self, rank: int) -> bool:
         wait = self.waits.get(rank)
-        return wait is None or (not wait.firm and not self.pending[rank].awaited)
+        return wait is None or not (wait.firm or self.pending[rank].awaited or self.pending[rank].doubtful)
 
     def victims(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Returns the ranks that wait for one of ``ranks``, directly or through others, sorted."""

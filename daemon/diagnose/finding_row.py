@@ -11,7 +11,7 @@ from probing.api.tables.schema import Row
 from probing.diagnosis.report import ending_dict, finding_dict, utc_text
 from probing.diagnosis.verdict import Finding
 
-__all__ = ("finding_id", "finding_report", "finding_row")
+__all__ = ("culprit_ranks", "finding_id", "finding_report", "finding_row")
 
 _JSON_COLUMNS = ("culprits", "evidence", "missing", "refuted_by", "next_steps", "stacks")
 # The most bytes of one JSON column: all columns of a row stay below the bound of a message to the collector.
@@ -30,7 +30,6 @@ def finding_id(job: str, run: str, finding: Finding) -> str:
 def finding_row(job: str, run: str, finding: Finding, opened_ns: int) -> Row:
     """Returns the row of an open finding, without ``node`` and ``ts``, which the collector adds. Times are UTC ns."""
     fields, advice = finding_dict(finding), finding.advice
-    ranks = [culprit.rank for culprit in finding.culprits]
     return {
         "job": job,
         "run": run,
@@ -40,7 +39,7 @@ def finding_row(job: str, run: str, finding: Finding, opened_ns: int) -> Row:
         "state": "open",
         "confidence": float(finding.confidence),
         "sentence": finding.sentence[:_MAX_TEXT],
-        "ranks": _numbers(ranks),
+        "ranks": culprit_ranks(finding),
         "nodes": ",".join(dict.fromkeys(culprit.node for culprit in finding.culprits))[:_MAX_TEXT],
         "victims": _numbers(finding.victims),
         "about": finding.about[:_MAX_TEXT],
@@ -54,6 +53,11 @@ def finding_row(job: str, run: str, finding: Finding, opened_ns: int) -> Row:
         "opened": opened_ns,
         "closed": None,
     }
+
+
+def culprit_ranks(finding: Finding) -> str:
+    """Returns the column ``ranks``: the ranks of the culprits."""
+    return _numbers([culprit.rank for culprit in finding.culprits])
 
 
 def finding_report(row: Mapping[str, Any]) -> Row:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probing.api.tables.schema import Row
-from probing.daemon.diagnose.finding_row import finding_id, finding_row
+from probing.daemon.diagnose.finding_row import culprit_ranks, finding_id, finding_row
 from probing.diagnosis.rules.absent import UNREACHABLE
 from probing.diagnosis.rules.idle import IDLE
 from probing.diagnosis.rules.phase import PHASE
@@ -161,7 +161,7 @@ class JobFindings:
 
     def follow(self, look: LookResult) -> list[Event]:
         """Opens, changes and closes findings by the findings of a look."""
-        found = {finding_id(self._job, self._run, f): f for f in look.findings if f.severity != NOTE}
+        found = self._named(f for f in look.findings if f.severity != NOTE)
         idle = {c.pid for f in look.findings if f.verdict is IDLE for c in f.culprits}
         self._sees_idle = bool(idle)
         self._silent_since = {node: self._silent_since.get(node, look.now_ns) for node in look.silent}
@@ -187,6 +187,28 @@ class JobFindings:
         """Closes all findings: the job has ended."""
         return self._close(self._open, now_ns)
 
+    def _named(self, findings: Iterable[Finding]) -> dict[str, Finding]:
+        """Returns findings by name. A hang keeps the name of the open hang that it continues."""
+        found = {finding_id(self._job, self._run, finding): finding for finding in findings}
+        for name, finding in [item for item in found.items() if item[0] not in self._open]:
+            earlier = next(
+                (other for other in self._open if other not in found and self._continues(finding, other)), ""
+            )
+            if earlier:
+                found[earlier] = found.pop(name)
+        return found
+
+    def _continues(self, finding: Finding, name: str) -> bool:
+        """Returns whether ``finding`` blames the same ranks as an open hang of this node, for a wait that is as old.
+
+        The operation may differ: the longest wait that is known depends on the nodes that answered.
+        """
+        one = self._open[name]
+        if one.group != _HANG or one.finder or not finding.culprits or finding.since_ns is None:
+            return False
+        same = (one.row["verdict"], one.row["ranks"]) == (finding.verdict.id, culprit_ranks(finding))
+        return same and finding.since_ns <= one.row["opened"]
+
     def _found(self, name: str, finding: Finding, look: LookResult) -> list[Event]:
         group, now = finding.verdict.group, look.now_ns
         stalled = look.stalled and group == _HANG
@@ -210,7 +232,8 @@ class JobFindings:
         one.stalled |= stalled
         if _sees_less(finding, one.activities):
             return []
-        row = finding_row(self._job, self._run, finding, one.row["opened"])
+        kept = {"finding_id": name, "about": one.row["about"]}
+        row = {**finding_row(self._job, self._run, finding, one.row["opened"]), **kept}
         more_stacks = _roles(finding) > one.roles
         if not more_stacks and (_shown(finding) == one.shown or now - one.stored_ns < _CHANGE_NS):
             return []

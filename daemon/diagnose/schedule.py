@@ -29,6 +29,9 @@ _SECOND_LOOK_S = 1.5
 _LEAST_PAUSE_S = 0.1
 # The times of the looks after a death, s: ranks that die because of it end meanwhile.
 _AFTER_DEATH_S = (0.5, 2.5)
+# So many looks at deaths follow each other at once, until no rank has ended for _CALM_S. The pause before each further
+# look doubles while ranks live: a job may start and end processes all the time.
+_DEATH_LOOKS, _CALM_S = 8, 60.0
 # A look that reads stacks twice takes a second. After a look that takes longer than _SLOW_S, no look follows for _REST
 # times as long, except the first looks at a stall and looks at a death: on a busy machine all looks are slow.
 _SLOW_S = 3.0
@@ -76,6 +79,8 @@ class Schedule:
         self._looks = self._stall_looks = 0
         self._next_look = now
         self._reviews = Reviews(now, review_s)
+        # Of the looks at deaths: how many there were, when the last was, and when a rank was last seen to have ended.
+        self._death_looks, self._death_looked, self._died = 0, now, now
         self._deaths = _after_death(now) if job.failed else []
         self._not_before = now
         # The time of the last full look, and whether another full look would show nothing new.
@@ -110,7 +115,7 @@ class Schedule:
             # The label may excuse the hang that a look found.
             self._reviews.by(max(now, self._full_at + _EXPLAINED_S))
         if job.failed > before.failed or (job.ended > before.ended and job.living):
-            self._deaths = _after_death(now)
+            self._deaths = self._looks_at_death(now)
         advanced = job.calls > before.calls
         if advanced:
             self.late = False
@@ -177,6 +182,8 @@ class Schedule:
         self._not_before = now + (took * _REST if self.slow else 0.0)
         if look.why == "death":
             self._deaths = self._deaths[1:]
+            self._death_looks += 1
+            self._death_looked = now
         elif look.why == "review":
             self._reviews.reviewed(now, doubtful=doubtful, found=found)
         elif look.why == "late" and not self._looks:
@@ -193,6 +200,15 @@ class Schedule:
                 # No wait becomes a stall before then: a rank of another node is in a phase.
                 pause = _LONGEST_S
             self._next_look = now + min(pause, _LONGEST_S)
+
+    def _looks_at_death(self, now: float) -> list[float]:
+        """Returns when to look after a rank has ended."""
+        if now - self._died >= _CALM_S:
+            self._death_looks = 0
+        self._died = now
+        more = self._death_looks - _DEATH_LOOKS
+        pause = min(2.0**more, _LONGEST_S) if more >= 0 and self.job.living else 0.0
+        return _after_death(max(now, self._death_looked + pause))
 
     @property
     def _until_stall_s(self) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from probing.api.text import listed, ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.disagreements import vote
-from probing.diagnosis.holdups import doubts, edge_text, longest_wait, lowered, operation_text, site
+from probing.diagnosis.holdups import cycles, doubts, edge_text, longest_wait, lowered, operation_text, site
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 from probing.diagnosis.waits import FILE_LOCK, is_p2p
 from probing.diagnosis.words import ranks_wait
@@ -37,7 +37,7 @@ VERDICTS = (DEADLOCK,)
 
 def find(case: Case) -> Iterator[Finding]:
     """Yields a finding for each cycle that has only collectives, or only sends and receives."""
-    for component in case.graph.components():
+    for component in cycles(case):
         alone = [rank for rank in component if is_p2p(case.graph.waits[rank].op)]
         if not alone or len(alone) == len(component):
             yield _finding(case, component)

@@ -8,7 +8,7 @@ from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import doubts, longest_wait, lowered, operation_text
 from probing.diagnosis.verdict import ERROR, Finding, Verdict
-from probing.diagnosis.waits import INIT
+from probing.diagnosis.waits import INIT, is_p2p, open_operations
 from probing.diagnosis.words import clean, ranks_wait
 
 __all__ = ("VERDICTS", "find")
@@ -34,7 +34,7 @@ VERDICTS = (NO_COMPLETION,)
 
 def find(case: Case) -> Iterator[Finding]:
     """Yields a finding for each operation that all members have joined and in which some members wait."""
-    explained = case.explained
+    explained = _with_partners(case)
     differing = {(one.comm, one.number) for one in case.disagreements}
     places: dict[tuple[str | None, int | None, bool], list[int]] = {}
     for rank, wait in sorted(case.graph.waits.items()):
@@ -47,6 +47,25 @@ def find(case: Case) -> Iterator[Finding]:
             places.setdefault((wait.comm, number, wait.peer is None), []).append(rank)
     for (comm, number, _), ranks in places.items():
         yield _finding(case, comm, number, ranks)
+
+
+def _with_partners(case: Case) -> frozenset[int]:
+    """Returns the explained ranks, and the ranks with sends or receives in flight to or from them, directly or through
+    others: coalesced sends and receives end together."""
+    reached = set(case.explained)
+    partners: dict[int, list[int]] = {}
+    for rank in case.graph.waits if reached else ():
+        for one in open_operations(case.ranks[rank]):
+            sequence = case.sequences.get(one.comm)
+            peer = sequence.job_rank(one.peer) if sequence is not None else one.peer
+            if is_p2p(one.op) and peer is not None:
+                partners.setdefault(peer, []).append(rank)
+    todo = list(reached)
+    while todo:
+        new = {rank for rank in partners.pop(todo.pop(), ()) if rank not in reached}
+        reached |= new
+        todo += new
+    return frozenset(reached)
 
 
 def _finding(case: Case, comm: str | None, number: int | None, ranks: list[int]) -> Finding:

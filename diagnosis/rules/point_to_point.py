@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from probing.api.text import ranks_of, time_text
 from probing.diagnosis.case import Case
-from probing.diagnosis.holdups import doubts, edge_text, longest_wait, lowered, oldest, operation_text, site
+from probing.diagnosis.holdups import cycles, doubts, edge_text, longest_wait, lowered, oldest, operation_text, site
 from probing.diagnosis.verdict import ERROR, Culprit, Finding, Verdict
 from probing.diagnosis.wait_graph import Edge
 from probing.diagnosis.waits import is_p2p
@@ -35,7 +35,7 @@ VERDICTS = (UNMATCHED,)
 
 def find(case: Case) -> Iterator[Finding]:
     """Yields a finding for each cycle of waits that has both collectives and sends or receives."""
-    for component in case.graph.components():
+    for component in cycles(case):
         alone = [rank for rank in component if is_p2p(case.graph.waits[rank].op)]
         if alone and len(alone) < len(component):
             yield _finding(case, component, alone)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from probing.api.text import ranks_of
+from probing.api.text import plural, ranks_of
 from probing.diagnosis.case import Case
 from probing.diagnosis.holdups import doubts, unseen
 from probing.diagnosis.verdict import CANNOT_TELL, ERROR, Finding
@@ -26,7 +26,7 @@ def find(case: Case) -> Iterator[Finding]:
     waiters = sorted({rank for place in places for rank in place.waiters})
     unknown = {rank for place in places for rank in place.unknown}
     unidentified = max(place.unidentified for place in places)
-    candidates = ranks_of(unknown) if unknown else f"{unidentified} unknown members"
+    candidates = ranks_of(unknown) if unknown else plural(unidentified, "unknown member")
     one_of = "one of " if len(unknown) > 1 or unidentified > 1 else ""
     silent = [clean(m.text) for m in case.facts.missing if m.kind == "node"]
     yield Finding(

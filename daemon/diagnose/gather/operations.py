@@ -15,18 +15,24 @@ _TEXT = 200
 _MAX_OPEN = 64
 # How far the times of one operation in two tables may differ, ns: the wall clock may be set between two readings.
 _SAME_NS = 50_000_000
+# Threads that call at the same time may be seen in another order than that of their numbers, by this many at most.
+_REORDERED = 8
 
 
 class Operations:
     """The operations of one process: ``open``, ``done`` and ``progress`` as in ``facts.Rank``."""
 
     def __init__(self, open_: Sequence[Operation], done: Sequence[Operation], progress: Iterable[Row]) -> None:
+        done = sorted(done, key=_called)
         ended = {_identity(one): _called(one) for one in done}
         # An operation may have ended after the rows of comm.inflight were read.
         still = [one for one in open_ if abs(ended.get(_identity(one), 0) - _called(one)) > _SAME_NS]
         self.open = tuple(sorted(still, key=_called)[-_MAX_OPEN:])
-        self.done = tuple(sorted(done, key=_called))
-        self.progress = tuple(_progress(self.open, self.done, progress))
+        # The rows count operations that ended; operations in flight were called later.
+        counted = {row["comm"]: row for row in progress}
+        made = _made_again(sorted([*done, *self.open], key=_called), counted)
+        self.done = tuple(one for one in done if _called(one) >= made.get(one.comm, 0))
+        self.progress = tuple(_progress(self.open, self.done, counted, made))
 
     @property
     def advanced_ns(self) -> int | None:
@@ -123,9 +129,32 @@ def _called(one: Operation) -> int:
     return one.t_call_ns or 0
 
 
-def _progress(opened: Sequence[Operation], done: Sequence[Operation], rows: Iterable[Row]) -> Iterable[Progress]:
-    # The rows count operations that ended; operations in flight were called later.
-    counted = {row["comm"]: row for row in rows}
+def _made_again(operations: Iterable[Operation], counted: Mapping[str, Row]) -> dict[str, int]:
+    """Returns, for each process group that was destroyed and made again, when the first operation of the new group was
+    called, UTC ns: it has the name of the old group, and its numbers start again. ``operations``: by time of call."""
+    made: dict[str, int] = {}
+    seen: dict[str, dict[int, int]] = defaultdict(dict)
+    highest: dict[str, int] = {}
+    for one in operations:
+        if one.seq is None or not one.comm:
+            continue
+        called, before = _called(one), seen[one.comm]
+        row = counted.get(one.comm)
+        last = highest.get(one.comm, -1)
+        if row is not None and row["seq"] is not None and (row["last_call"] or called) < called:
+            last = max(last, row["seq"])
+        if one.seq + _REORDERED < last or called - before.get(one.seq, called) > _SAME_NS:
+            made[one.comm] = called
+            before.clear()
+            highest[one.comm] = -1
+        before[one.seq] = called
+        highest[one.comm] = max(highest.get(one.comm, -1), one.seq)
+    return made
+
+
+def _progress(
+    opened: Sequence[Operation], done: Sequence[Operation], counted: Mapping[str, Row], made: Mapping[str, int]
+) -> Iterable[Progress]:
     by_comm: dict[str, list[Operation]] = defaultdict(list)
     for one in (*done, *opened):
         by_comm[one.comm].append(one)
@@ -135,9 +164,10 @@ def _progress(opened: Sequence[Operation], done: Sequence[Operation], rows: Iter
         last_call, op = (row["last_call"], row["op"]) if row else (None, None)
         if own and (last_call is None or _called(own[-1]) > last_call):
             last_call, op = own[-1].t_call_ns, own[-1].op
+        newest = row["seq"] if row and (row["last_call"] or 0) >= made.get(comm, 0) else None
         yield Progress(
             comm,
-            _highest([one.seq for one in own] + [row["seq"] if row else None]),
+            _highest([one.seq for one in own] + [newest]),
             op,
             calls,
             last_call,

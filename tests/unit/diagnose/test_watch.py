@@ -254,6 +254,49 @@ def test_a_death_waits_for_the_second_look_if_the_first_did_not_read_the_culprit
     assert 32 < opened < 35
 
 
+def test_a_job_whose_processes_end_all_the_time_is_looked_at_less_and_less_often() -> None:
+    scene = Scene(Job(begins=10, ranks=402, ends={r: (20 + r, None) for r in range(1, 401)})).run(430)
+    deep = [at for at, _, deep in scene.looks if deep]
+    assert 8 <= len(deep) <= 24
+    # The looks at a death after some time of calm, and when the last ranks end, come at once.
+    scene.jobs[0].ends[401] = (500, 9)
+    scene.run(520)
+    assert next(at for at, _, deep in scene.looks if deep and at > 499) < 502
+    ended = Scene(Job(begins=10, ranks=302, ends={r: (20 + min(r, 300), 9) for r in range(302)})).run(340)
+    assert next(at for at, _, deep in ended.looks if deep and at > 319) < 322
+
+
+def test_a_hang_stays_the_same_finding_when_another_operation_is_known_to_wait_longest() -> None:
+    # A node with the rank that waits longest answers every other time.
+    about = ("pp 3 recv", "tp 21 all_reduce")
+
+    def found(now: float, _deep: bool) -> list[Finding]:
+        victims = (0, 2) if now > 70 else (0,)
+        hang = finding("not_joined", 1, about=about[int(now) % 2], since_ns=START + 30 * SECOND, victims=victims)
+        return [hang] if 30 < now < 100 else []
+
+    scene = Scene(Job(begins=10, stops=30, resumes=100, finds=found)).run(120)
+    assert [(verdict, state) for verdict, state, _ in scene.states()] == [
+        ("not_joined", "open"),
+        ("not_joined", "open"),
+        ("not_joined", "closed"),
+    ]
+    assert len({(row["finding_id"], row["about"]) for row in scene.rows}) == 1
+    assert [row["victims"] for row in scene.rows] == ["0", "0,2", "0,2"]
+    assert len(scene.hooked) == 1
+
+
+def test_a_hang_that_began_after_another_of_the_same_ranks_is_another_finding() -> None:
+    def found(now: float, _deep: bool) -> list[Finding]:
+        begun = 30 if now < 60 else 58
+        hang = finding("not_joined", 1, about=f"0 {begun} all_reduce", since_ns=START + begun * SECOND)
+        return [hang] if 30 < now < 100 else []
+
+    scene = Scene(Job(begins=10, stops=30, resumes=100, finds=found)).run(120)
+    assert len({row["finding_id"] for row in scene.rows}) == 2
+    assert len(scene.hooked) == 2
+
+
 def test_a_normal_end_is_no_failure() -> None:
     scene = Scene(Job(begins=10, ends={0: (30, None), 1: (30, None)})).run(60)
     assert scene.looks == []

@@ -225,6 +225,19 @@ def test_ranks_on_a_node_that_does_not_answer_are_unreachable() -> None:
     assert only(silent).sentence == "ranks 2-3 (node b) cannot be reached: ranks 0-1 wait for 39 s"
 
 
+def test_a_rank_that_may_wait_for_a_silent_node_is_not_blamed_for_it() -> None:
+    # Nothing shows whether rank 0 waits for its asynchronous operation, whose other member the silent node has.
+    mine, comms = op(7, ago=39, comm="tp", async_op=True), [comm("tp", (0,), size=2), comm("dp", (0, 1))]
+    done = history(6, ago=40, comm="dp"), history(6, ago=40, comm="tp")
+    first = rank(0, *done[0], *done[1], mine, stack=elsewhere("step x.py:4"))
+    other = rank(1, *done[0], op(7, ago=38, comm="dp"))
+    gap = Missing("node", "node b did not answer", node="b")
+    found = facts(first, other, comms=comms, world_size=3, missing=(gap,))
+    assert summary(found) == ("cannot_tell", [], (0, 1))
+    assert only(found).sentence.endswith("cannot be told: it may be 1 unknown member")
+    assert "1 member of the communicator was not seen" in only(found).missing
+
+
 def test_ranks_that_nobody_was_asked_for_cannot_be_judged() -> None:
     found = facts(waiting(0), waiting(1), comms=[comm("0", range(4))], world_size=4)
     assert summary(found) == ("cannot_tell", [], (0, 1))
@@ -334,6 +347,31 @@ def test_a_send_that_meets_its_receive_does_not_blame_the_peer() -> None:
     assert summary(facts(sends, receives)) == ("no_completion", [], (0, 1))
 
 
+def coalesced(number: int, to: int, source: int, first: str) -> Rank:
+    """A rank whose send and receive were called in one group, and so end together."""
+    calls = [op(None, "send", ago=39, peer=to, async_op=True), op(None, "recv", ago=39, peer=source, async_op=True)]
+    return rank(number, *(calls if first == "send" else calls[::-1]))
+
+
+@pytest.mark.parametrize("first", ["send", "recv"])
+def test_a_ring_of_coalesced_sends_and_receives_names_only_the_rank_that_has_not_called(first: str) -> None:
+    ring = [coalesced(r, (r + 1) % 6, (r - 1) % 6, first) for r in range(6)]
+    ring[3] = rank(3, stack=elsewhere())
+    assert summary(facts(*ring)) == ("not_joined", [3], (2, 4))
+
+
+@pytest.mark.parametrize("first", ["send", "recv"])
+def test_a_stage_that_waits_in_coalesced_operations_leads_to_the_stage_before_it(first: str) -> None:
+    last = rank(2, op(None, "recv", ago=39, peer=1, async_op=True))
+    assert summary(facts(rank(0, stack=elsewhere()), coalesced(1, 2, 0, first), last)) == ("not_joined", [0], (1,))
+
+
+@pytest.mark.parametrize("first", ["send", "recv"])
+def test_a_ring_of_coalesced_operations_that_all_have_called_does_not_complete(first: str) -> None:
+    ring = [coalesced(r, (r + 1) % 3, (r - 1) % 3, first) for r in range(3)]
+    assert summary(facts(*ring)) == ("no_completion", [], (0, 1, 2))
+
+
 def test_peers_are_ranks_of_the_communicator() -> None:
     pair = comm("pp", (4, 6))
     sends = rank(4, op(1, "send", ago=39, comm="pp", peer=1), stack=in_collective("send"))
@@ -358,6 +396,28 @@ def test_a_wait_of_user_code_in_a_store_is_named_as_such() -> None:
     late = rank(1, stack=elsewhere("load data.py:3", since_ns=ago(31)))
     assert "rank 0 waits in c10d::Store::wait for 30 s" in only(facts(waits, late, comms=[])).sentence
     assert "rank 0 waits in the creation of a communicator for 30 s" in only(facts(creates, late, comms=[])).sentence
+
+
+def in_store(number: int, *ops: Operation) -> Rank:
+    """A rank whose own code waits in a store, for 40 s."""
+    native = frame("c10d::TCPStore::wait(std::string)", native=True)
+    return rank(number, *ops, stack=thread(native, "get_state sync.py:3", "train train.py:40", since_ns=ago(40)))
+
+
+def test_a_rank_that_waits_in_a_store_for_the_late_rank_is_in_no_cycle() -> None:
+    found = facts(waiting(0, since=30), waiting(1, since=30), in_store(2, *history(6, ago=60)), late(3))
+    assert summary(found) == ("not_joined", [3], (0, 1, 2))
+
+
+def test_a_receive_from_a_rank_that_waits_in_a_store_for_the_late_rank_has_its_counterpart() -> None:
+    receives = rank(0, op(None, "recv", ago=30, peer=1), stack=in_collective("recv"))
+    waits = rank(2, op(None, "recv", ago=30, peer=3), stack=in_collective("recv"))
+    assert summary(facts(receives, in_store(1), waits, rank(3, stack=elsewhere()))) == ("not_joined", [3], (0, 1, 2))
+
+
+def test_a_rank_that_alone_waits_in_a_store_is_in_a_cycle_with_those_that_wait_for_it() -> None:
+    found = facts(waiting(0, since=30), waiting(1, since=30), in_store(2, *history(6, ago=60)), waiting(3, since=30))
+    assert summary(found) == ("deadlock", [2], (0, 1, 3))
 
 
 def test_a_world_that_is_not_whole_waits_in_init() -> None:
