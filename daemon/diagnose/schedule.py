@@ -207,7 +207,7 @@ class Schedule:
             self._death_looks = 0
         self._died = now
         more = self._death_looks - _DEATH_LOOKS
-        pause = min(2.0**more, _LONGEST_S) if more >= 0 and self.job.living else 0.0
+        pause = min(2.0 ** min(more, _DOUBLINGS), _LONGEST_S) if more >= 0 and self.job.living else 0.0
         return _after_death(max(now, self._death_looked + pause))
 
     @property
