@@ -781,6 +781,19 @@ def test_a_title_that_hides_the_environment_hides_nobody(make: Make, readers: Fa
     until(lambda: (who := discovery.identity(*key)) is not None and who.rank is None and who.job == "pid:21")
 
 
+def test_titles_of_two_servers_in_one_job_hide_no_other_job(make: Make, readers: FakeReaders) -> None:
+    # GIVEN a job whose two trainers have titles with different numbers of coordinates
+    place = {"MASTER_ADDR": "gn6", "MASTER_PORT": "4711"}
+    for pid, title in ((31, "VLLM::Worker_TP0"), (32, "sglang::scheduler_TP1")):
+        readers.add(pid, 50, cmdline=[title], environ=place, libraries=["torch"])
+    rank = readers.add(33, 60, libraries=["torch"], environ=RANK | {"RANK": "1"})
+    discovery = make()
+    # THEN a rank of another job is identified
+    who = identified(discovery, *rank)
+    assert who is not None
+    assert (who.role, who.rank) == ("trainer", 1)
+
+
 def test_the_thread_that_trains_is_one_that_runs_python(make: Make, readers: FakeReaders, until: Any) -> None:
     _, first, second = torchrun(readers)
     discovery = make(runs_python=lambda _pid, _start_ns, tid: tid == 77)
