@@ -308,7 +308,14 @@ class Identification:
         if not pids:
             return
         keys = []
-        for pid, start_ns, _, letter, _, exe in self._list(pids):
+        try:
+            listed = self._list(pids)
+        except ProbingError:
+            # As when no reader is free: nothing else would read these processes again.
+            for pid in pids:
+                self._agenda.add(pid, retry_s(0))
+            raise
+        for pid, start_ns, _, letter, _, exe in listed:
             key = ProcessKey(pid, start_ns)
             wanted = (pid in self._wanted or _may_train(exe) or key in self._registry) and pid not in self._own
             if letter not in "ZX" and wanted:

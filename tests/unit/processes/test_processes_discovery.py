@@ -35,7 +35,7 @@ SECOND = 1_000_000_000
 
 class FakeReaders:
     """Answers for processes that a test puts in, as they are when it is asked; ``stuck`` ones never answer, ``late``
-    ones when their event is set, ``quarantined`` ones after that time."""
+    ones when their event is set, ``quarantined`` ones after that time. ``unlisted``: so many next lists fail."""
 
     size = 3
 
@@ -46,6 +46,7 @@ class FakeReaders:
         self.quarantined: dict[int, float] = {}
         self.asked: list[int] = []
         self.listed: list[Any] = []
+        self.unlisted = 0
 
     def add(self, pid: int, start_s: int, *above: int, **more: Any) -> tuple[int, int]:
         ancestors = [[a, self.processes[a]["start_ns"], "python3"] for a in above]
@@ -72,6 +73,9 @@ class FakeReaders:
     def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message:
         if op == "list":
             self.listed.append(args["pids"])
+            if self.unlisted:
+                self.unlisted -= 1
+                raise TargetTimeout("no reader was free in time")
             pids = args["pids"] if args["pids"] is not None else list(self.processes)
             return Message({}, json.dumps([self._listed(p) for p in pids if p in self.processes]).encode())
         if op == "state":
@@ -625,6 +629,21 @@ def test_a_read_that_fails_once_is_made_again_soon(
     readers.processes[21] |= {"libraries": ["torch"], "environ": RANK | {"RANK": "1"}}
     readers.stuck.clear()
     # THEN its next read does not wait for as long as if all reads had failed
+    until(lambda: (who := discovery.identity(*key)) is not None and who.rank == 1)
+
+
+def test_processes_that_cannot_be_listed_are_read_later(
+    make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "RETRY_S", 0.01)
+    # GIVEN a Python that was read, and maps torch while no reader is free
+    key = readers.add(21, 50)
+    discovery = make()
+    readers.processes[21] |= {"libraries": ["torch"], "environ": RANK | {"RANK": "1"}}
+    readers.unlisted = 1
+    discovery.on_mapping(21)
+    until(lambda: not readers.unlisted)
+    # THEN it is read again without another event
     until(lambda: (who := discovery.identity(*key)) is not None and who.rank == 1)
 
 
