@@ -36,6 +36,8 @@ __all__ = ("Identification",)
 MAX_QUEUE = 100_000
 # The time from exec or fork to the first read, s: the process maps its program and first libraries meanwhile.
 SETTLE_S = 0.03
+# The kinds of events that answer what was asked about a process: there are no more of them than questions.
+ANSWERS = frozenset({"facts", "module", "python", "thread"})
 # How long the thread waits for the results of a batch, s, so that older processes are identified before younger ones.
 BATCH_S, SCAN_BATCH_S = 0.25, 0.6
 READ_TIMEOUT_S = 1.0
@@ -137,9 +139,9 @@ class Identification:
 
     def post(self, *event: Any) -> None:
         """Queues an event: its kind and values. Beyond MAX_QUEUE the event is dropped, and all processes are
-        scanned.
+        scanned. Answers to what this object asked are never dropped: it asks only once.
         """
-        if len(self._queue) >= MAX_QUEUE:
+        if len(self._queue) >= MAX_QUEUE and event[0] not in ANSWERS:
             self._overflow = True
         else:
             self._queue.append(event)

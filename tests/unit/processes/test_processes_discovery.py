@@ -611,6 +611,19 @@ def test_a_flood_of_events_is_a_loss(
     assert all(identified(discovery, *key) for key in keys)
 
 
+def test_a_flood_of_events_loses_no_process_that_is_being_read(
+    make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a rank whose read is slow, and ends while no further event is queued
+    key = readers.add(21, 50, libraries=["torch"], environ=RANK | {"RANK": "1"})
+    readers.late[21] = threading.Event()
+    discovery = make()
+    monkeypatch.setattr(identification, "MAX_QUEUE", 0)
+    readers.late[21].set()
+    # THEN it is identified
+    until(lambda: (who := discovery.identity(*key)) is not None and who.rank == 1)
+
+
 def test_a_read_that_fails_once_is_made_again_soon(
     make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
