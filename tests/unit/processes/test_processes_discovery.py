@@ -26,7 +26,7 @@ from probing.daemon.processes.liveness import OwnProcesses
 from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.registry import MAX_DEAD
 from probing.daemon.processes.schedule import next_look_s, retry_s
-from probing.daemon.source import Identity, ProcessKey
+from probing.daemon.source import Identity, ProcessKey, Source
 
 TORCHRUN = ["python3", "/venv/bin/torchrun", "train.py"]
 RANK = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "0"}
@@ -309,6 +309,38 @@ def test_exit_while_it_is_read(make: Make, readers: FakeReaders, sink: Sink, unt
     readers.late[11].set()
     until(lambda: sink.events("exit") == [("exit", 11)])
     assert [event for event, pid in sink.events() if pid == 11] == ["start", "identified", "exit"]
+
+
+def test_an_error_of_a_listener_keeps_no_process_from_the_others(
+    make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a listener that fails at each process, before one that follows all of them
+    class Failing(Source):
+        def _fail(self, *_: Any) -> None:
+            raise RuntimeError("no")
+
+        process_identified = process_replaced = program_ended = process_exited = _fail
+
+    following = Following()
+    discovery = make()
+    discovery.listeners += [Failing(), following]  # type: ignore[list-item]
+    keys = torchrun(readers)
+    for key in keys:
+        discovery.on_exec(*key, 0)
+    assert all(identified(discovery, *key) for key in keys)
+    discovery.on_exec(*keys[2], 7)
+    for key in keys[1:]:
+        discovery.on_exit(*key, 8, 0)
+    # THEN that one hears of all
+    until(lambda: following.seen[-1:] == [("exited", 12)])
+    assert set(following.seen) >= {
+        ("trainer", 11),
+        ("trainer", 12),
+        ("launcher", 10),
+        ("replaced", 12),
+        ("ended 7", 12),
+    }
+    assert ("exited", 11) in following.seen
 
 
 def test_exec_while_it_is_read(make: Make, readers: FakeReaders, until: Any) -> None:
