@@ -18,7 +18,8 @@ from probing.api.errors import NotPython, ProcessGone, TargetTimeout
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
-from probing.daemon.processes import identification, registry, schedule
+from probing.daemon.processes import discovery as discovery_module
+from probing.daemon.processes import identification, registry, schedule, target
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Ranks
@@ -79,7 +80,9 @@ class FakeReaders:
             pids = args["pids"] if args["pids"] is not None else list(self.processes)
             return Message({}, json.dumps([self._listed(p) for p in pids if p in self.processes]).encode())
         if op == "state":
-            return Message({}, json.dumps([self._state(*target) for target in args["targets"]]).encode())
+            return Message(
+                {}, json.dumps([self._state(*each) for each in args["targets"][: target.MAX_TARGETS]]).encode()
+            )
         seen = self.processes.get(pid)
         self.asked.append(pid)
         if pid in self.late:
@@ -619,6 +622,18 @@ def test_python_versions_and_backends(make: Make, readers: FakeReaders, clock: F
         return {pid: (python, backends) for pid, python, backends in values}
 
     until(lambda: seen() == {10: ("3.11", ""), 11: ("3.11.7", "gloo"), 12: ("3.11.7", "nccl")})
+
+
+def test_more_processes_than_a_reader_takes_at_once_are_all_shown(
+    make: Make, readers: FakeReaders, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = torchrun(readers)
+    discovery = make()
+    assert all(identified(discovery, *key) for key in keys)
+    for module in (target, discovery_module):
+        monkeypatch.setattr(module, "MAX_TARGETS", 2, raising=False)
+    rows = discovery.rows(clock.pair())
+    assert (rows.num_rows, rows.column("state").null_count) == (3, 1)
 
 
 def test_environments(make: Make, readers: FakeReaders, clock: FakeClock) -> None:
