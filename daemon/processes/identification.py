@@ -22,7 +22,7 @@ from probing.daemon.fairness import FairExecutor
 from probing.daemon.processes.announce import Announcer
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.lineage import Lineage
-from probing.daemon.processes.liveness import real_user
+from probing.daemon.processes.liveness import is_alive, real_user
 from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.processes.registry import MAX_OF_OWNER, Process, Registry, settled
@@ -199,11 +199,12 @@ class Identification:
 
     def _end_missing(self, alive: set[ProcessKey]) -> None:
         """Marks processes as ended that were missing from the list for ``grace_s``: until then their exit events may
-        still arrive.
+        still arrive. The list ends at MAX_PIDS, so a process that is missing may live.
         """
         now = time.monotonic()
         with self._known:
             missing = [key for key in self._registry.alive() if key not in alive]
+        missing = [key for key in missing if not is_alive(*key)]
         self._missing = {key: self._missing.get(key, now) for key in missing}
         for key, since in list(self._missing.items()):
             if now - since >= self._grace_s:

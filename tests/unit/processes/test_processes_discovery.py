@@ -23,7 +23,7 @@ from probing.daemon.processes import identification, registry, schedule, target
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Ranks
-from probing.daemon.processes.liveness import OwnProcesses
+from probing.daemon.processes.liveness import OwnProcesses, process_now
 from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.registry import MAX_DEAD
 from probing.daemon.processes.schedule import next_look_s, retry_s
@@ -296,6 +296,23 @@ def test_a_process_that_vanished_without_an_event(make: Make, readers: FakeReade
     del readers.processes[12]
     until(lambda: sink.events("exit") == [("exit", 12)])
     assert [(r["exit_code"], r["signal"]) for r in sink.rows if r["event"] == "exit"] == [(None, None)]
+
+
+def test_a_process_that_a_list_leaves_out_has_not_ended(
+    make: Make, readers: FakeReaders, sink: Sink, until: Any
+) -> None:
+    # GIVEN a rank that lives, and one that does not
+    torchrun(readers)
+    now = process_now(os.getpid())
+    assert now is not None
+    readers.add(*now, start_ns=now.start_ns, libraries=["torch"])
+    make(rescan_s=0.05)
+    until(lambda: len(sink.events("start")) == 4)
+    # WHEN a list has neither, as when there are more processes than it may have
+    del readers.processes[now.pid], readers.processes[12]
+    # THEN only one has ended
+    until(lambda: ("exit", 12) in sink.events("exit"))
+    assert sink.events("exit") == [("exit", 12)]
 
 
 def test_exit_while_it_is_read(make: Make, readers: FakeReaders, sink: Sink, until: Any) -> None:
