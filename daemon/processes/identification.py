@@ -22,7 +22,7 @@ from probing.daemon.fairness import FairExecutor
 from probing.daemon.processes.announce import Announcer
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.lineage import Lineage
-from probing.daemon.processes.liveness import is_alive, real_user
+from probing.daemon.processes.liveness import is_alive, owner_now
 from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.processes.registry import MAX_OF_OWNER, Process, Registry, settled
@@ -352,7 +352,7 @@ class Identification:
         assert self._executor is not None
         fresh = [key for key in keys if key not in self._reading]
         for key in fresh:
-            self._reading[key] = self._executor.submit(real_user(key.pid), self._identify, key)
+            self._reading[key] = self._executor.submit(owner_now(key.pid), self._identify, key)
         wait([self._reading[key] for key in fresh], timeout=settle)
         done = [key for key in fresh if self._reading[key].done()]
         for key in fresh:
@@ -470,7 +470,7 @@ class Identification:
 
     def _ask_python(self, pid: int, ask: Callable[..., None], *values: Any) -> None:
         assert self._pythons is not None
-        waiting = self._pythons.submit(real_user(pid) if pid else None, ask, *values)
+        waiting = self._pythons.submit(owner_now(pid) if pid else None, ask, *values)
         self._waiting.add(waiting)
         waiting.add_done_callback(self._waiting.discard)
 

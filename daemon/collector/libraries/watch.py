@@ -23,7 +23,7 @@ from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetT
 from probing.daemon.collector.libraries.files import Key, ProbedFile, Refusal
 from probing.daemon.collector.libraries.probes import LibraryProbes, Mapped
 from probing.daemon.collector.libraries.turns import Turn, Turns
-from probing.daemon.processes.liveness import ProcessNow, process_now, real_user
+from probing.daemon.processes.liveness import ProcessNow, owner_now, process_now
 from probing.daemon.processes.procfs import Mapping, parse_maps
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import ProbedLibrary
@@ -84,7 +84,7 @@ class LibraryWatch:
         self._fuse = fuse
         self._own = own
         self._files = probes.files
-        self._turns = Turns(real_user)
+        self._turns = Turns(owner_now)
         self._thread = threading.Thread(target=self._run, name="libraries", daemon=True)
         self._again: list[str] = []
         self._first_scan = threading.Event()

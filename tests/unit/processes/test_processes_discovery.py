@@ -585,7 +585,7 @@ def test_dead_processes_of_a_user_crowd_out_no_others(monkeypatch: pytest.Monkey
 def test_slow_reads_of_one_user_hold_up_no_other(
     make: Make, readers: FakeReaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identification, "real_user", lambda pid: 7 if pid >= 100 else 8)
+    monkeypatch.setattr(identification, "owner_now", lambda pid: 7 if pid >= 100 else 8)
     for n in range(readers.size + 5):
         pid, _ = readers.add(100 + n, 60, libraries=["torch"])
         readers.late[pid] = threading.Event()
