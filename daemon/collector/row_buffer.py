@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +26,7 @@ MAX_WAITING_BYTES = 64 << 20
 _COLUMN_BYTES = 256
 # The most distinct losses that wait; further losses are only counted.
 MAX_WAITING_LOSSES = 4096
+_log = logging.getLogger(__name__)
 
 
 class RowBuffer:
@@ -85,7 +87,10 @@ class RowBuffer:
     def observe(self, table: str, batch: pa.RecordBatch, pair: ClockPair) -> None:
         """Passes a batch, made with ``pair``, to the observers of its table."""
         for observer in self.observers.get(table, ()):
-            observer(batch, pair)
+            try:
+                observer(batch, pair)
+            except Exception:  # what one observer cannot take must not cost the rows, nor the other observers
+                _log.exception("an observer of %s failed", table)
 
     def restore(self, read: Mapping[str, int]) -> None:
         """Takes over the positions up to which the previous collector had read memories of jobs."""
@@ -101,7 +106,10 @@ class RowBuffer:
         with self._lock:
             self._add_loss(loss)
         for listener in self.loss_listeners:
-            listener(loss)
+            try:
+                listener(loss)
+            except Exception:  # the source that reports a loss is not to blame
+                _log.exception("a listener to losses failed")
 
     def _add_loss(self, loss: Loss) -> None:
         self.lost_rows[loss.source] += loss.count or 0
