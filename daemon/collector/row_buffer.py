@@ -24,8 +24,9 @@ MAX_WAITING_ROWS = 200_000
 MAX_WAITING_BYTES = 64 << 20
 # The bytes that each column of a batch needs beside its values, about.
 _COLUMN_BYTES = 256
-# The most distinct losses that wait; further losses are only counted.
+# The most distinct losses that wait; of further losses, those of one source, table and stage are one loss.
 MAX_WAITING_LOSSES = 4096
+_OTHERS = "very many processes and reasons at once: these are together"
 _log = logging.getLogger(__name__)
 
 
@@ -114,12 +115,10 @@ class RowBuffer:
     def _add_loss(self, loss: Loss) -> None:
         self.lost_rows[loss.source] += loss.count or 0
         self.reported[loss.source, loss.stage] += 1
-        key = (loss.source, loss.table, loss.stage, loss.reason, loss.pid)
-        before = self._losses.get(key)
-        if before is not None:
-            self._losses[key] = _together(before, loss)
-        elif len(self._losses) < MAX_WAITING_LOSSES:
-            self._losses[key] = loss
+        if _key(loss) not in self._losses and len(self._losses) >= MAX_WAITING_LOSSES:
+            loss = replace(loss, reason=_OTHERS, pid=None)
+        before = self._losses.get(_key(loss))
+        self._losses[_key(loss)] = loss if before is None else _together(before, loss)
 
     def take(self) -> dict[str, list[pa.RecordBatch]]:
         """Removes and returns all rows, by table; losses become rows of ``probing.losses``. Sets ``taken_read`` to the
@@ -156,6 +155,10 @@ class RowBuffer:
                 for x in losses
             ],
         )
+
+
+def _key(loss: Loss) -> tuple[str, str, str, str, int | None]:
+    return loss.source, loss.table, loss.stage, loss.reason, loss.pid
 
 
 def _together(first: Loss, then: Loss) -> Loss:
