@@ -464,6 +464,22 @@ def test_a_process_that_lives_is_restored_whatever_ended_since(
     assert second.identity(*keys[2]) is not None
 
 
+def test_a_process_whose_identity_changed_very_often_keeps_no_other_from_being_restored(
+    readers: FakeReaders, sink: Sink, make: Make, clock: FakeClock
+) -> None:
+    keys = torchrun(readers)
+    first = make()
+    assert identified(first, *keys[2])
+    first.stop()
+    rows = table(sink)
+    row = {"ts": 1 << 62, "pid": 10_000, "start_ns": 7, "event": "identified", "detail": "{}"}
+    newer = pa.Table.from_pylist([row] * (4 * MAX_DEAD)).cast(pa.schema([rows.schema.field(name) for name in row]))
+    both = pa.concat_tables([rows.select(newer.column_names), newer]).unify_dictionaries()
+    second = Discovery(readers, sink, clock, "n1")
+    assert second.restore(both) == len(keys)
+    assert second.identity(*keys[2]) is not None
+
+
 def test_another_boot_restores_nothing(readers: FakeReaders, sink: Sink, make: Make, clock: FakeClock) -> None:
     keys = torchrun(readers)
     first = make()
