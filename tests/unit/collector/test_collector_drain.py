@@ -371,6 +371,33 @@ def test_a_ring_that_is_half_full_holds_nothing(machine: Machine) -> None:
     assert machine.seen == list(range(SIZE // SLOT // 2 + 1))
 
 
+def test_a_flood_of_records_lets_the_drain_end_and_count_what_was_lost(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    # GIVEN a job that makes records as fast as the drain takes them
+    monkeypatch.setattr(drain_module, "MAX_DRAIN_BYTES", 4 * SLOT)
+    appended = threading.Event()
+
+    def assemble(records: Any, pair: ClockPair) -> dict[str, pa.RecordBatch]:
+        machine.push(*range(len(records)))
+        appended.set()
+        return {}
+
+    monkeypatch.setattr(machine, "assemble", assemble)
+    looks: list[float] = []
+    loop = machine.loop(each_look=(lambda: looks.append(loop.age_s),))
+    machine.push(*range(8))
+    thread = threading.Thread(target=loop.run, daemon=True)
+    thread.start()
+    # THEN the other work of the thread goes on, and the drain can be stopped
+    assert appended.wait(20)
+    before = len(looks)
+    until(lambda: len(looks) > before + 2)
+    loop.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
 def test_losses_of_very_many_processes_hide_no_other_loss(machine: Machine) -> None:
     # GIVEN as many losses as may wait, each of another process of a stranger
     for pid in range(MAX_WAITING_LOSSES):
