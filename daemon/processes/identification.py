@@ -177,15 +177,18 @@ class Identification:
         except ProbingError as e:
             _log.warning("processes cannot be listed: %s", e.message)
             return False
-        if self._overflow:
+        if lost := self._overflow:
             self._overflow = False
             now = self._clock.pair().real_ns
             self._sink.lost(Loss("processes", "process.events", "ring", "too many processes started", now, now))
         alive = {ProcessKey(pid, start) for pid, start, _, letter, _, _ in found if letter not in "ZX"}
+        exes = {ProcessKey(pid, start): exe for pid, start, _, _, _, exe in found}
         self._end_missing(alive)
         self._ignored &= alive
+        if lost:
+            # A shell may have become a Python unseen.
+            self._ignored = {key for key in self._ignored if not _may_train(exes[key])}
         self._failures = {key: count for key, count in self._failures.items() if key in alive}
-        exes = {ProcessKey(pid, start): exe for pid, start, _, _, _, exe in found}
         seen = self._ignored | self._looks.keys() | self._failures.keys()
         fresh = {key: exes[key] for key in alive - seen}
         for key in [key for key in fresh if key.pid in self._own]:

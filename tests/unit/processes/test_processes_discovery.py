@@ -691,6 +691,17 @@ def test_a_flood_of_events_is_a_loss(
     assert all(identified(discovery, *key) for key in keys)
 
 
+def test_a_shell_that_becomes_a_rank_during_a_flood_of_events_is_found(
+    make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = readers.add(21, 50, exe="/bin/bash")
+    discovery = make()
+    readers.processes[21] |= {"exe": "/usr/bin/python3.11", "libraries": ["torch"], "environ": RANK | {"RANK": "1"}}
+    monkeypatch.setattr(identification, "MAX_QUEUE", 0)
+    discovery.on_exec(*key, 0)
+    until(lambda: (who := discovery.identity(*key)) is not None and who.rank == 1)
+
+
 def test_a_flood_of_events_loses_no_process_that_is_being_read(
     make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
