@@ -149,3 +149,19 @@ def test_states_count_rows_and_losses(buffer: RowBuffer) -> None:
         SourceState("events", "paused", rows=23, lost=4),
         SourceState("sampler", "degraded", "no rights"),
     ]
+
+
+def test_a_source_that_shows_no_state_hides_no_other(buffer: RowBuffer) -> None:
+    class Failing(Source):
+        name = "failing"
+
+        def states(self, totals: Totals) -> list[SourceState]:
+            raise RuntimeError("dictionary changed size during iteration")
+
+    sources = SourceSet(buffer)
+    for source in (Failing(), Events()):
+        sources.add(source)
+    assert sources.states(Totals("running", {}, {})) == [
+        SourceState("failing", "degraded", "RuntimeError in its state"),
+        SourceState("events", "running"),
+    ]
