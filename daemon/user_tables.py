@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from probing.api.errors import ConfigError, FormatError, StoreError
@@ -15,6 +15,7 @@ from probing.api.tables import TABLES, Table
 from probing.api.tables.user import (
     JOB_SCHEMA,
     MAX_COLUMNS,
+    MAX_JOB_COLUMNS,
     UserTable,
     job_columns,
     job_table,
@@ -27,7 +28,9 @@ from probing.api.tables.views import VIEWS
 __all__ = ("UserTables",)
 
 MAX_TABLES = 256
-# The most tables of jobs, and the most that the jobs of one user add while the daemon runs.
+# The most tables of jobs, and the most that the jobs of one user add while the daemon runs. The jobs of a user also
+# leave at least as many places for tables, and for columns of a table, as they have taken: the first user to come has
+# at most half of the places, and there are some left for the next.
 MAX_JOB_TABLES, MAX_OF_USER = 128, 32
 MAX_FILE_BYTES = 16 << 20
 _log = logging.getLogger(__name__)
@@ -47,7 +50,9 @@ class UserTables(Mapping[str, Table]):
         self._file = file
         self._lock = threading.Lock()
         self._user: dict[str, Table] = self._read()
+        # The tables that the jobs of a user added since the start, and the columns by table and user.
         self._made_by: Counter[int] = Counter()
+        self._columns_by: Counter[tuple[str, int]] = Counter()
 
     def __getitem__(self, name: str) -> Table:
         known = TABLES.get(name)
@@ -102,15 +107,36 @@ class UserTables(Mapping[str, Table]):
             table = job_table(name, merged)
             if older is None:
                 self._require_place(full, owner)
+            added = len(merged) - len(before)
+            self._require_columns(full, owner, len(merged), added)
             table = self._keep(table)
             self._made_by[owner] += older is None
+            self._columns_by[full, owner] += added
             return table
 
     def _require_place(self, name: str, owner: int) -> None:
-        of_jobs, of_owner = sum(table.startswith(f"{JOB_SCHEMA}.") for table in self._user), self._made_by[owner]
-        if of_jobs >= MAX_JOB_TABLES or of_owner >= MAX_OF_USER or len(self._user) >= MAX_TABLES:
+        free, of_owner = MAX_JOB_TABLES - len(self._of_jobs()), self._made_by[owner]
+        if of_owner >= min(free - 1, MAX_OF_USER) or len(self._user) >= MAX_TABLES:
             made = f"{of_owner} of them made by uid {owner} since the start"
             raise ConfigError(f"{name} would be one table too many: there are {len(self._user)} tables, {made}")
+
+    def _require_columns(self, name: str, owner: int, columns: int, added: int) -> None:
+        of_owner = self._columns_by[name, owner] + added
+        if added and of_owner > MAX_JOB_COLUMNS - columns:
+            what = f"{name} would have {columns} columns, {of_owner} of them of uid {owner}, and less room for others"
+            raise ConfigError(what, hint="give the job's table another name")
+
+    def _of_jobs(self) -> list[str]:
+        return [name for name in self._user if name.startswith(f"{JOB_SCHEMA}.")]
+
+    def drop_empty(self, stored: Collection[str]) -> None:
+        """Drops tables of jobs that are not in ``stored``, the tables with stored rows, if more than half of the places
+        are taken. Call it before jobs are read.
+        """
+        with self._lock:
+            if len(of_jobs := self._of_jobs()) > MAX_JOB_TABLES // 2:
+                empty = {name for name in of_jobs if name not in stored}
+                self._user = {name: table for name, table in self._user.items() if name not in empty}
 
     def _keep(self, table: Table) -> Table:
         older = self._user.get(table.name)

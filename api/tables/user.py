@@ -16,6 +16,7 @@ __all__ = (
     "JOB_TYPES",
     "MAX_COLUMNS",
     "MAX_DOC",
+    "MAX_JOB_COLUMNS",
     "SCHEMA",
     "USER_NAME",
     "UserTable",
@@ -30,6 +31,8 @@ SCHEMA = "user"
 USER_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 """The names that a probe, its table and its columns may have."""
 MAX_COLUMNS = 64
+MAX_JOB_COLUMNS = 2 * MAX_COLUMNS
+"""The most columns of a table of jobs, of which a job has at most MAX_COLUMNS: jobs of several users share it."""
 MAX_DOC = 400
 COLUMN_TYPES: dict[str, Type] = {
     "u8": U8,
@@ -91,8 +94,8 @@ def job_table(name: str, columns: Mapping[str, Sequence[str]]) -> Table:
         raise FormatError(
             f"{name[:80]!r} is not a valid name of a table", hint="use a-z, 0-9 and _, at most 41, a letter first"
         )
-    if len(columns) > MAX_COLUMNS:
-        raise FormatError(f"{JOB_SCHEMA}.{name} has more than {MAX_COLUMNS} columns")
+    if len(columns) > MAX_JOB_COLUMNS:
+        raise FormatError(f"{JOB_SCHEMA}.{name} has more than {MAX_JOB_COLUMNS} columns")
     shown, storage = list(_JOB_COMMON), list(stored(_JOB_COMMON))
     for column, kinds in columns.items():
         right = USER_NAME.fullmatch(column) and "__" not in column and column not in {c.name for c in _JOB_COMMON}

@@ -148,6 +148,9 @@ class Collector:
             worker=partial(RemoteWorker, self._runtime / "maintenance.sock"),
         )
         self._undo.callback(store.close)
+        files = store.snapshot()
+        store.release(files["generation"])
+        self._tables.drop_empty({*files["tables"], *(table for part in files["parts"] for table in part["tables"])})
         changes.listeners.append(lambda: store.set_limits(limits_of(config, changes.value)))
         changes.deletes = lambda value: store.deletion(limits_of(config, value))
         changes.waiting = store.waiting

@@ -90,7 +90,12 @@ class ControlServer:
             if not self._slots.acquire(blocking=False):
                 client.close()
                 continue
-            threading.Thread(target=self._serve, args=(client,), name="control-client", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(client,), name="control-client", daemon=True).start()
+            except RuntimeError as e:  # no thread can be started now; this one must go on
+                _log.warning("a control connection is not answered: %s", e)
+                client.close()
+                self._slots.release()
 
     def _serve(self, client: socket.socket) -> None:
         try:

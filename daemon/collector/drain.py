@@ -297,9 +297,13 @@ class DrainLoop:
 
     def _drain(self, due: set[str]) -> None:
         if time.monotonic() >= self._retry_at:
+            # What comes meanwhile waits for the next cycle: a flood of records would let this one never end.
+            ends = {name: self._rings[name].end for name in due}
             try:
                 while self.once(due) >= MAX_DRAIN_BYTES // 2:
                     self._moved = time.monotonic()
+                    if all(self._rings[name].position >= end for name, end in ends.items()):
+                        break
                 self._taken()
             except StoreError as e:
                 self._was_refused(e)

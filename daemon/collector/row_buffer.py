@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -23,8 +24,10 @@ MAX_WAITING_ROWS = 200_000
 MAX_WAITING_BYTES = 64 << 20
 # The bytes that each column of a batch needs beside its values, about.
 _COLUMN_BYTES = 256
-# The most distinct losses that wait; further losses are only counted.
+# The most distinct losses that wait; of further losses, those of one source, table and stage are one loss.
 MAX_WAITING_LOSSES = 4096
+_OTHERS = "very many processes and reasons at once: these are together"
+_log = logging.getLogger(__name__)
 
 
 class RowBuffer:
@@ -85,7 +88,10 @@ class RowBuffer:
     def observe(self, table: str, batch: pa.RecordBatch, pair: ClockPair) -> None:
         """Passes a batch, made with ``pair``, to the observers of its table."""
         for observer in self.observers.get(table, ()):
-            observer(batch, pair)
+            try:
+                observer(batch, pair)
+            except Exception:  # what one observer cannot take must not cost the rows, nor the other observers
+                _log.exception("an observer of %s failed", table)
 
     def restore(self, read: Mapping[str, int]) -> None:
         """Takes over the positions up to which the previous collector had read memories of jobs."""
@@ -101,17 +107,18 @@ class RowBuffer:
         with self._lock:
             self._add_loss(loss)
         for listener in self.loss_listeners:
-            listener(loss)
+            try:
+                listener(loss)
+            except Exception:  # the source that reports a loss is not to blame
+                _log.exception("a listener to losses failed")
 
     def _add_loss(self, loss: Loss) -> None:
         self.lost_rows[loss.source] += loss.count or 0
         self.reported[loss.source, loss.stage] += 1
-        key = (loss.source, loss.table, loss.stage, loss.reason, loss.pid)
-        before = self._losses.get(key)
-        if before is not None:
-            self._losses[key] = _together(before, loss)
-        elif len(self._losses) < MAX_WAITING_LOSSES:
-            self._losses[key] = loss
+        if _key(loss) not in self._losses and len(self._losses) >= MAX_WAITING_LOSSES:
+            loss = replace(loss, reason=_OTHERS, pid=None)
+        before = self._losses.get(_key(loss))
+        self._losses[_key(loss)] = loss if before is None else _together(before, loss)
 
     def take(self) -> dict[str, list[pa.RecordBatch]]:
         """Removes and returns all rows, by table; losses become rows of ``probing.losses``. Sets ``taken_read`` to the
@@ -148,6 +155,10 @@ class RowBuffer:
                 for x in losses
             ],
         )
+
+
+def _key(loss: Loss) -> tuple[str, str, str, str, int | None]:
+    return loss.source, loss.table, loss.stage, loss.reason, loss.pid
 
 
 def _together(first: Loss, then: Loss) -> Loss:

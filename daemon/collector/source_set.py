@@ -5,6 +5,7 @@ A source may ask ``Context.find`` for the sources above it in the list.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -48,6 +49,8 @@ __all__ = (
     "objects_of",
     "ring_sizes_of",
 )
+
+_log = logging.getLogger(__name__)
 
 
 def objects_of(kinds: Sequence[SourceType]) -> tuple[list[str], list[str]]:
@@ -142,7 +145,15 @@ class SourceSet:
             source.started(alive)
 
     def states(self, totals: Totals) -> list[SourceState]:
-        return [state for source in self._sources for state in source.states(totals)]
+        """Returns the states of all sources. A source whose states cannot be made is degraded."""
+        states: list[SourceState] = []
+        for source in self._sources:
+            try:
+                states += source.states(totals)
+            except Exception as e:  # the watchdog would restart a collector that shows no state
+                _log.exception("the source %s shows no state", source.name)
+                states.append(SourceState(source.name, "degraded", f"{type(e).__name__} in its state"))
+        return states
 
     def _observed(self, assemble: Assemble) -> Assemble:
         def assembled(records: Records, pair: ClockPair) -> Mapping[str, pa.RecordBatch]:

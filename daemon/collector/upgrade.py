@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -104,21 +104,27 @@ class _Takeover:
 
     def _write_open(self) -> None:
         name = f"{self._source.name}@{self._foreign.name}"
-        if self._known(name) is not None:
+        open_map = self._foreign.maps.get(self._consumer.open_map)
+        if open_map is None or self._known(name) is not None:
             return
-        _, values = self._foreign.maps[self._consumer.open_map].items()
-        self._append(self._consumer.abandoned(self._as_ours(values)), {name: self._place(self._source.position, 0)})
+        _, values = open_map.items()
+        self._append(values, {name: self._place(self._source.position, 0)}, self._consumer.abandoned)
         if missing := sorted(set(self._record.names or ()) - set(self._source.record.names or ())):
             self._lose("assembly", f"the version before did not record {', '.join(missing)}", 0)
 
-    def _append(self, records: Records, positions: Positions) -> None:
+    def _append(
+        self, records: Records, positions: Positions, finished: Callable[[Records], Records] = lambda records: records
+    ) -> None:
+        """Writes the rows of records, which ``finished`` makes from those of the map of open records."""
         pair = self._clock.pair()
-        batches = {table: [batch] for table, batch in self._assembled(records, pair).items() if batch.num_rows}
-        self._log.append(batches, positions, pair)
+        assembled = self._assembled(records, pair, finished)
+        self._log.append({table: [batch] for table, batch in assembled.items() if batch.num_rows}, positions, pair)
 
-    def _assembled(self, records: Records, pair: ClockPair) -> Mapping[str, pa.RecordBatch]:
+    def _assembled(
+        self, records: Records, pair: ClockPair, finished: Callable[[Records], Records]
+    ) -> Mapping[str, pa.RecordBatch]:
         try:
-            return self._consumer.assemble(self._as_ours(records), pair)
+            return self._consumer.assemble(finished(self._as_ours(records)), pair)
         except Exception as e:  # the same records would fail at each start
             _log.exception("%d records of the version before cannot be assembled", len(records))
             self._lose("assembly", f"{type(e).__name__} in assembly", len(records))

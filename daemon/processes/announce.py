@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
@@ -11,6 +13,8 @@ from probing.daemon.processes.rows import detail_of, event_row
 from probing.daemon.source import Sink, Source
 
 __all__ = ("Announcer",)
+
+_log = logging.getLogger(__name__)
 
 
 class Announcer:
@@ -38,8 +42,7 @@ class Announcer:
         if rows:
             self._sink.put("process.events", batch_of("process.events", rows))
         for process in identified:
-            for listener in self.listeners:
-                listener.process_identified(process.identity)
+            self._notify(lambda listener: listener.process_identified, process.identity)
 
     def out_of_memory(self, process: Process, mono_ns: int) -> None:
         """Publishes that the kernel kills a process for lack of memory; its exit is published later."""
@@ -57,10 +60,15 @@ class Announcer:
         code = (status >> 8) & 0xFF if status is not None and not signal else None
         row = event_row(self._node, ts_ns, "exit", process, exit_code=code, signal=signal or None)
         self._sink.put("process.events", batch_of("process.events", [row]))
-        for listener in self.listeners:
-            listener.process_exited(process.identity)
+        self._notify(lambda listener: listener.process_exited, process.identity)
 
     def replaced(self, pid: int, start_ns: int, mono_ns: int) -> None:
+        self._notify(lambda listener: listener.process_replaced, pid, start_ns)
+        self._notify(lambda listener: listener.program_ended, pid, start_ns, mono_ns)
+
+    def _notify(self, method: Callable[[Source], Callable[..., None]], *values: Any) -> None:
         for listener in self.listeners:
-            listener.process_replaced(pid, start_ns)
-            listener.program_ended(pid, start_ns, mono_ns)
+            try:
+                method(listener)(*values)
+            except Exception:  # the other sources must hear of the process, too: nothing is announced twice
+                _log.exception("the source %s failed to follow a process", listener.name)

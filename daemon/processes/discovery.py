@@ -20,6 +20,7 @@ from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.processes.registry import Process, Registry
 from probing.daemon.processes.rows import RESTORED, env_rows, process_row, state_name, stored_processes
+from probing.daemon.processes.target import MAX_TARGETS
 from probing.daemon.source import Identity, ProcessKey, Sink, Source
 
 __all__ = ("RESTORED", "Discovery", "backends_of")
@@ -36,9 +37,12 @@ class _State(TypedDict):
 
 
 def _read_states(readers: ReaderPool, processes: list[Process]) -> dict[ProcessKey, tuple[str | None, list[str]]]:
-    """Returns state and thread names of processes, by key; processes that could not be read in time are left out."""
+    """Returns state and thread names of processes, by key; processes that could not be read in time are left out, and
+    those after the first MAX_TARGETS.
+    """
     if not processes:
         return {}
+    processes = processes[:MAX_TARGETS]
     targets = [list(process.key) for process in processes]
     try:
         states = payload_of(

@@ -22,7 +22,7 @@ from probing.daemon.fairness import FairExecutor
 from probing.daemon.processes.announce import Announcer
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.lineage import Lineage
-from probing.daemon.processes.liveness import real_user
+from probing.daemon.processes.liveness import is_alive, owner_now
 from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
 from probing.daemon.processes.registry import MAX_OF_OWNER, Process, Registry, settled
@@ -36,6 +36,8 @@ __all__ = ("Identification",)
 MAX_QUEUE = 100_000
 # The time from exec or fork to the first read, s: the process maps its program and first libraries meanwhile.
 SETTLE_S = 0.03
+# The kinds of events that answer what was asked about a process: there are no more of them than questions.
+ANSWERS = frozenset({"facts", "module", "python", "thread"})
 # How long the thread waits for the results of a batch, s, so that older processes are identified before younger ones.
 BATCH_S, SCAN_BATCH_S = 0.25, 0.6
 READ_TIMEOUT_S = 1.0
@@ -137,9 +139,9 @@ class Identification:
 
     def post(self, *event: Any) -> None:
         """Queues an event: its kind and values. Beyond MAX_QUEUE the event is dropped, and all processes are
-        scanned.
+        scanned. Answers to what this object asked are never dropped: it asks only once.
         """
-        if len(self._queue) >= MAX_QUEUE:
+        if len(self._queue) >= MAX_QUEUE and event[0] not in ANSWERS:
             self._overflow = True
         else:
             self._queue.append(event)
@@ -175,15 +177,18 @@ class Identification:
         except ProbingError as e:
             _log.warning("processes cannot be listed: %s", e.message)
             return False
-        if self._overflow:
+        if lost := self._overflow:
             self._overflow = False
             now = self._clock.pair().real_ns
             self._sink.lost(Loss("processes", "process.events", "ring", "too many processes started", now, now))
         alive = {ProcessKey(pid, start) for pid, start, _, letter, _, _ in found if letter not in "ZX"}
+        exes = {ProcessKey(pid, start): exe for pid, start, _, _, _, exe in found}
         self._end_missing(alive)
         self._ignored &= alive
+        if lost:
+            # A shell may have become a Python unseen.
+            self._ignored = {key for key in self._ignored if not _may_train(exes[key])}
         self._failures = {key: count for key, count in self._failures.items() if key in alive}
-        exes = {ProcessKey(pid, start): exe for pid, start, _, _, _, exe in found}
         seen = self._ignored | self._looks.keys() | self._failures.keys()
         fresh = {key: exes[key] for key in alive - seen}
         for key in [key for key in fresh if key.pid in self._own]:
@@ -197,11 +202,12 @@ class Identification:
 
     def _end_missing(self, alive: set[ProcessKey]) -> None:
         """Marks processes as ended that were missing from the list for ``grace_s``: until then their exit events may
-        still arrive.
+        still arrive. The list ends at MAX_PIDS, so a process that is missing may live.
         """
         now = time.monotonic()
         with self._known:
             missing = [key for key in self._registry.alive() if key not in alive]
+        missing = [key for key in missing if not is_alive(*key)]
         self._missing = {key: self._missing.get(key, now) for key in missing}
         for key, since in list(self._missing.items()):
             if now - since >= self._grace_s:
@@ -308,7 +314,14 @@ class Identification:
         if not pids:
             return
         keys = []
-        for pid, start_ns, _, letter, _, exe in self._list(pids):
+        try:
+            listed = self._list(pids)
+        except ProbingError:
+            # As when no reader is free: nothing else would read these processes again.
+            for pid in pids:
+                self._agenda.add(pid, retry_s(0))
+            raise
+        for pid, start_ns, _, letter, _, exe in listed:
             key = ProcessKey(pid, start_ns)
             wanted = (pid in self._wanted or _may_train(exe) or key in self._registry) and pid not in self._own
             if letter not in "ZX" and wanted:
@@ -342,7 +355,7 @@ class Identification:
         assert self._executor is not None
         fresh = [key for key in keys if key not in self._reading]
         for key in fresh:
-            self._reading[key] = self._executor.submit(real_user(key.pid), self._identify, key)
+            self._reading[key] = self._executor.submit(owner_now(key.pid), self._identify, key)
         wait([self._reading[key] for key in fresh], timeout=settle)
         done = [key for key in fresh if self._reading[key].done()]
         for key in fresh:
@@ -460,7 +473,7 @@ class Identification:
 
     def _ask_python(self, pid: int, ask: Callable[..., None], *values: Any) -> None:
         assert self._pythons is not None
-        waiting = self._pythons.submit(real_user(pid) if pid else None, ask, *values)
+        waiting = self._pythons.submit(owner_now(pid) if pid else None, ask, *values)
         self._waiting.add(waiting)
         waiting.add_done_callback(self._waiting.discard)
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probing.api.errors import ProbingError
+from probing.daemon.processes.owners import owner_of
 from probing.daemon.processes.procfs import parse_cgroup, parse_stat, parse_status
 
 __all__ = (
     "OwnProcesses",
     "ProcessNow",
     "is_alive",
+    "owner_now",
     "process_now",
     "real_user",
     "running_thread",
@@ -82,6 +84,17 @@ def real_user(pid: int) -> int | None:
             return parse_status(file.read(_STATUS_BYTES))["Uid"][0]
     except (OSError, ProbingError):
         return None
+
+
+def owner_now(pid: int) -> int | None:
+    """Returns the user who owns a process, among whom places are shared: in a user namespace its creator, who can be
+    any of many users there. None for a process that ended.
+    """
+    uid = real_user(pid)
+    try:
+        return None if uid is None else owner_of(lambda name: os.open(f"/proc/{pid}/{name}", os.O_RDONLY), uid, ())
+    except (OSError, ProbingError):
+        return uid
 
 
 _SLICE = b"/probingd.slice/"

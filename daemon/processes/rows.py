@@ -149,20 +149,15 @@ def stored_processes(rows: pa.Table, boot_id: str) -> Iterator[tuple[Mapping[str
     ``rows`` has the columns RESTORED, in their physical types.
     """
     identified, ended = _newest(rows)
-    details: dict[ProcessKey, str] = {}
-    # Rows of one process can be in several segments: the newest row of each process counts.
-    for key, detail in identified:
-        if detail:
-            details.pop(key, None)
-            details[key] = detail
+    details = {key: detail for key, detail in identified if detail}
     for key in list(details)[-MAX_DEAD:]:
         if (found := process_from_detail(*key, details[key], boot_id)) is not None:
             yield *found, key in ended
 
 
 def _newest(rows: pa.Table) -> tuple[list[tuple[ProcessKey, str | None]], set[ProcessKey]]:
-    """Returns (key, detail) of the newest events ``identified``, and the keys of the processes that exited. Processes
-    that live come last, and the events of each process in the order of their time.
+    """Returns (key, detail) of the newest event ``identified`` of each process, and the keys of the processes that
+    exited. Processes that live come last.
 
     There can be very many rows, so no Python object is made for most of them. pyarrow.compute is slow to import, see
     ``integers``.
@@ -173,8 +168,11 @@ def _newest(rows: pa.Table) -> tuple[list[tuple[ProcessKey, str | None]], set[Pr
     order = np.argsort(times, kind="stable")
     identified = order[codes[order] == number.get("identified", -1)]
     exits = codes == number.get("exit", -1)
-    # Processes that live go before any number of newer ones that ended.
     mixed = starts.astype(np.uint64) * _MIX + pids.astype(np.uint64)
+    # A process whose identity changes all the time has very many rows.
+    latest = np.unique(mixed[identified][::-1], return_index=True)[1]
+    identified = identified[np.sort(len(identified) - 1 - latest)]
+    # Processes that live go before any number of newer ones that ended.
     over = np.isin(mixed[identified], mixed[exits])
     known = np.concatenate([identified[over], identified[~over]])[-4 * MAX_DEAD :]
     gone = np.flatnonzero(exits & np.isin(pids, pids[known]))

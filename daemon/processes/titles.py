@@ -110,12 +110,13 @@ class Grid(NamedTuple):
 
 def grid_of(places: Collection[Place]) -> Grid | None:
     """Returns the grid that ``places`` form; None if they form no complete grid."""
-    kinds = {(place.kind, place.size) for place in places}
+    # Titles of vLLM and of SGLang both end in TP, and have different numbers of coordinates.
+    kinds = {(place.kind, place.size, len(place.coordinates)) for place in places}
     taken = frozenset(place.coordinates for place in places)
     # A single place may belong to a larger job whose other processes have not been seen yet.
     if len(kinds) != 1 or len(taken) < max(2, len(places)):
         return None
-    ((kind, size),) = kinds
+    ((kind, size, _),) = kinds
     lengths = tuple(max(numbers) + 1 for numbers in zip(*taken, strict=True))
     return Grid(kind, lengths, taken) if size is None and prod(lengths) == len(taken) else None
 

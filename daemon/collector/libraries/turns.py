@@ -58,7 +58,7 @@ class _Retry:
 
 class Turns:
     """The queue of processes. ``add`` and ``stop`` are for any thread, all other methods for the thread that examines
-    processes. ``uid_of`` returns the real user of a process, None for a process that ended.
+    processes. ``uid_of`` returns the owner of a process, None for a process that ended.
     """
 
     def __init__(self, uid_of: Callable[[int], int | None]) -> None:

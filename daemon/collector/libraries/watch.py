@@ -23,7 +23,7 @@ from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetT
 from probing.daemon.collector.libraries.files import Key, ProbedFile, Refusal
 from probing.daemon.collector.libraries.probes import LibraryProbes, Mapped
 from probing.daemon.collector.libraries.turns import Turn, Turns
-from probing.daemon.processes.liveness import ProcessNow, process_now, real_user
+from probing.daemon.processes.liveness import ProcessNow, owner_now, process_now
 from probing.daemon.processes.procfs import Mapping, parse_maps
 from probing.daemon.processes.reader_pool import ReaderPool
 from probing.daemon.source import ProbedLibrary
@@ -84,7 +84,7 @@ class LibraryWatch:
         self._fuse = fuse
         self._own = own
         self._files = probes.files
-        self._turns = Turns(real_user)
+        self._turns = Turns(owner_now)
         self._thread = threading.Thread(target=self._run, name="libraries", daemon=True)
         self._again: list[str] = []
         self._first_scan = threading.Event()
@@ -165,6 +165,8 @@ class LibraryWatch:
                 self._end_scan()
             elif now - self._scan_began >= SCAN_LIMIT_S:
                 self._scanning, self._scan_wanted = None, True
+                # Processes that keep a scan from ending must not keep others' libraries from their probes.
+                self._end_first_scan()
         elif (not self._scan_began or now - self._scan_began >= SCAN_INTERVAL_S) and self._scan_due():
             self._begin_scan(now)
 
@@ -189,16 +191,20 @@ class LibraryWatch:
             if not self._files.is_held(file):
                 self._turns.add(self._probes.let_go(file), fresh=False)
         self._idle = []
-        if not self._first_scan.is_set():
-            self._first_scan.set()
-            for pid in self._files.holders if self._left_out else ():
-                self._turns.later(pid, LATE_S)
+        self._end_first_scan()
         if self._adopted_scans:
             self._adopted_scans = self._adopted_scans - 1 if self._left_out else 0
             if self._adopted_scans:
                 self._scan_wanted = True
             else:
                 self._probes.end_unmapped()
+
+    def _end_first_scan(self) -> None:
+        """Lets the libraries that are not awaited have their probes, too."""
+        if not self._first_scan.is_set():
+            self._first_scan.set()
+            for pid in self._files.holders if self._left_out else ():
+                self._turns.later(pid, LATE_S)
 
     def _look_at(self, turn: Turn) -> None:
         began = time.monotonic()

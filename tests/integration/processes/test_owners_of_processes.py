@@ -8,10 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from processes_helpers import Listener, start_ns_of
 
+from probing.daemon.collector.libraries.watch import LibraryWatch
+from probing.daemon.processes.liveness import owner_now, real_user
 from probing.daemon.processes.owners import owner_of
 from probing.daemon.processes.reader_pool import ReaderPool
 
@@ -83,6 +86,19 @@ def test_the_owner_of_a_process(listener: Listener, case: str) -> None:
             assert header["owner"] == owner
     finally:
         pool.close()
+
+
+def test_a_rootless_container_has_the_places_of_one_user() -> None:
+    """One user's container has 65,536 users: each of them would have a share of the looks, reads and probed files."""
+    with process(ALICE, [ROOTLESS], 7) as one, process(ALICE, [ROOTLESS], 8) as other:
+        assert (real_user(one), real_user(other)) == (SUBORDINATE + 6, SUBORDINATE + 7)
+        assert (owner_now(one), owner_now(other)) == (ALICE, ALICE)
+        watch = LibraryWatch(Mock(), Mock())
+        for pid in (one, other):
+            watch.seen(pid)
+        turns = [watch._turns.take(0.0) for _ in range(2)]
+        assert [turn.uid for turn in turns if turn] == [ALICE, ALICE]
+    assert owner_now(one) is None
 
 
 def test_a_pod_with_uids_of_its_own_is_whose_it_names() -> None:

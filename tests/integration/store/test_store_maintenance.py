@@ -18,7 +18,7 @@ from processes_helpers import Listener, listening
 
 from probing.api.errors import StoreError
 from probing.api.tables import TABLES, Table
-from probing.api.tables.user import JOB_TYPES, MAX_COLUMNS, job_table
+from probing.api.tables.user import JOB_TYPES, MAX_JOB_COLUMNS, job_table
 from probing.daemon import ipc
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
@@ -99,7 +99,7 @@ def test_the_process_does_it_without_rights_and_ends(tmp_path: Path, listener: L
 
 def test_many_wide_tables_are_sealed_at_once(tmp_path: Path, listener: Listener) -> None:
     """Their schemas together are longer than the header of a message may be."""
-    kinds = {f"column_{i}": list(JOB_TYPES) for i in range(MAX_COLUMNS)}
+    kinds = {f"column_{i}": list(JOB_TYPES) for i in range(MAX_JOB_COLUMNS)}
     wide = {table.name: table for table in (job_table(f"wide_{i}", kinds) for i in range(50))}
     assert sum(table.physical.serialize().size for table in wide.values()) > ipc.MAX_HEADER // 2
     row = pa.RecordBatch.from_pylist([{"node": "n", "ts": NOW_NS, "column_0": 7}])

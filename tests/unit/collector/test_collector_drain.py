@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from probing.daemon.collector import daemon_rows, row_buffer
 from probing.daemon.collector import drain as drain_module
 from probing.daemon.collector.daemon_rows import Status
 from probing.daemon.collector.drain import LOOK_S, SOON_S, DrainLoop, Positions
-from probing.daemon.collector.row_buffer import RowBuffer
+from probing.daemon.collector.row_buffer import MAX_WAITING_LOSSES, RowBuffer
 from probing.daemon.source import Loss, RingConsumer
 
 RECORD = np.dtype([("value", "<u8")])
@@ -368,6 +369,47 @@ def test_a_ring_that_is_half_full_holds_nothing(machine: Machine) -> None:
     machine.push(*range(7, SIZE // SLOT // 2 + 1))
     loop.once()
     assert machine.seen == list(range(SIZE // SLOT // 2 + 1))
+
+
+def test_a_flood_of_records_lets_the_drain_end_and_count_what_was_lost(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    # GIVEN a job that makes records as fast as the drain takes them
+    monkeypatch.setattr(drain_module, "MAX_DRAIN_BYTES", 4 * SLOT)
+    appended = threading.Event()
+
+    def assemble(records: Any, pair: ClockPair) -> dict[str, pa.RecordBatch]:
+        machine.push(*range(len(records)))
+        appended.set()
+        return {}
+
+    monkeypatch.setattr(machine, "assemble", assemble)
+    looks: list[float] = []
+    loop = machine.loop(each_look=(lambda: looks.append(loop.age_s),))
+    machine.push(*range(8))
+    thread = threading.Thread(target=loop.run, daemon=True)
+    thread.start()
+    # THEN the other work of the thread goes on, and the drain can be stopped
+    assert appended.wait(20)
+    before = len(looks)
+    until(lambda: len(looks) > before + 2)
+    loop.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_losses_of_very_many_processes_hide_no_other_loss(machine: Machine) -> None:
+    # GIVEN as many losses as may wait, each of another process of a stranger
+    for pid in range(MAX_WAITING_LOSSES):
+        machine.outbox.lost(Loss("cuda", "cuda.syncs", "kernel", "too often", 1, 2, 3, pid))
+    for count in (5, 6):
+        machine.outbox.lost(Loss("collectives", "comm.ops", "ring", "the ring was full", 1, 2, count))
+    # THEN the rows have all that was lost
+    (batch,) = machine.outbox.take()["probing.losses"]
+    lost = Counter[str]()
+    for row in batch.select(["table_name", "count"]).to_pylist():
+        lost[row["table_name"]] += row["count"]
+    assert lost == {"cuda.syncs": 3 * MAX_WAITING_LOSSES, "comm.ops": 11}
 
 
 def test_a_loss_that_goes_on_while_the_log_is_full_is_one_row(machine: Machine) -> None:

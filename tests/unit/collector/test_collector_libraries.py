@@ -362,6 +362,25 @@ def test_probes_of_the_daemon_before_wait_for_a_user_who_rests(
     assert watch.session.ended == []
 
 
+def test_scans_that_never_end_keep_no_library_from_its_probes(
+    library: Path, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "SCAN_INTERVAL_S", 0.01)
+    monkeypatch.setattr(libraries, "SCAN_LIMIT_S", 0.05)
+    # GIVEN a process that is never examined
+    watch = Watch(slow=True)
+    watch.readers.mapped = {os.getpid(): [library]}
+    add = watch.libraries._turns.add
+    monkeypatch.setattr(
+        watch.libraries._turns, "add", lambda pids, *, fresh: add(set(pids) - {sleeper.pid}, fresh=fresh)
+    )
+    watch.libraries.start()
+    watch.slow.released.set()
+    # THEN a library that the start does not wait for gets its probes in another process
+    assert watch.slow.attached.wait(30)
+    watch.stop()
+
+
 def test_a_scan_that_does_not_end_is_begun_anew(
     library: Path, sleeper: subprocess.Popen[bytes], until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,6 +404,6 @@ def test_a_scan_that_does_not_end_is_begun_anew(
 
     monkeypatch.setattr(watch.libraries._turns, "add", refuses_once)
     watch.libraries.start()
+    until(lambda: len(refused) > 1 and watch.libraries._scanning is None)
     assert watch.libraries.scanned(30)
-    assert len(refused) > 1
     watch.stop()

@@ -135,6 +135,22 @@ def test_records_that_only_the_version_before_can_read_are_a_loss() -> None:
     assert scene.losses == [(LACKS, 0), ("the version before had not read them when it ended", 1)]
 
 
+def test_open_records_that_cannot_be_read_do_not_prevent_the_start() -> None:
+    # GIVEN open records whose fields have another form, and a version that has no map of them
+    def fails(records: Any) -> Any:
+        raise ValueError("could not broadcast input array")
+
+    scene = Scene()
+    scene.consumers["collectives"] = RingConsumer(scene._assemble, "comm.ops", open_map="operations", abandoned=fails)
+    scene.start()
+    assert scene.log.rows == [11, 2, 3, 5]
+    assert ("ValueError in assembly", 1) in scene.losses
+    scene = Scene()
+    del scene.foreign.maps["operations"]
+    scene.start()
+    assert (scene.log.rows, scene.removed) == ([11, 2, 3, 5], 1)
+
+
 def test_records_that_cannot_be_assembled_do_not_prevent_the_start() -> None:
     def fails(_: Any, __: Any) -> dict[str, Any]:
         raise KeyError("field")

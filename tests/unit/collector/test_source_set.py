@@ -18,7 +18,7 @@ from probing.daemon.collector.row_buffer import RowBuffer
 from probing.daemon.collector.source_set import SOURCES, SourceSet, objects_of, ring_sizes_of
 from probing.daemon.config import Config
 from probing.daemon.context import Context
-from probing.daemon.source import ProbeSlot, Refused, RingConsumer, Source
+from probing.daemon.source import Loss, ProbeSlot, Refused, RingConsumer, Source
 from probing.daemon.source_state import SourceState, Totals
 
 PAIR = ClockPair(5, 5, 7)
@@ -103,6 +103,29 @@ def test_a_source_reads_the_batches_of_another(buffer: RowBuffer) -> None:
     assert observer.seen == [(3, PAIR), (11, buffer._clock.pair())]
 
 
+def test_an_error_of_an_observer_costs_no_rows_and_no_other_observer(buffer: RowBuffer) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no")
+
+    class Failing(Source):
+        @property
+        def observed_tables(self) -> Mapping[str, Callable[[pa.RecordBatch, ClockPair], None]]:
+            return {EVENTS: fail}
+
+        def rows_lost(self, loss: Loss) -> None:
+            fail(loss)
+
+    sources = SourceSet(buffer)
+    observer = Observer()
+    for source in (Events(), Failing(), observer):
+        sources.add(source)
+    assert sources.rings["events"].assemble([1, 2, 3], PAIR)[EVENTS].num_rows == 1  # type: ignore[arg-type]
+    buffer.put(EVENTS, event(11))
+    buffer.lost(Loss("a", "b", "c", "d", 1, 2, 3))
+    assert [pid for pid, _ in observer.seen] == [3, 11]
+    assert {table: len(batches) for table, batches in buffer.take().items()} == {EVENTS: 1, "probing.losses": 1}
+
+
 def test_a_source_finds_only_those_above_it(buffer: RowBuffer) -> None:
     with pytest.raises(InternalError, match="no Events was built before the source that needs it"):
         SourceSet(buffer).build((Observer, Events), context(), ExitStack())
@@ -125,4 +148,20 @@ def test_states_count_rows_and_losses(buffer: RowBuffer) -> None:
     assert sources.states(Totals("paused", {EVENTS: 23}, {"events": 4})) == [
         SourceState("events", "paused", rows=23, lost=4),
         SourceState("sampler", "degraded", "no rights"),
+    ]
+
+
+def test_a_source_that_shows_no_state_hides_no_other(buffer: RowBuffer) -> None:
+    class Failing(Source):
+        name = "failing"
+
+        def states(self, totals: Totals) -> list[SourceState]:
+            raise RuntimeError("dictionary changed size during iteration")
+
+    sources = SourceSet(buffer)
+    for source in (Failing(), Events()):
+        sources.add(source)
+    assert sources.states(Totals("running", {}, {})) == [
+        SourceState("failing", "degraded", "RuntimeError in its state"),
+        SourceState("events", "running"),
     ]

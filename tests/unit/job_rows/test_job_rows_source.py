@@ -251,6 +251,36 @@ def test_one_user_does_not_take_all_tables(tmp_path: Path) -> None:
     }
 
 
+def test_users_who_take_all_they_can_leave_others_a_table(tmp_path: Path) -> None:
+    # GIVEN five users who make tables until they may make no more
+    tables = UserTables(tmp_path / "user_tables.json")
+    for owner, most in enumerate((MAX_OF_USER, MAX_OF_USER, MAX_OF_USER, 16, 8), 1000):
+        for number in range(most):
+            tables.define_for_job(f"t{owner}_{number}", {"a": "i64"}, owner)
+        with pytest.raises(ConfigError, match="too many"):
+            tables.define_for_job(f"t{owner}_{most}", {"a": "i64"}, owner)
+    # THEN there is room for a sixth
+    tables.define_for_job("more", {"a": "i64"}, 1005)
+    # After a restart, tables without rows give their places back.
+    again = UserTables(tmp_path / "user_tables.json")
+    again.drop_empty({"python.more", "python.t1000_7"})
+    assert set(again) == {*TABLES, "python.more", "python.t1000_7"}
+    again.drop_empty(())
+    assert set(again) == {*TABLES, "python.more", "python.t1000_7"}
+
+
+def test_one_user_does_not_take_all_columns_of_a_table(tmp_path: Path) -> None:
+    tables = UserTables(tmp_path / "user_tables.json")
+    tables.define_for_job("losses", {f"a{number}": "i64" for number in range(64)}, 1000)
+    with pytest.raises(ConfigError, match="less room for others"):
+        tables.define_for_job("losses", {"b": "i64"}, 1000)
+    table = tables.define_for_job("losses", {"a0": "f64", "loss": "f64"}, 1001)
+    assert job_columns(table)["loss"] == ["f64"]
+    # What is there already takes no room.
+    assert tables.define_for_job("losses", {"loss": "f64"}, 1000) == table
+    assert UserTables(tmp_path / "user_tables.json")["python.losses"] == table
+
+
 def test_a_process_that_cannot_be_read_is_asked_less_and_less(scene: Scene) -> None:
     scene.readers.error = TargetTimeout("it does not answer")
     scene.turn()

@@ -18,15 +18,16 @@ from probing.api.errors import NotPython, ProcessGone, TargetTimeout
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import FakeClock
 from probing.daemon.ipc import Message
-from probing.daemon.processes import identification, registry, schedule
+from probing.daemon.processes import discovery as discovery_module
+from probing.daemon.processes import identification, registry, schedule, target
 from probing.daemon.processes.discovery import Discovery
 from probing.daemon.processes.facts import Facts
 from probing.daemon.processes.identity import Ranks
-from probing.daemon.processes.liveness import OwnProcesses
+from probing.daemon.processes.liveness import OwnProcesses, process_now
 from probing.daemon.processes.ranking import Membership, ModuleState
 from probing.daemon.processes.registry import MAX_DEAD
 from probing.daemon.processes.schedule import next_look_s, retry_s
-from probing.daemon.source import Identity, ProcessKey
+from probing.daemon.source import Identity, ProcessKey, Source
 
 TORCHRUN = ["python3", "/venv/bin/torchrun", "train.py"]
 RANK = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "0"}
@@ -35,7 +36,7 @@ SECOND = 1_000_000_000
 
 class FakeReaders:
     """Answers for processes that a test puts in, as they are when it is asked; ``stuck`` ones never answer, ``late``
-    ones when their event is set, ``quarantined`` ones after that time."""
+    ones when their event is set, ``quarantined`` ones after that time. ``unlisted``: so many next lists fail."""
 
     size = 3
 
@@ -46,6 +47,7 @@ class FakeReaders:
         self.quarantined: dict[int, float] = {}
         self.asked: list[int] = []
         self.listed: list[Any] = []
+        self.unlisted = 0
 
     def add(self, pid: int, start_s: int, *above: int, **more: Any) -> tuple[int, int]:
         ancestors = [[a, self.processes[a]["start_ns"], "python3"] for a in above]
@@ -72,10 +74,15 @@ class FakeReaders:
     def call(self, op: str, *, pid: int = 0, start_ns: int = 0, timeout: float = 2.0, **args: Any) -> Message:
         if op == "list":
             self.listed.append(args["pids"])
+            if self.unlisted:
+                self.unlisted -= 1
+                raise TargetTimeout("no reader was free in time")
             pids = args["pids"] if args["pids"] is not None else list(self.processes)
             return Message({}, json.dumps([self._listed(p) for p in pids if p in self.processes]).encode())
         if op == "state":
-            return Message({}, json.dumps([self._state(*target) for target in args["targets"]]).encode())
+            return Message(
+                {}, json.dumps([self._state(*each) for each in args["targets"][: target.MAX_TARGETS]]).encode()
+            )
         seen = self.processes.get(pid)
         self.asked.append(pid)
         if pid in self.late:
@@ -291,6 +298,23 @@ def test_a_process_that_vanished_without_an_event(make: Make, readers: FakeReade
     assert [(r["exit_code"], r["signal"]) for r in sink.rows if r["event"] == "exit"] == [(None, None)]
 
 
+def test_a_process_that_a_list_leaves_out_has_not_ended(
+    make: Make, readers: FakeReaders, sink: Sink, until: Any
+) -> None:
+    # GIVEN a rank that lives, and one that does not
+    torchrun(readers)
+    now = process_now(os.getpid())
+    assert now is not None
+    readers.add(*now, start_ns=now.start_ns, libraries=["torch"])
+    make(rescan_s=0.05)
+    until(lambda: len(sink.events("start")) == 4)
+    # WHEN a list has neither, as when there are more processes than it may have
+    del readers.processes[now.pid], readers.processes[12]
+    # THEN only one has ended
+    until(lambda: ("exit", 12) in sink.events("exit"))
+    assert sink.events("exit") == [("exit", 12)]
+
+
 def test_exit_while_it_is_read(make: Make, readers: FakeReaders, sink: Sink, until: Any) -> None:
     discovery = make()
     _, first, _ = torchrun(readers)
@@ -305,6 +329,38 @@ def test_exit_while_it_is_read(make: Make, readers: FakeReaders, sink: Sink, unt
     readers.late[11].set()
     until(lambda: sink.events("exit") == [("exit", 11)])
     assert [event for event, pid in sink.events() if pid == 11] == ["start", "identified", "exit"]
+
+
+def test_an_error_of_a_listener_keeps_no_process_from_the_others(
+    make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a listener that fails at each process, before one that follows all of them
+    class Failing(Source):
+        def _fail(self, *_: Any) -> None:
+            raise RuntimeError("no")
+
+        process_identified = process_replaced = program_ended = process_exited = _fail
+
+    following = Following()
+    discovery = make()
+    discovery.listeners += [Failing(), following]  # type: ignore[list-item]
+    keys = torchrun(readers)
+    for key in keys:
+        discovery.on_exec(*key, 0)
+    assert all(identified(discovery, *key) for key in keys)
+    discovery.on_exec(*keys[2], 7)
+    for key in keys[1:]:
+        discovery.on_exit(*key, 8, 0)
+    # THEN that one hears of all
+    until(lambda: following.seen[-1:] == [("exited", 12)])
+    assert set(following.seen) >= {
+        ("trainer", 11),
+        ("trainer", 12),
+        ("launcher", 10),
+        ("replaced", 12),
+        ("ended 7", 12),
+    }
+    assert ("exited", 11) in following.seen
 
 
 def test_exec_while_it_is_read(make: Make, readers: FakeReaders, until: Any) -> None:
@@ -402,6 +458,22 @@ def test_a_process_that_lives_is_restored_whatever_ended_since(
             for i in range(8 * MAX_DEAD + 2)
         ]
     ).cast(pa.schema([rows.schema.field(n) for n in ("ts", "pid", "start_ns", "event", "detail")]))
+    both = pa.concat_tables([rows.select(newer.column_names), newer]).unify_dictionaries()
+    second = Discovery(readers, sink, clock, "n1")
+    assert second.restore(both) == len(keys)
+    assert second.identity(*keys[2]) is not None
+
+
+def test_a_process_whose_identity_changed_very_often_keeps_no_other_from_being_restored(
+    readers: FakeReaders, sink: Sink, make: Make, clock: FakeClock
+) -> None:
+    keys = torchrun(readers)
+    first = make()
+    assert identified(first, *keys[2])
+    first.stop()
+    rows = table(sink)
+    row = {"ts": 1 << 62, "pid": 10_000, "start_ns": 7, "event": "identified", "detail": "{}"}
+    newer = pa.Table.from_pylist([row] * (4 * MAX_DEAD)).cast(pa.schema([rows.schema.field(name) for name in row]))
     both = pa.concat_tables([rows.select(newer.column_names), newer]).unify_dictionaries()
     second = Discovery(readers, sink, clock, "n1")
     assert second.restore(both) == len(keys)
@@ -529,7 +601,7 @@ def test_dead_processes_of_a_user_crowd_out_no_others(monkeypatch: pytest.Monkey
 def test_slow_reads_of_one_user_hold_up_no_other(
     make: Make, readers: FakeReaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identification, "real_user", lambda pid: 7 if pid >= 100 else 8)
+    monkeypatch.setattr(identification, "owner_now", lambda pid: 7 if pid >= 100 else 8)
     for n in range(readers.size + 5):
         pid, _ = readers.add(100 + n, 60, libraries=["torch"])
         readers.late[pid] = threading.Event()
@@ -585,6 +657,18 @@ def test_python_versions_and_backends(make: Make, readers: FakeReaders, clock: F
     until(lambda: seen() == {10: ("3.11", ""), 11: ("3.11.7", "gloo"), 12: ("3.11.7", "nccl")})
 
 
+def test_more_processes_than_a_reader_takes_at_once_are_all_shown(
+    make: Make, readers: FakeReaders, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = torchrun(readers)
+    discovery = make()
+    assert all(identified(discovery, *key) for key in keys)
+    for module in (target, discovery_module):
+        monkeypatch.setattr(module, "MAX_TARGETS", 2, raising=False)
+    rows = discovery.rows(clock.pair())
+    assert (rows.num_rows, rows.column("state").null_count) == (3, 1)
+
+
 def test_environments(make: Make, readers: FakeReaders, clock: FakeClock) -> None:
     keys = torchrun(readers)
     discovery = make()
@@ -607,6 +691,30 @@ def test_a_flood_of_events_is_a_loss(
     assert all(identified(discovery, *key) for key in keys)
 
 
+def test_a_shell_that_becomes_a_rank_during_a_flood_of_events_is_found(
+    make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = readers.add(21, 50, exe="/bin/bash")
+    discovery = make()
+    readers.processes[21] |= {"exe": "/usr/bin/python3.11", "libraries": ["torch"], "environ": RANK | {"RANK": "1"}}
+    monkeypatch.setattr(identification, "MAX_QUEUE", 0)
+    discovery.on_exec(*key, 0)
+    until(lambda: (who := discovery.identity(*key)) is not None and who.rank == 1)
+
+
+def test_a_flood_of_events_loses_no_process_that_is_being_read(
+    make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a rank whose read is slow, and ends while no further event is queued
+    key = readers.add(21, 50, libraries=["torch"], environ=RANK | {"RANK": "1"})
+    readers.late[21] = threading.Event()
+    discovery = make()
+    monkeypatch.setattr(identification, "MAX_QUEUE", 0)
+    readers.late[21].set()
+    # THEN it is identified
+    until(lambda: (who := discovery.identity(*key)) is not None and who.rank == 1)
+
+
 def test_a_read_that_fails_once_is_made_again_soon(
     make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -625,6 +733,21 @@ def test_a_read_that_fails_once_is_made_again_soon(
     readers.processes[21] |= {"libraries": ["torch"], "environ": RANK | {"RANK": "1"}}
     readers.stuck.clear()
     # THEN its next read does not wait for as long as if all reads had failed
+    until(lambda: (who := discovery.identity(*key)) is not None and who.rank == 1)
+
+
+def test_processes_that_cannot_be_listed_are_read_later(
+    make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "RETRY_S", 0.01)
+    # GIVEN a Python that was read, and maps torch while no reader is free
+    key = readers.add(21, 50)
+    discovery = make()
+    readers.processes[21] |= {"libraries": ["torch"], "environ": RANK | {"RANK": "1"}}
+    readers.unlisted = 1
+    discovery.on_mapping(21)
+    until(lambda: not readers.unlisted)
+    # THEN it is read again without another event
     until(lambda: (who := discovery.identity(*key)) is not None and who.rank == 1)
 
 
@@ -779,6 +902,19 @@ def test_a_title_that_hides_the_environment_hides_nobody(make: Make, readers: Fa
     # Another program has nothing of it.
     discovery.on_exec(*key, 1)
     until(lambda: (who := discovery.identity(*key)) is not None and who.rank is None and who.job == "pid:21")
+
+
+def test_titles_of_two_servers_in_one_job_hide_no_other_job(make: Make, readers: FakeReaders) -> None:
+    # GIVEN a job whose two trainers have titles with different numbers of coordinates
+    place = {"MASTER_ADDR": "gn6", "MASTER_PORT": "4711"}
+    for pid, title in ((31, "VLLM::Worker_TP0"), (32, "sglang::scheduler_TP1")):
+        readers.add(pid, 50, cmdline=[title], environ=place, libraries=["torch"])
+    rank = readers.add(33, 60, libraries=["torch"], environ=RANK | {"RANK": "1"})
+    discovery = make()
+    # THEN a rank of another job is identified
+    who = identified(discovery, *rank)
+    assert who is not None
+    assert (who.role, who.rank) == ("trainer", 1)
 
 
 def test_the_thread_that_trains_is_one_that_runs_python(make: Make, readers: FakeReaders, until: Any) -> None:

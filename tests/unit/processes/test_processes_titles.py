@@ -97,6 +97,10 @@ def test_anything_but_a_whole_grid_gives_no_rank(places: list[tuple[int, int]]) 
 def test_processes_of_different_kinds_are_no_grid() -> None:
     assert rank_in_grid(Place("a", (0,)), [Place("a", (0,)), Place("b", (1,))]) is None
     assert rank_in_grid(Place("a", (0,)), [Place("a", (0,)), Place("a", (1,), 2)]) is None
+    vllm, sglang = place_in_title(("VLLM::Worker_TP0",)), place_in_title(("sglang::scheduler_TP1",))
+    assert vllm is not None
+    assert sglang is not None
+    assert rank_in_grid(vllm, [vllm, sglang]) is None
 
 
 @given(st.lists(st.text(max_size=80), max_size=4).map(tuple), st.text(max_size=80))
