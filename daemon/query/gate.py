@@ -101,10 +101,11 @@ def check(
         warnings = _expand(root, users, views)
         for node in _check_count(root, MAX_GROWTH):
             check_node(node)
-        # The result is a list of pairs, not a dict, as nodes of equal text are equal to sqlglot.
-        tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users, views))]
         check_sizes(root)
         root = fix_times(root, now_ns)
+        # The tables come last, as the steps before copy parts of the tree. The result is a list of pairs, not a dict,
+        # as nodes of equal text are equal to sqlglot.
+        tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users, views))]
         needs = needs_of(tables)
         if jobs is not None:
             _limit_to_jobs(tables, {**TABLES, **(users() if needs.keys() - TABLES.keys() else {})}, jobs)
