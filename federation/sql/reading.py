@@ -24,19 +24,22 @@ _REREAD_EACH = 4
 _REREAD_MORE = 500
 _OPEN = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE))
 _CLOSE = frozenset((TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE))
+# Texts of these tokens stay in quotes when the tree is printed.
+_QUOTED = frozenset(kind for kind in TokenType if kind.name.endswith("STRING")) | {TokenType.IDENTIFIER}
 _HINT = "use WITH for its parts"
 
 
 def statements(sql: str, times: int = 1) -> list[exp.Expr]:
     """Returns the trees of the statements in ``sql``, in DuckDB's dialect. ``times``: a factor for all limits.
 
-    Raises QueryRejected above the limits, and SqlglotError for invalid SQL.
+    Raises QueryRejected above the limits and for invisible characters in names, and SqlglotError for invalid SQL.
     """
     if len(sql) > MAX_TEXT * times:
         raise QueryRejected(f"the query is longer than {size(MAX_TEXT)}", hint="shorten it")
     dialect = DuckDB()
     tokens = dialect.tokenize(sql)
     _check_nesting(tokens, MAX_NESTING * times)
+    _check_names(tokens)
     parser = _Parser(dialect=dialect, error_level=ErrorLevel.IMMEDIATE)
     parser.rereads = _REREAD_EACH * len(tokens) + _REREAD_MORE
     return [statement for statement in parser.parse(tokens, sql) if statement]
@@ -48,6 +51,17 @@ def _check_nesting(tokens: list[Token], most: int) -> None:
         depth = max(depth + (token.token_type in _OPEN) - (token.token_type in _CLOSE), 0)
         if depth > most:
             raise QueryRejected("the query is nested too deeply", hint=_HINT)
+
+
+def _check_names(tokens: list[Token]) -> None:
+    """Raises QueryRejected for a name with an invisible character. To DuckDB some of these are spaces, as U+200B: one
+    name would be many words, and FROM and a table among them.
+    """
+    for token in tokens:
+        if token.token_type not in _QUOTED and not token.text.isprintable():
+            codes = ", ".join(f"U+{ord(c):04X}" for c in token.text if not c.isprintable())
+            hint = "delete it: text that was copied may contain such characters"
+            raise QueryRejected(f"the query has an invisible character outside of quotes: {codes[:80]}", hint=hint)
 
 
 class _Parser(DuckDBParser):
