@@ -24,6 +24,24 @@ _REREAD_EACH = 4
 _REREAD_MORE = 500
 _OPEN = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE))
 _CLOSE = frozenset((TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE))
+# The units that DuckDB takes outside of quotes. Inside it takes more, as in '90 min'.
+_UNITS = frozenset(
+    f"{unit}{end}"
+    for unit in [
+        "MICROSECOND",
+        "MILLISECOND",
+        "SECOND",
+        "MINUTE",
+        "HOUR",
+        "DAY",
+        "WEEK",
+        "MONTH",
+        "QUARTER",
+        "YEAR",
+        "DECADE",
+    ]
+    for end in ("", "S")
+)
 # Texts of these tokens stay in quotes when the tree is printed.
 _QUOTED = frozenset(kind for kind in TokenType if kind.name.endswith("STRING")) | {TokenType.IDENTIFIER}
 _HINT = "use WITH for its parts"
@@ -74,3 +92,14 @@ class _Parser(DuckDBParser):
         if self.rereads < 0:
             raise QueryRejected("the query is nested too deeply", hint=_HINT)
         super()._retreat(index)
+
+    def _parse_interval_span(self, this: exp.Expr, parse_function_unit: bool = True) -> exp.Interval:
+        """Returns the interval with the text ``this``. sqlglot takes one number and one word out of the text, and drops
+        the rest, as in '1 day 02:00:00' or '1 day ago'.
+        """
+        interval = super()._parse_interval_span(this, parse_function_unit)
+        unit = interval.args.get("unit")
+        if not this.is_string or interval.this is this or not isinstance(unit, exp.Var):
+            return interval
+        is_whole = exp.INTERVAL_STRING_RE.fullmatch(this.name) and unit.name.upper() in _UNITS
+        return interval if is_whole else exp.Interval(this=this)

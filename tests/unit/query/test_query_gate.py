@@ -162,6 +162,15 @@ def test_allowed_names_exist() -> None:
     assert allowed.FUNCTION_NAMES - known == set()
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["1 day", "3d", "90 min", "1.5 hours", "-2 weeks", "1 day 02:03:04", "1 day ago", "5 minutes 00:00:30", "1h 30m"],
+)
+def test_an_interval_is_as_long_as_its_whole_text_says(text: str) -> None:
+    sql = f"SELECT TIMESTAMP '2026-01-31' + INTERVAL '{text}' AS x"
+    assert duckdb.sql(check(sql, NOW_NS).sql).fetchall() == duckdb.sql(sql).fetchall()
+
+
 _WORDS = st.sampled_from(
     ["SELECT", "FROM", "WHERE", "(", ")", ",", "*", "comm.ops", "1", "'a'", "read_text", "WITH", "AS", "x", ";", "COPY"]
 )
