@@ -54,7 +54,7 @@ def statements(sql: str, times: int = 1) -> list[exp.Expr]:
     """
     if len(sql) > MAX_TEXT * times:
         raise QueryRejected(f"the query is longer than {size(MAX_TEXT)}", hint="shorten it")
-    dialect = DuckDB()
+    dialect = _Dialect()
     tokens = dialect.tokenize(sql)
     _check_nesting(tokens, MAX_NESTING * times)
     _check_names(tokens)
@@ -80,6 +80,15 @@ def _check_names(tokens: list[Token]) -> None:
             codes = ", ".join(f"U+{ord(c):04X}" for c in token.text if not c.isprintable())
             hint = "delete it: text that was copied may contain such characters"
             raise QueryRejected(f"the query has an invisible character outside of quotes: {codes[:80]}", hint=hint)
+
+
+class _Dialect(DuckDB):
+    """DuckDB's dialect, in which a path into JSON that does not begin with $ stays a name: 'a.b' is no b within a."""
+
+    def to_json_path(self, path: exp.Expr | None) -> exp.Expr | None:
+        if isinstance(path, exp.Literal) and path.is_string and not path.name.startswith("$"):
+            return path
+        return super().to_json_path(path)
 
 
 class _Parser(DuckDBParser):

@@ -171,6 +171,14 @@ def test_an_interval_is_as_long_as_its_whole_text_says(text: str) -> None:
     assert duckdb.sql(check(sql, NOW_NS).sql).fetchall() == duckdb.sql(sql).fetchall()
 
 
+@pytest.mark.parametrize("path", ["a", "a.b", "l[0]", "x y", "*", "/a/b", "$.a.b", '$."a.b"', "$.l[*]"])
+@pytest.mark.parametrize("call", ["x -> '{}'", "x ->> '{}'", "json_extract(x, '{}')", "json_extract_string(x, '{}')"])
+def test_a_path_into_json_leads_to_the_same_value(call: str, path: str) -> None:
+    rows = """(SELECT '{"a.b": 1, "a": {"b": 2}, "l": [3], "l[0]": 4, "x y": 5}'::JSON AS x)"""
+    sql = f"SELECT {call.format(path)} AS y FROM {rows}"
+    assert duckdb.sql(check(sql, NOW_NS).sql).fetchall() == duckdb.sql(sql).fetchall()
+
+
 _WORDS = st.sampled_from(
     ["SELECT", "FROM", "WHERE", "(", ")", ",", "*", "comm.ops", "1", "'a'", "read_text", "WITH", "AS", "x", ";", "COPY"]
 )
