@@ -40,6 +40,10 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "SELECT * FROM sniff_csv('x')",
         "SELECT * FROM '/etc/passwd'",
         'SELECT * FROM "/etc/passwd"',
+        # To DuckDB these characters are spaces.
+        "SELECT 1 AS x\u200bFROM\u200bduckdb_views",
+        "SELECT (SELECT rank\ufeffFROM\ufeffcomm.ops LIMIT 1) FROM comm.ops",
+        "SELECT EXTRACT(day\u2060FROM\u2060ts FROM ts) FROM comm.ops",
         "SELECT * FROM 'x.parquet'",
         "SELECT * FROM main.'x.parquet'",
         'WITH "/etc/passwd" AS (SELECT * FROM "/etc/passwd") SELECT * FROM "/etc/passwd"',
@@ -454,6 +458,7 @@ HARMLESS: tuple[str, ...] = (
     "SELECT 1 /* /* */ ; COPY (SELECT 1) TO '/tmp/x' */",
     "SELECT 1 /*! FROM read_text('/etc/passwd') */",
     "SELECT * FROM unnest(['/etc/passwd'])",
+    "SELECT\u3000'a\u200bb' AS \"c\ufeffFROM\ufeffd\"",
     "SELECT parse_filename('/etc/passwd'), parse_dirname('/etc/passwd')",
     "SELECT 'SELECT 1; SELECT 2', '''; DROP VIEW comm.ops; --'",
     "SELECT DISTINCT ON (op) * FROM comm.ops",

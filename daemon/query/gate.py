@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import string
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 
@@ -50,6 +51,7 @@ __all__ = ("check",)
 _OPEN = frozenset(("cluster.members", "probing.column_docs", "probing.table_docs"))
 # DuckDB moves no condition below this LIMIT: the error of a condition could show a value of another job's row.
 _ALL_ROWS = (1 << 62) - 1
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _KEPT_PARTS = ("joins", "laterals", "sample")
 
 MAX_NODES = 10_000
@@ -101,10 +103,11 @@ def check(
         warnings = _expand(root, users, views)
         for node in _check_count(root, MAX_GROWTH):
             check_node(node)
-        # The result is a list of pairs, not a dict, as nodes of equal text are equal to sqlglot.
-        tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users, views))]
         check_sizes(root)
         root = fix_times(root, now_ns)
+        # The tables come last, as the steps before copy parts of the tree. The result is a list of pairs, not a dict,
+        # as nodes of equal text are equal to sqlglot.
+        tables = [(table, name) for table in root.find_all(exp.Table) if (name := _resolve(table, users, views))]
         needs = needs_of(tables)
         if jobs is not None:
             _limit_to_jobs(tables, {**TABLES, **(users() if needs.keys() - TABLES.keys() else {})}, jobs)
@@ -191,7 +194,7 @@ def _resolve(
     if extra := [key for key, value in table.args.items() if value and key not in _TABLE_ARGS]:
         raise QueryRejected(f"{', '.join(extra)} is not allowed on a table")
     if not table.db:
-        if table.name.lower() in _ctes_in_scope(table):
+        if _folded(table.name) in _ctes_in_scope(table):
             return None
         raise _unknown_table(table.name, [*TABLES, *VIEWS])
     name = f"{table.db}.{table.name}".lower()
@@ -219,16 +222,23 @@ def _unknown_table(name: str, known: Iterable[str], code: str = "") -> QueryReje
     return QueryRejected(f"there is no table {name[:80]}", hint=hint, code=code)
 
 
+def _folded(name: str) -> str:
+    """Returns ``name`` as DuckDB compares it: only letters of ASCII in lower case. The Kelvin sign is no k to it, and
+    would make a name of a CTE out of the name of a file, or of rows that no view limits.
+    """
+    return name.translate(_LOWER)
+
+
 def _ctes_in_scope(table: exp.Expr) -> set[str]:
-    """Returns the names that the WITH clauses around ``table`` define before it."""
+    """Returns the names, folded, that the WITH clauses around ``table`` define before it."""
     names: set[str] = set()
     child, parent = table, table.parent
     while parent is not None:
         if isinstance(parent, exp.With):
             position = next(i for i, cte in enumerate(parent.expressions) if cte is child)
-            names.update(cte.alias.lower() for cte in parent.expressions[:position])
+            names.update(_folded(cte.alias) for cte in parent.expressions[:position])
         elif (clause := parent.args.get("with_")) is not None and clause is not child:
-            names.update(cte.alias.lower() for cte in clause.expressions)
+            names.update(_folded(cte.alias) for cte in clause.expressions)
         child, parent = parent, parent.parent
     return names
 

@@ -188,7 +188,9 @@ class Store:
         Raises StoreError.
         """
         with self._maintaining:
-            self._state.expire(self._context.clock.pair().mono_ns, short=self._state.full)
+            # A quota or reserved blocks leave free space in which nothing can be written, and only a write tells.
+            is_short = self._state.full or "append" in self._state.problems
+            self._state.expire(self._context.clock.pair().mono_ns, short=is_short)
             if self._editor.is_deleted():
                 self._remake()
             # Retention runs first: sealing needs space.

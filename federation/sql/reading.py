@@ -24,19 +24,40 @@ _REREAD_EACH = 4
 _REREAD_MORE = 500
 _OPEN = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE))
 _CLOSE = frozenset((TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE))
+# The units that DuckDB takes outside of quotes. Inside it takes more, as in '90 min'.
+_UNITS = frozenset(
+    f"{unit}{end}"
+    for unit in [
+        "MICROSECOND",
+        "MILLISECOND",
+        "SECOND",
+        "MINUTE",
+        "HOUR",
+        "DAY",
+        "WEEK",
+        "MONTH",
+        "QUARTER",
+        "YEAR",
+        "DECADE",
+    ]
+    for end in ("", "S")
+)
+# Texts of these tokens stay in quotes when the tree is printed.
+_QUOTED = frozenset(kind for kind in TokenType if kind.name.endswith("STRING")) | {TokenType.IDENTIFIER}
 _HINT = "use WITH for its parts"
 
 
 def statements(sql: str, times: int = 1) -> list[exp.Expr]:
     """Returns the trees of the statements in ``sql``, in DuckDB's dialect. ``times``: a factor for all limits.
 
-    Raises QueryRejected above the limits, and SqlglotError for invalid SQL.
+    Raises QueryRejected above the limits and for invisible characters in names, and SqlglotError for invalid SQL.
     """
     if len(sql) > MAX_TEXT * times:
         raise QueryRejected(f"the query is longer than {size(MAX_TEXT)}", hint="shorten it")
-    dialect = DuckDB()
+    dialect = _Dialect()
     tokens = dialect.tokenize(sql)
     _check_nesting(tokens, MAX_NESTING * times)
+    _check_names(tokens)
     parser = _Parser(dialect=dialect, error_level=ErrorLevel.IMMEDIATE)
     parser.rereads = _REREAD_EACH * len(tokens) + _REREAD_MORE
     return [statement for statement in parser.parse(tokens, sql) if statement]
@@ -50,6 +71,26 @@ def _check_nesting(tokens: list[Token], most: int) -> None:
             raise QueryRejected("the query is nested too deeply", hint=_HINT)
 
 
+def _check_names(tokens: list[Token]) -> None:
+    """Raises QueryRejected for a name with an invisible character. To DuckDB some of these are spaces, as U+200B: one
+    name would be many words, and FROM and a table among them.
+    """
+    for token in tokens:
+        if token.token_type not in _QUOTED and not token.text.isprintable():
+            codes = ", ".join(f"U+{ord(c):04X}" for c in token.text if not c.isprintable())
+            hint = "delete it: text that was copied may contain such characters"
+            raise QueryRejected(f"the query has an invisible character outside of quotes: {codes[:80]}", hint=hint)
+
+
+class _Dialect(DuckDB):
+    """DuckDB's dialect, in which a path into JSON that does not begin with $ stays a name: 'a.b' is no b within a."""
+
+    def to_json_path(self, path: exp.Expr | None) -> exp.Expr | None:
+        if isinstance(path, exp.Literal) and path.is_string and not path.name.startswith("$"):
+            return path
+        return super().to_json_path(path)
+
+
 class _Parser(DuckDBParser):
     """A parser with limited work. ``rereads``: how many tokens it may still parse again."""
 
@@ -60,3 +101,14 @@ class _Parser(DuckDBParser):
         if self.rereads < 0:
             raise QueryRejected("the query is nested too deeply", hint=_HINT)
         super()._retreat(index)
+
+    def _parse_interval_span(self, this: exp.Expr, parse_function_unit: bool = True) -> exp.Interval:
+        """Returns the interval with the text ``this``. sqlglot takes one number and one word out of the text, and drops
+        the rest, as in '1 day 02:00:00' or '1 day ago'.
+        """
+        interval = super()._parse_interval_span(this, parse_function_unit)
+        unit = interval.args.get("unit")
+        if not this.is_string or interval.this is this or not isinstance(unit, exp.Var):
+            return interval
+        is_whole = exp.INTERVAL_STRING_RE.fullmatch(this.name) and unit.name.upper() in _UNITS
+        return interval if is_whole else exp.Interval(this=this)

@@ -78,7 +78,9 @@ class SegmentEncoder:
 
     def _begin(self, rows: pa.Table) -> Any:
         codes, encodings = _layout(rows)
-        statistics = [name for name in rows.column_names if name in _NARROWED_BY]
+        # Statistics ignore NaN, which is the largest number to DuckDB: it would skip the rows of a job's column.
+        fields = [field for field in rows.schema if field.name in _NARROWED_BY]
+        statistics = [field.name for field in fields if not pa.types.is_floating(field.type)]
         writer = _writer(self._sink, rows.schema, codes, encodings, statistics)
         writer.add_key_value_metadata({META: self._table})
         return writer

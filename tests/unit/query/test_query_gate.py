@@ -146,6 +146,8 @@ def test_a_cte_is_seen_only_where_it_is_defined() -> None:
         "SELECT * FROM (WITH a AS (SELECT 1) SELECT * FROM a), a",
         "WITH a AS (SELECT * FROM b), b AS (SELECT 1) SELECT * FROM a",
         "WITH a AS (SELECT * FROM a) SELECT * FROM a",
+        # To DuckDB the Kelvin sign is no k, so the last name would be of a file.
+        'WITH "/x/\u212a.parquet" AS (SELECT 1) SELECT * FROM "/x/k.parquet"',
     ):
         with pytest.raises(QueryRejected, match="there is no table"):
             check(sql, NOW_NS)
@@ -158,6 +160,23 @@ def test_allowed_names_exist() -> None:
     known = {name.lower() for (name,) in duckdb.sql("SELECT DISTINCT function_name FROM duckdb_functions()").fetchall()}
     # `row` is syntax in DuckDB.
     assert allowed.FUNCTION_NAMES - known == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1 day", "3d", "90 min", "1.5 hours", "-2 weeks", "1 day 02:03:04", "1 day ago", "5 minutes 00:00:30", "1h 30m"],
+)
+def test_an_interval_is_as_long_as_its_whole_text_says(text: str) -> None:
+    sql = f"SELECT TIMESTAMP '2026-01-31' + INTERVAL '{text}' AS x"
+    assert duckdb.sql(check(sql, NOW_NS).sql).fetchall() == duckdb.sql(sql).fetchall()
+
+
+@pytest.mark.parametrize("path", ["a", "a.b", "l[0]", "x y", "*", "/a/b", "$.a.b", '$."a.b"', "$.l[*]"])
+@pytest.mark.parametrize("call", ["x -> '{}'", "x ->> '{}'", "json_extract(x, '{}')", "json_extract_string(x, '{}')"])
+def test_a_path_into_json_leads_to_the_same_value(call: str, path: str) -> None:
+    rows = """(SELECT '{"a.b": 1, "a": {"b": 2}, "l": [3], "l[0]": 4, "x y": 5}'::JSON AS x)"""
+    sql = f"SELECT {call.format(path)} AS y FROM {rows}"
+    assert duckdb.sql(check(sql, NOW_NS).sql).fetchall() == duckdb.sql(sql).fetchall()
 
 
 _WORDS = st.sampled_from(

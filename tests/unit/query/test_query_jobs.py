@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import duckdb
 import pytest
 
 from probing.api.errors import QueryRejected
 from probing.api.tables import TABLES
 from probing.daemon.query.gate import check
+
+JAN_2 = date(1970, 1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,14 @@ def database() -> duckdb.DuckDBPyConnection:
         ("SELECT o.job, p.job FROM comm.ops o FULL JOIN process.processes p ON true", [("a", None)]),
         ("SELECT j FROM comm.ops AS t(j)", [("a",)]),
         ("SELECT job FROM (comm.ops o LEFT JOIN process.processes p USING (job))", [("a",)]),
+        # These expressions are rewritten, as they have a time zone.
+        ("SELECT epoch_ns(to_timestamp((SELECT max(rank) FROM comm.ops)))", [(1_000_000_000,)]),
+        ("SELECT (TIMESTAMP '1970-01-01' + to_days((SELECT max(rank) FROM comm.ops)))::TIMESTAMPTZ::DATE", [(JAN_2,)]),
+        (
+            "SELECT (TIMESTAMP '1970-01-01' + to_days((SELECT max(rank) FROM comm.ops))) AT TIME ZONE 'UTC' = DATE"
+            " '1970-01-02'",
+            [(True,)],
+        ),
     ],
 )
 def test_other_jobs_are_not_there(

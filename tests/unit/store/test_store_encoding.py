@@ -213,6 +213,13 @@ def test_only_what_queries_narrow_by_has_statistics() -> None:
     assert kept == {"ts", "job", "pid", "rank", "comm", "seq", "step"}
 
 
+def test_no_statistics_hide_rows_with_nan(tmp_path: Path) -> None:
+    path = tmp_path / "segment.parquet"
+    path.write_bytes(encode_rows("python.losses", pa.table({"step": [1.0, float("nan"), 2.0]})))
+    large = duckdb.sql(f"SELECT count(*), max(step) > 2 FROM read_parquet('{path}') WHERE step > 1.5")
+    assert large.fetchall() == [(2, True)]
+
+
 # Jobs of a segment
 
 

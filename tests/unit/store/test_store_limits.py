@@ -437,6 +437,27 @@ def test_the_segments_of_a_long_query_stay_until_its_deadline_while_there_is_spa
     assert store.status()["leases"] == 0
 
 
+def test_a_long_query_holds_no_space_for_longer_while_no_row_can_be_written() -> None:
+    files, clock = support.MemoryFiles(), support.clock()
+    store = open_store(files, StoreLimits(keep_free_bytes=0, max_age_s=1e9, part_bytes=4096), clock)
+    for first in range(1, 800, 100):
+        append(store, first, 60)
+        store.seal(now=True)
+    store.snapshot(seconds=1800.0)
+    # WHEN a write finds no space, although some seems to be free
+    files.free = 0
+    with pytest.raises(StoreFull):
+        append(store, 901)
+    assert not store.status()["reason"].startswith("nothing is stored")
+    clock.advance(610 * 1_000_000_000)
+    with contextlib.suppress(StoreFull):
+        store.maintain()
+    # THEN the dropped segments go after the time of any lease, not at the end of the query
+    assert store.status()["leases"] == 0
+    append(store, 901)
+    assert ids(store)[-10:] == list(range(901, 911))
+
+
 def test_small_parts_of_many_starts_become_one_segment() -> None:
     files = support.MemoryFiles()
     for first in range(1, 100, 10):
