@@ -407,9 +407,11 @@ class Identification:
             self._early_exits.pop(key, None)
             self._lineage.ended(key)
             return None
-        except ProbingError as e:
+        except Exception as e:  # any error with one process must not lose the reads that ended with its read
             self._early_exits.pop(key, None)
-            self._retry(key, e)
+            if not isinstance(e, ProbingError):
+                _log.exception("reading process %d failed", key.pid)
+            self._retry(key, str(e))
             return None
         self._failures.pop(key, None)
         with self._known:
@@ -421,12 +423,12 @@ class Identification:
         self._early_exits.pop(key, None)
         return None
 
-    def _retry(self, key: ProcessKey, error: ProbingError) -> None:
+    def _retry(self, key: ProcessKey, why: str) -> None:
         """Schedules the next read of a process that could not be read. A read during a quarantine fails at once, and is
         made again after its end.
         """
         level = logging.DEBUG if key in self._failures else logging.INFO
-        _log.log(level, "process %d is not identified yet: %s", key.pid, error.message)
+        _log.log(level, "process %d is not identified yet: %s", key.pid, why)
         failures = self._failures.setdefault(key, 0)
         if not (pause_s := self._readers.quarantine_s(*key)):
             self._failures[key] = failures + 1

@@ -691,6 +691,21 @@ def test_a_flood_of_events_is_a_loss(
     assert all(identified(discovery, *key) for key in keys)
 
 
+def test_an_error_with_one_process_loses_no_read_of_another(make: Make, readers: FakeReaders) -> None:
+    # GIVEN processes that are read together, one of which cannot be identified for a fault of this program
+    keys = torchrun(readers)
+
+    def backends(pid: int, start_ns: int) -> Iterable[str]:
+        if pid == 10:
+            raise OverflowError("int too large to convert to float")
+        return ()
+
+    # THEN the others are identified
+    discovery = make(backends=backends)
+    assert all(identified(discovery, *key) for key in keys[1:])
+    assert discovery.identity(*keys[0]) is None
+
+
 def test_a_shell_that_becomes_a_rank_during_a_flood_of_events_is_found(
     make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
