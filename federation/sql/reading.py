@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
-from sqlglot.errors import ErrorLevel
+from sqlglot.errors import ErrorLevel, ParseError
 from sqlglot.parsers.duckdb import DuckDBParser
 from sqlglot.tokenizer_core import Token, TokenType
 
@@ -60,7 +60,11 @@ def statements(sql: str, times: int = 1) -> list[exp.Expr]:
     _check_names(tokens)
     parser = _Parser(dialect=dialect, error_level=ErrorLevel.IMMEDIATE)
     parser.rereads = _REREAD_EACH * len(tokens) + _REREAD_MORE
-    return [statement for statement in parser.parse(tokens, sql) if statement]
+    try:
+        return [statement for statement in parser.parse(tokens, sql) if statement]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
+        # sqlglot checks few arguments before it uses them, as in {: 1}.
+        raise ParseError("an expression is not complete") from e
 
 
 def _check_nesting(tokens: list[Token], most: int) -> None:

@@ -104,6 +104,7 @@ def test_tables_of_a_query_are_found(sql: str, tables: tuple[str, ...]) -> None:
         ),
         ("SHOW TABLES", "SHOW is not allowed, only SELECT", "list the tables with SELECT * FROM probing.table_docs"),
         ("SELECT FROM WHERE", "syntax: ", "one SELECT"),
+        ("SELECT {: 1}", "syntax: an expression is not complete", "one SELECT"),
         ("SELECT 1; SELECT 2", "more than one statement", "send one SELECT"),
     ],
 )
