@@ -59,15 +59,23 @@ def test_commands_run_from_the_prefix(image: Path, command: str, word: str) -> N
     assert "Traceback" not in done.stderr
 
 
+def units_of(folder: str) -> set[str]:
+    """Returns the names of the units of a folder below packaging."""
+    return {path.name for path in (ROOT / "packaging" / folder).iterdir() if path.is_file()}
+
+
 @pytest.mark.timeout(900)
 def test_units_name_what_is_there(image: Path) -> None:
     units = image / "usr" / "lib" / "systemd" / "system"
-    assert {path.name for path in units.iterdir()} == {path.name for path in (ROOT / "packaging/systemd").iterdir()}
-    for unit in units.iterdir():
+    assert {path.name for path in units.iterdir()} == units_of("systemd")
+    of_users = image / "usr" / "lib" / "systemd" / "user"
+    assert {path.name for path in of_users.iterdir()} == units_of("systemd/user")
+    for unit in (*units.iterdir(), *of_users.iterdir()):
         text = unit.read_text()
         assert not re.search(r"/opt/probingd/", text)
         for program in re.findall(r"^Exec\w+=(/\S+)", text, re.M):
-            assert (image / program.lstrip("/")).exists(), (unit.name, program)
+            # A program of ours, or of every system.
+            assert (image / program.lstrip("/")).exists() or program == "/bin/kill", (unit.name, program)
     for name in ("sysusers.d", "tmpfiles.d"):
         assert (image / "usr" / "lib" / name / "probingd.conf").exists()
     assert os.access(image / "usr/lib/systemd/system-generators/probingd", os.X_OK)
@@ -89,7 +97,8 @@ def test_the_deb_has_what_a_host_needs(image: Path, tmp_path: Path) -> None:
     needed = f"{python}, libbpf1, util-linux, systemd | systemd-standalone-sysusers"
     assert fields == ["Version: 0.23.7", f"Depends: {needed}"]
     files = {line.split()[5] for line in said("--contents", deb).splitlines()}
-    units = {f"./usr/lib/systemd/system/{path.name}" for path in (ROOT / "packaging/systemd").iterdir()}
+    units = {f"./usr/lib/systemd/system/{name}" for name in units_of("systemd")}
+    units |= {f"./usr/lib/systemd/user/{name}" for name in units_of("systemd/user")}
     others = {f".{PREFIX}/bin/probingd", "./usr/share/bash-completion/completions/probingctl"}
     others |= {f"./usr/share/man/man{page[-1]}/{page}.gz" for page in ("probingctl.1", "probingd.toml.5", "probingd.8")}
     assert units | others <= files

@@ -19,6 +19,8 @@ from probing.daemon.elf.symbols import find_symbols
 from probing.daemon.inject.evaluation import MAX_CODE, Evaluation, evaluate
 from probing.daemon.processes.memory import ProcessMemory
 
+pytestmark = pytest.mark.timeout(1800 if LONG else 120)
+
 KINDS = ("threads", "forks", "signals")
 # A prime, so that no count is right by accident.
 TIMES = 1009 if LONG else 23

@@ -87,6 +87,7 @@ def test_the_tracer_killed_at_each_step(python: str) -> None:
 
 
 @long
+@pytest.mark.timeout(1800)
 def test_the_tracer_killed_a_thousand_times() -> None:
     with busy(sys.executable, "threads", "signals", "forks") as process:
         evaluation = asked(process.pid, "step")
