@@ -242,7 +242,7 @@ ALICE, BOB = 60021, 60022
 NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="starts processes of other users")
 
 
-def bare_rank(user: int, rank: int, port: int, group: Path | None = None, **environ: str) -> ExitStack:
+def bare_rank(watch: Watch, user: int, rank: int, port: int, group: Path | None = None, **environ: str) -> ExitStack:
     """A rank that a user starts without a launcher, as ssh does: in a session of its own."""
     environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
@@ -254,14 +254,17 @@ def bare_rank(user: int, rank: int, port: int, group: Path | None = None, **envi
 
     command = [sys.executable, EXAMPLE, *LONG]
     stack = ExitStack()
-    stack.enter_context(started(command, env={**environment, "RANK": str(rank), **environ}, preexec_fn=enter))
+    job = started(command, env={**environment, "RANK": str(rank), **environ}, preexec_fn=enter)
+    process = stack.enter_context(job)
+    # A scan in the middle of the exec sees no program: then the event has the process read again.
+    watch.discovery.on_exec(process.pid, start_ns_of(process.pid), time.monotonic_ns())
     return stack
 
 
 @NEEDS_ROOT
 def test_ranks_that_one_user_starts_apart_are_one_job_and_another_users_is_another(make: Callable[..., Watch]) -> None:
     watch, port = make(), free_port()
-    with bare_rank(ALICE, 0, port), bare_rank(ALICE, 1, port):
+    with bare_rank(watch, ALICE, 0, port), bare_rank(watch, ALICE, 1, port):
 
         def of(owner: int) -> list[Identity]:
             return [w for w in watch.discovery.live() if w.owner == owner and w.role == "trainer"]
@@ -269,7 +272,7 @@ def test_ranks_that_one_user_starts_apart_are_one_job_and_another_users_is_anoth
         honest = until(lambda: len(of(ALICE)) == 2 and of(ALICE))
         assert {(w.job, w.rank) for w in honest} == {(f"n1/127.0.0.1:{port}", 0), (f"n1/127.0.0.1:{port}", 1)}
         assert len({w.run for w in honest}) == 1
-        with bare_rank(BOB, 1, port):
+        with bare_rank(watch, BOB, 1, port):
             (claimed,) = until(lambda: of(BOB))
             assert (claimed.job, claimed.rank) == (f"n1/127.0.0.1:{port} (uid {BOB})", 1)
             assert of(ALICE) == honest
@@ -290,7 +293,7 @@ def test_slurms_jobs_of_two_users_on_one_node(make: Callable[..., Watch]) -> Non
             )
         claims = {"SLURM_JOB_ID": "4711", "WORLD_SIZE": "1"}
         second, first = (
-            bare_rank(user, 0, free_port(), group, **claims)
+            bare_rank(watch, user, 0, free_port(), group, **claims)
             for user, group in zip((BOB, ALICE), groups[::-1], strict=True)
         )
         with second, first:
