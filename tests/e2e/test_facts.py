@@ -15,6 +15,7 @@ from waiting import asking, until
 
 from probing.api.errors import NotFound
 from probing.client.cluster import Cluster
+from probing.daemon.diagnose.gather.readings import APART_S
 from probing.diagnosis.facts import Facts, Rank
 from probing.diagnosis.facts_file import RANK_BYTES, from_json, size_of, to_json
 
@@ -79,7 +80,7 @@ def test_the_facts_of_a_job_that_hangs(make_daemon: Callable[..., Daemon], torch
     assert second.condition is not None
     assert second.condition.syscall == "clock_nanosleep"
     assert second.condition.state == "S"
-    assert (second.condition.interval_ns or 0) >= 400_000_000
+    assert (second.condition.interval_ns or 0) >= APART_S * 1e9
     assert second.condition.asleep_since_ns is not None
     assert second.condition.asleep_since_ns < facts.taken_ns
     assert ("WORLD_SIZE", "2") in first.env
