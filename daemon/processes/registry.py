@@ -144,6 +144,9 @@ class Registry:
             self._ranking.forget(facts.key)
             if process is not None:
                 process.ranks, process.backends = None, set()
+                if process.identity.role == "launcher":
+                    # A rank that was read between fork and exec had the program of its launcher.
+                    process.identity = process.identity._replace(role="other")
             return replace(facts, ancestors=before.ancestors or facts.ancestors) if before is not None else facts
         if before is None:
             before = self._from_earlier_daemon(facts)

@@ -730,6 +730,22 @@ def test_a_flood_of_events_loses_no_process_that_is_being_read(
     until(lambda: (who := discovery.identity(*key)) is not None and who.rank == 1)
 
 
+def test_a_rank_that_was_read_between_fork_and_exec_is_no_launcher(
+    make: Make, readers: FakeReaders, until: Any
+) -> None:
+    launcher, first, _ = torchrun(readers)
+    discovery = make()
+    assert identified(discovery, *first)
+    # GIVEN a child of torchrun that is read before it calls exec, with the program of its parent
+    key = readers.add(21, 60, launcher[0], cmdline=TORCHRUN, libraries=["torch"])
+    discovery.on_fork(*key, key[1], launcher[0])
+    until(lambda: (who := discovery.identity(*key)) is not None and who.role == "launcher")
+    environ = {**RANK, "RANK": "1", "LOCAL_RANK": "1"}
+    readers.processes[21] |= {"cmdline": ["python3", "train.py"], "environ": environ}
+    discovery.on_exec(*key, key[1] + 1)
+    until(lambda: (who := discovery.identity(*key)) is not None and (who.role, who.rank) == ("trainer", 1))
+
+
 def test_a_read_that_fails_once_is_made_again_soon(
     make: Make, readers: FakeReaders, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
