@@ -8,11 +8,19 @@ from collections.abc import Iterable
 __all__ = (
     "Patience",
     "Pauses",
+    "doubled",
 )
 
 FIRST_S = 30.0
 MAX_S = 480.0
 MAX_HELD = 1_024
+# A thing can fail for weeks, and a larger power of two does not fit a float.
+_MAX_DOUBLINGS = 32
+
+
+def doubled(first_s: float, times: int, most_s: float) -> float:
+    """Returns ``first_s`` doubled ``times`` times, at most ``most_s``."""
+    return min(first_s * (1 << min(times, _MAX_DOUBLINGS)), most_s)
 
 
 class Pauses:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from probing.daemon.backoff import doubled
 from probing.daemon.diagnose.gate import JobNow
 
 __all__ = ("Look", "Reviews", "Schedule")
@@ -207,7 +208,7 @@ class Schedule:
             self._death_looks = 0
         self._died = now
         more = self._death_looks - _DEATH_LOOKS
-        pause = min(2.0 ** min(more, _DOUBLINGS), _LONGEST_S) if more >= 0 and self.job.living else 0.0
+        pause = doubled(1.0, more, _LONGEST_S) if more >= 0 and self.job.living else 0.0
         return _after_death(max(now, self._death_looked + pause))
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from probing.api.text import listed, plural, ranks_of
+from probing.daemon.backoff import doubled
 from probing.groups.group import Group
 from probing.groups.report import WorkerRow
 from probing.groups.spec import node_of
@@ -175,7 +176,7 @@ def _again(
     if not group.may_restart(cause, now_ns):
         limit = plural(group.spec.max_restarts, "restart")
         return Step("failed", cause, f"{reason}; its limit of {limit} within an hour is reached")
-    if now - watched.failed < min(2.0**group.restarts, _MAX_PAUSE_S):
+    if now - watched.failed < doubled(1.0, group.restarts, _MAX_PAUSE_S):
         return None
     return Step("restart", cause, reason, without)
 

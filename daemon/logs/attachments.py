@@ -11,6 +11,7 @@ import time
 from typing import NamedTuple
 
 from probing.api.errors import InternalError, ProbingError, ProcessGone, TargetTimeout, UnsupportedTarget
+from probing.daemon.backoff import doubled
 from probing.daemon.bpf.probe_points import point_of
 from probing.daemon.bpf.probe_slots import SLOTS
 from probing.daemon.bpf.session import Link, Session
@@ -134,7 +135,7 @@ class Attachments:
         # A read during a quarantine fails at once, and says nothing of the process.
         pause_s = self._readers.quarantine_s(*key)
         if not pause_s:
-            pause_s, failures = min(RETRY_S * (1 << min(failures, 6)), MAX_RETRY_S), failures + 1
+            pause_s, failures = doubled(RETRY_S, failures, MAX_RETRY_S), failures + 1
         return _Retry(failures, time.monotonic() + pause_s)
 
     def _place(self, key: ProcessKey) -> list[Link]:

@@ -9,12 +9,12 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from probing.api.errors import TargetTimeout
+from probing.daemon.backoff import doubled
 
 __all__ = ("Quarantine", "Quarantines")
 
 # The longest quarantine, s. Each quarantine in a row of a process lasts twice as long as the one before.
 MAX_QUARANTINE_S = 480.0
-MAX_DOUBLINGS = 20
 MAX_QUARANTINED = 4_096
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Quarantines:
         with self._lock:
             before = self._held.pop((pid, start_ns), None)
             times = before.times + 1 if before else 1
-            span = min(first_s * 2 ** min(times - 1, MAX_DOUBLINGS), MAX_QUARANTINE_S)
+            span = doubled(first_s, times - 1, MAX_QUARANTINE_S)
             self._held[pid, start_ns] = Quarantine(pid, start_ns, op, now, now + span, times)
             while len(self._held) > MAX_QUARANTINED:
                 self._held.popitem(last=False)

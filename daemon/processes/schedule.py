@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 import time
 
+from probing.daemon.backoff import doubled
+
 __all__ = ("AGAIN_S", "Agenda", "next_look_s", "retry_s")
 
 # The times between the first reads of a Python, which may still become a trainer, s.
@@ -50,10 +52,8 @@ def next_look_s(looks: int, *, near: bool) -> float:
     """Returns the seconds until the next read of a process that was read ``looks`` times. ``near``: it is watched or
     has a framework.
     """
-    if looks <= len(AGAIN_S):
-        delay = AGAIN_S[looks - 1]
-    else:
-        delay = min(RARELY_S * 2 ** min(looks - len(AGAIN_S) - 1, 8), MAX_RARELY_S)
+    rarely = looks - len(AGAIN_S) - 1
+    delay = AGAIN_S[looks - 1] if rarely < 0 else doubled(RARELY_S, rarely, MAX_RARELY_S)
     return min(delay, NEAR_S if looks <= 2 * len(AGAIN_S) else NEAR_LATER_S) if near else delay
 
 
@@ -61,4 +61,4 @@ def retry_s(failures: int) -> float:
     """Returns the seconds until the next read of a process whose last read failed, after ``failures`` failed reads in
     a row before it.
     """
-    return min(RETRY_S * (1 << min(failures, 8)), MAX_RETRY_S)
+    return doubled(RETRY_S, failures, MAX_RETRY_S)
