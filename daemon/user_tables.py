@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from probing.api.errors import ConfigError, FormatError, StoreError
@@ -129,13 +129,13 @@ class UserTables(Mapping[str, Table]):
     def _of_jobs(self) -> list[str]:
         return [name for name in self._user if name.startswith(f"{JOB_SCHEMA}.")]
 
-    def drop_empty(self, stored: Collection[str]) -> None:
-        """Drops tables of jobs that are not in ``stored``, the tables with stored rows, if more than half of the places
-        are taken. Call it before jobs are read.
+    def drop_empty(self, stored: Callable[[], Collection[str]]) -> None:
+        """Drops tables of jobs without stored rows, if more than half of the places are taken. ``stored`` returns the
+        tables with stored rows. Call it before jobs are read.
         """
         with self._lock:
             if len(of_jobs := self._of_jobs()) > MAX_JOB_TABLES // 2:
-                empty = {name for name in of_jobs if name not in stored}
+                empty = {*of_jobs}.difference(stored())
                 self._user = {name: table for name, table in self._user.items() if name not in empty}
 
     def _keep(self, table: Table) -> Table:

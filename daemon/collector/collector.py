@@ -148,9 +148,7 @@ class Collector:
             worker=partial(RemoteWorker, self._runtime / "maintenance.sock"),
         )
         self._undo.callback(store.close)
-        files = store.snapshot()
-        store.release(files["generation"])
-        self._tables.drop_empty({*files["tables"], *(table for part in files["parts"] for table in part["tables"])})
+        self._tables.drop_empty(partial(_tables_with_rows, store))
         changes.listeners.append(lambda: store.set_limits(limits_of(config, changes.value)))
         changes.deletes = lambda value: store.deletion(limits_of(config, value))
         changes.waiting = store.waiting
@@ -440,6 +438,13 @@ class Collector:
                 self._libraries.reasons,
             )
         )
+
+
+def _tables_with_rows(store: Store) -> set[str]:
+    """Returns the names of the tables with segments, or with rows in the log."""
+    files = store.snapshot()
+    store.release(files["generation"])
+    return {*files["tables"], *(table for part in files["parts"] for table in part["tables"])}
 
 
 def _load_ahead(session: Session) -> None:

@@ -263,9 +263,9 @@ def test_users_who_take_all_they_can_leave_others_a_table(tmp_path: Path) -> Non
     tables.define_for_job("more", {"a": "i64"}, 1005)
     # After a restart, tables without rows give their places back.
     again = UserTables(tmp_path / "user_tables.json")
-    again.drop_empty({"python.more", "python.t1000_7"})
+    again.drop_empty(lambda: {"python.more", "python.t1000_7"})
     assert set(again) == {*TABLES, "python.more", "python.t1000_7"}
-    again.drop_empty(())
+    again.drop_empty(lambda: ())
     assert set(again) == {*TABLES, "python.more", "python.t1000_7"}
 
 
