@@ -127,6 +127,15 @@ def test_an_answer_of_another_type_is_a_failure(process: Process, answer: Answer
     session.close()
 
 
+def no_start_before(wait_s: float, session: NvmlSession, process: Process, now: list[float]) -> None:
+    """Checks that the session starts no process before its pause of ``wait_s`` ends, and sets the clock behind it."""
+    started = process.started
+    now[0] += wait_s - 0.1
+    assert session.poll(0, slow=False, links=False, pairs=False) is None
+    assert process.started == started
+    now[0] += 0.2
+
+
 def test_the_next_start_waits_longer_each_time(process: Process) -> None:
     now = [100.0]
     session = NvmlSession(process.path, retry_s=(1, 5), now=lambda: now[0])
@@ -136,11 +145,7 @@ def test_the_next_start_waits_longer_each_time(process: Process) -> None:
         failure = polled(session)
         assert isinstance(failure, Failure)
         assert (failure.kind, failure.text) == ("absent", "no driver")
-        started = process.started
-        now[0] += wait_s - 0.1
-        assert session.poll(0, slow=False, links=False, pairs=False) is None
-        assert process.started == started
-        now[0] += 0.2
+        no_start_before(wait_s, session, process, now)
     assert isinstance(polled(session), Reading)
     session.close()
 
@@ -345,11 +350,7 @@ def test_after_answers_that_make_no_sense_the_next_start_waits_longer(process: P
     process.answers += [good(), good(), good(), good(), good()]
 
     def starts_after(wait_s: float) -> bool:
-        started = process.started
-        now[0] += wait_s - 0.1
-        assert session.poll(0, slow=False, links=False, pairs=False) is None
-        assert process.started == started
-        now[0] += 0.2
+        no_start_before(wait_s, session, process, now)
         return isinstance(polled(session), Reading)
 
     polled(session)

@@ -418,63 +418,30 @@ def test_a_restarted_daemon_names_the_run_as_before(make: Make, readers: FakeRea
     assert {joined.run} == run
 
 
-def test_of_very_many_rows_the_newest_processes_are_restored(
-    readers: FakeReaders, sink: Sink, make: Make, clock: FakeClock
+def other_row(ts: int, pid: int, event: str) -> dict[str, Any]:
+    """A stored row of a process that is none of the job."""
+    return {"ts": ts, "pid": pid, "start_ns": 7, "event": event, "detail": "{}"}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [other_row(i, 10_000 + i // 2, ("identified", "exit")[i % 2]) for i in range(8 * MAX_DEAD)],
+        [other_row(1 << 62, 10_000 + i // 2, ("identified", "exit")[i % 2]) for i in range(8 * MAX_DEAD + 2)],
+        [other_row(1 << 62, 10_000, "identified")] * (4 * MAX_DEAD),
+    ],
+    ids=["ended before", "ended since", "changed its identity very often"],
+)
+def test_a_process_that_lives_is_restored_whatever_rows_others_have(
+    readers: FakeReaders, sink: Sink, make: Make, clock: FakeClock, others: list[dict[str, Any]]
 ) -> None:
     keys = torchrun(readers)
     first = make()
     assert identified(first, *keys[2])
     first.stop()
     rows = table(sink)
-    older = pa.Table.from_pylist(
-        [
-            {"ts": i, "pid": 10_000 + i // 2, "start_ns": 7, "event": ("identified", "exit")[i % 2], "detail": "{}"}
-            for i in range(8 * MAX_DEAD)
-        ]
-    ).cast(pa.schema([rows.schema.field(n) for n in ("ts", "pid", "start_ns", "event", "detail")]))
-    both = pa.concat_tables([rows.select(older.column_names), older]).unify_dictionaries()
-    second = Discovery(readers, sink, clock, "n1")
-    assert second.restore(both) == len(keys)
-    assert second.identity(*keys[2]) is not None
-
-
-def test_a_process_that_lives_is_restored_whatever_ended_since(
-    readers: FakeReaders, sink: Sink, make: Make, clock: FakeClock
-) -> None:
-    keys = torchrun(readers)
-    first = make()
-    assert identified(first, *keys[2])
-    first.stop()
-    rows = table(sink)
-    newer = pa.Table.from_pylist(
-        [
-            {
-                "ts": 1 << 62,
-                "pid": 10_000 + i // 2,
-                "start_ns": 7,
-                "event": ("identified", "exit")[i % 2],
-                "detail": "{}",
-            }
-            for i in range(8 * MAX_DEAD + 2)
-        ]
-    ).cast(pa.schema([rows.schema.field(n) for n in ("ts", "pid", "start_ns", "event", "detail")]))
-    both = pa.concat_tables([rows.select(newer.column_names), newer]).unify_dictionaries()
-    second = Discovery(readers, sink, clock, "n1")
-    assert second.restore(both) == len(keys)
-    assert second.identity(*keys[2]) is not None
-
-
-def test_a_process_whose_identity_changed_very_often_keeps_no_other_from_being_restored(
-    readers: FakeReaders, sink: Sink, make: Make, clock: FakeClock
-) -> None:
-    keys = torchrun(readers)
-    first = make()
-    assert identified(first, *keys[2])
-    first.stop()
-    rows = table(sink)
-    row = {"ts": 1 << 62, "pid": 10_000, "start_ns": 7, "event": "identified", "detail": "{}"}
-    newer = pa.Table.from_pylist([row] * (4 * MAX_DEAD)).cast(pa.schema([rows.schema.field(name) for name in row]))
-    both = pa.concat_tables([rows.select(newer.column_names), newer]).unify_dictionaries()
+    more = pa.Table.from_pylist(others).cast(pa.schema([rows.schema.field(name) for name in others[0]]))
+    both = pa.concat_tables([rows.select(more.column_names), more]).unify_dictionaries()
     second = Discovery(readers, sink, clock, "n1")
     assert second.restore(both) == len(keys)
     assert second.identity(*keys[2]) is not None
