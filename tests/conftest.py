@@ -16,6 +16,9 @@ from long import LONG
 
 # Whoever runs the tests in the background of a script has Ctrl-C ignored, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# With its support of forks, gRPC starts a thread in a process that a test forks to start a program as another user. The
+# thread ends the process if its descriptors are closed before the exec (github.com/grpc/grpc/issues/43055).
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 
 def pytest_configure() -> None:
