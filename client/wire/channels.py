@@ -137,7 +137,7 @@ def checked(address: str, token: str) -> str:
             raise UsageError("unix: needs a path", hint="give unix:/run/probingd/probingd.sock or HOST:PORT")
         return address
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(f"{address} is not an address of a node", hint="give unix:PATH or HOST:PORT")
     if token and not _is_loopback(host):
         raise UsageError(

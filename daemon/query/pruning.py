@@ -149,7 +149,7 @@ def _constant(node: exp.Expr) -> int | None:
         return value // _UNITS_NS["DAY"] * _UNITS_NS["DAY"] if value is not None and kind == "DATE" else value
     if isinstance(node, exp.Anonymous) and node.name.lower() == "make_timestamp_ns" and len(node.expressions) == 1:
         value = node.expressions[0]
-        return int(value.name) if isinstance(value, exp.Literal) and value.name.isdigit() else None
+        return int(value.name) if isinstance(value, exp.Literal) and value.name.isdecimal() else None
     return _text(node)
 
 
@@ -167,7 +167,7 @@ def _text(node: exp.Expr) -> int | None:
 
 
 def _interval(node: exp.Expr) -> int | None:
-    if not isinstance(node, exp.Interval) or not isinstance(node.this, exp.Literal) or not node.this.name.isdigit():
+    if not isinstance(node, exp.Interval) or not isinstance(node.this, exp.Literal) or not node.this.name.isdecimal():
         return None
     unit = _UNITS_NS.get(node.text("unit").upper().removesuffix("S"))
     return None if unit is None or len(node.this.name) > 12 else int(node.this.name) * unit

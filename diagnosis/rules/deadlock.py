@@ -22,7 +22,8 @@ DEADLOCK = Verdict(
     "Ranks wait for each other in a cycle",
     "The wait-for graph (a rank, the operation that it waits in, the ranks that have not joined it) has a cycle. A rank"
     " that waits for the lock of a file leads to the rank that holds it. If most ranks of the cycle wait in one"
-    " operation or for one lock, the others are named; else all of them.",
+    " operation or for one lock, the others are named; else all of them. A cycle with a wait in a store or for a new"
+    " communicator does not count if one of its ranks also waits for a rank that waits for nobody.",
     "The cycle: which rank waits for which rank, in which operation or for which lock.",
     "0.95; less where operations were lost or only stacks show the operations.",
     "An operation of the cycle that all of its ranks have called.",

@@ -97,7 +97,7 @@ def _literal(clause: exp.Expr) -> int:
     value = clause.args.get("expression")
     if not isinstance(clause, (exp.Limit, exp.Offset)) or clause.args.get("limit_options"):
         raise Unsplittable("a limit that is not a plain number")
-    if not isinstance(value, exp.Literal) or value.is_string or not value.name.isdigit():
+    if not isinstance(value, exp.Literal) or value.is_string or not value.name.isdecimal():
         raise Unsplittable("a limit that is not a plain number")
     return int(value.name)
 

@@ -211,7 +211,7 @@ def _check_time_series(node: exp.GenerateSeries, step: exp.Interval) -> None:
     """
     if not isinstance(node.parent, exp.Table):
         raise QueryRejected("a series of times is allowed only in FROM")
-    if not isinstance(step.this, exp.Literal) or not step.this.name.isdigit():
+    if not isinstance(step.this, exp.Literal) or not step.this.name.isdecimal():
         raise QueryRejected("the step of a series of times must be a literal", hint="write it as in INTERVAL 1 MINUTE")
     if step.text("unit").upper().rstrip("S") not in _TIME_STEPS or int(step.this.name) < 1:
         raise QueryRejected("the step of a series of times must be at least a second")
@@ -234,8 +234,9 @@ def _check_aggregate(node: exp.Anonymous) -> None:
 def _integer(node: exp.Expr | None, what: str) -> int:
     negative = isinstance(node, exp.Neg)
     literal = node.this if isinstance(node, exp.Neg) else node
-    if isinstance(literal, exp.Literal) and not literal.is_string and literal.name.isdigit() and len(literal.name) < 19:
-        return -int(literal.name) if negative else int(literal.name)
+    digits = literal.name if isinstance(literal, exp.Literal) and not literal.is_string else ""
+    if digits.isdecimal() and len(digits) < 19:
+        return -int(digits) if negative else int(digits)
     raise QueryRejected(f"{what} must be a literal integer", hint="write the number itself")
 
 

@@ -133,7 +133,7 @@ def test_a_token_on_the_command_line_warns(
     assert "process list" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("address", ["unix:", "host", "host:0", "host:99999", ":1", "http://x"])
+@pytest.mark.parametrize("address", ["unix:", "host", "host:0", "host:99999", "host:²", ":1", "http://x"])
 def test_what_is_no_address_is_said(address: str) -> None:
     with pytest.raises(UsageError):
         Cluster(address).node(address)

@@ -52,6 +52,7 @@ def test_bounds_are_found(where: str, low: int | None, high: int | None) -> None
         "SELECT * FROM comm.ops WHERE t_start > now()",
         "SELECT * FROM comm.ops WHERE ts > t_start",
         "SELECT * FROM comm.ops WHERE ts > now() - INTERVAL 1 MONTH",
+        "SELECT * FROM comm.ops WHERE ts > now() - INTERVAL '²' MINUTE",
         "SELECT * FROM comm.ops WHERE ts > 'yesterday'",
         "SELECT * FROM comm.ops WHERE ts > '2026-01-01T00:00:00+02:00'",
         "SELECT * FROM comm.ops WHERE ts BETWEEN SYMMETRIC now() AND '2026-01-01'",
