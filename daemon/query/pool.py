@@ -118,6 +118,9 @@ class WorkerPool:
         except ChannelTimeout:
             raise QueryTimeout("the query did not end in time") from None
         except ChannelClosed:
+            # Some time after the deadline the pool ends the worker.
+            if time.monotonic() >= deadline:
+                raise QueryTimeout("the query did not end in time") from None
             if self._checks:
                 raise QueryRejected("checking the query takes too long", hint=_SPLIT, code=WORKER_ENDED) from None
             raise QueryError("the worker that ran the query ended", hint=_NARROW, code=WORKER_ENDED) from None

@@ -57,6 +57,8 @@ class Listener:
             ends = False
             while not ends:
                 header = channel.receive(60).header
+                if header.get("hangs"):
+                    channel.receive(60)
                 if header.get("holds"):
                     channel.send({})
                 self.served.append(number)
@@ -103,6 +105,21 @@ def test_a_worker_that_ended_while_it_was_idle_costs_no_query(pool: WorkerPool, 
     until(lambda: listener.ended == 1, what="the end of the idle worker")
     ask(pool, 60)
     assert listener.served == [1, 2]
+
+
+def test_a_query_whose_worker_was_ended_after_the_deadline_did_not_end_in_time(
+    pool: WorkerPool, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def descheduled(*_: object) -> bool:
+        until(lambda: listener.ended == 1, what="the end of the worker")
+        return True
+
+    listener.may_start.set()
+    ask(pool, 60)
+    monkeypatch.setattr("probing.daemon.query.pool.GRACE_S", 0.0)
+    monkeypatch.setattr("probing.daemon.query.pool.wait_readable", descheduled)
+    with pytest.raises(QueryTimeout, match="did not end in time"):
+        list(pool.run({"hangs": True}, b"", deadline=time.monotonic() + 0.1, cancelled=lambda: False))
 
 
 def test_a_worker_that_never_starts_is_replaced(tmp_path: Path, listener: Listener) -> None:
