@@ -70,9 +70,11 @@ def test_by_a_tree_nobody_is_lost_or_counted_twice(monkeypatch: pytest.MonkeyPat
     refusing = {cast.address(number) for number in range(cast.count) if cast.refuses(number)}
     # Nobody is silent: only a machine that stands still for minutes makes nodes in the middle seem so.
     with simulated(cast), Cluster(nodes=cast.addresses, timeout=900) as cluster:
-        assert cluster.query(SQL).to_pylist() == _rows(cast.count - len(refusing))
+        rows = cluster.query(SQL).to_pylist()
         outcome = cluster.outcomes[-1]
-        assert {failure.address for failure in outcome.failed} == refusing
+        failed = {failure.address: failure.reason for failure in outcome.failed}
+        assert failed.keys() == refusing, failed
+        assert rows == _rows(cast.count - len(refusing))
         reasons = {f.address: f.reason for f in outcome.detours}
         assert reasons.pop(cast.address(0)) == "the connection was lost"
         # On a busy machine a node refuses a call of one in the middle, and is asked directly.
