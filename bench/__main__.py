@@ -10,7 +10,7 @@ HERE = Path(__file__).resolve().parent
 ALL = (
     *("ring_to_log", "overload", "start_to_first_event", "at_rest", "cost_to_job"),
     *("stacks_on_demand", "sampling", "diagnose", "gloo_hits", "nccl_hits", "nccl_ingest"),
-    *("query_beside_duckdb", "client_start", "membership", "fanout", "timeline", "page", "job_rows"),
+    *("query_beside_duckdb", "client_start", "membership", "fanout", "large_job", "timeline", "page", "job_rows"),
 )
 
 

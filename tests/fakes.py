@@ -10,9 +10,10 @@ import json
 import os
 import selectors
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -24,9 +25,31 @@ from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.source import Identity, Loss
 from probing.daemon.source_state import Totals
 
-__all__ = ("TOTALS", "LiveReaders", "Now", "Parsers", "Processes", "Readers", "Sink", "SkippingLoop", "rows_of")
+__all__ = (
+    "TOTALS",
+    "LiveReaders",
+    "Now",
+    "Parsers",
+    "Processes",
+    "Readers",
+    "Sink",
+    "SkippingLoop",
+    "at_once",
+    "rows_of",
+)
 
 TOTALS = Totals("running", {}, {})
+T = TypeVar("T")
+
+
+def at_once(call: Callable[[], T], /) -> Future[T]:
+    """Returns a future that has ended, with the outcome of ``call``."""
+    outcome: Future[T] = Future()
+    try:
+        outcome.set_result(call())
+    except Exception as e:
+        outcome.set_exception(e)
+    return outcome
 
 
 def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:

@@ -71,9 +71,18 @@ class Membership:
         with self._lock:
             view = self._machine.view
             own = view.own
-            made = _member(own, state="healthy", since_ns=self._started_ns, problem=view.conflict(now))
-            found = [replace(made, heard_ns=0, rtt_ns=0, clock_offset_ns=0, proof=Proof.KEY.word, keyed=bool(own.key))]
-            found += self._others(now, wall_ns)
+            mine = _member(
+                own,
+                state="healthy",
+                since_ns=self._started_ns,
+                problem=view.conflict(now),
+                heard_ns=0,
+                rtt_ns=0,
+                clock_offset_ns=0,
+                proof=Proof.KEY.word,
+                keyed=bool(own.key),
+            )
+            found = [mine, *self._others(now, wall_ns)]
             unknown = [Member("", seed, "unknown") for seed in self._machine.unreached()]
         return (*sorted(found, key=lambda m: m.name), *unknown)
 
@@ -136,10 +145,21 @@ class Membership:
         """Returns the other node that has ``address``; None if no node has it."""
         now, wall_ns = self._monotonic(), self._wall_ns()
         with self._lock:
-            best = self._best(
-                e for e in self._machine.view.table.entries.values() if e.update.record.address == address
-            )
+            best = self._owner(address)
             return self._other(best, now, wall_ns) if best else None
+
+    def address_of(self, name: str) -> str:
+        """Returns the address of another node; empty for an unknown node, and if another node has its address."""
+        view = self._machine.view
+        with self._lock:
+            if (entry := view.table.entries.get(name)) is None:
+                return ""
+            address = entry.update.record.address
+            return address if address != view.own.address and self._owner(address) is entry else ""
+
+    def _owner(self, address: str) -> Entry | None:
+        """Returns the entry of the other node that has ``address``."""
+        return self._best(e for e in self._machine.view.table.entries.values() if e.update.record.address == address)
 
     @staticmethod
     def _best(entries: Iterable[Entry]) -> Entry | None:
@@ -177,15 +197,12 @@ class Membership:
 
     def _other(self, entry: Entry, now: float, wall_ns: int) -> Member:
         view = self._machine.view
-        heard = None if entry.heard is None else round((now - entry.heard) * 1e9)
-        return replace(
-            _member(
-                entry.update.record,
-                state=view.state_of(entry, now),
-                since_ns=wall_ns - round((now - entry.changed) * 1e9),
-                problem="; ".join(filter(None, (view.problem_of(entry, now), _clock_problem(entry)))),
-            ),
-            heard_ns=heard,
+        return _member(
+            entry.update.record,
+            state=view.state_of(entry, now),
+            since_ns=wall_ns - round((now - entry.changed) * 1e9),
+            problem="; ".join(filter(None, (view.problem_of(entry, now), _clock_problem(entry)))),
+            heard_ns=None if entry.heard is None else round((now - entry.heard) * 1e9),
             rtt_ns=entry.rtt_ns,
             clock_offset_ns=entry.offset_ns,
             proof=entry.proof.word,

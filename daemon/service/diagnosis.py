@@ -30,7 +30,6 @@ __all__ = ("Diagnosis",)
 @dataclass(frozen=True, slots=True)
 class _Started:
     hooks: Hooks
-    jobs: JobFacts
     watch: JobWatch
     coordinator: Coordinator
     received: ReceivedFindings
@@ -88,7 +87,7 @@ class Diagnosis:
         coordinator = Coordinator(self._node, proofs, look_s=self._look_s)
         watch = JobWatch(self._node, self._options, store, jobs, hooks.post, coordinator)
         received = ReceivedFindings(self._node, watch, proofs, coordinator.taken, self._certified)
-        self._started = _Started(hooks, jobs, watch, coordinator, received)
+        self._started = _Started(hooks, watch, coordinator, received)
         hooks.start()
         coordinator.start()
         watch.start()
@@ -97,7 +96,6 @@ class Diagnosis:
         if self._started is not None:
             self._started.coordinator.stop()
             self._started.watch.stop()
-            self._started.jobs.close()
 
     def take(self, findings: bytes, caller: Caller) -> int:
         """Stores findings of another node, the caller. Returns the number of stored findings. Raises ProbingError."""

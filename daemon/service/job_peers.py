@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -31,8 +31,11 @@ __all__ = ("JobPeers",)
 MAX_FACTS = 32 << 20
 # The most addresses of a host's name that are used.
 MAX_HOSTS = 8
-_MARGIN_S = 0.3
+# The time for a call to fail by its own deadline, after which its connection is opened anew, s.
+_MARGIN_S = 0.1
 _Reply = TypeVar("_Reply")
+# Makes a call with (stub, address, options of the call).
+_Ask = Callable[[Any, str, Mapping[str, Any]], Awaitable[_Reply]]
 
 
 class JobPeers:
@@ -60,52 +63,48 @@ class JobPeers:
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
         self._membership.set_jobs(sorted(job_mark(job, run, living=living) for (job, run), living in runs.items()))
 
-    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
+    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> Future[PeerFacts]:
         request = pb.FactsRequest(job=job, run=run, shallow=not deep, timeout_ms=round(timeout * 1000))
-        return self._wait(node, lambda stub, options: _facts(node, stub, request, options), timeout)
+        return self._begin(node, lambda stub, _, options: _facts(node, stub, request, options), timeout)
 
-    def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
+    def sight(self, node: str, job: str, run: str, timeout: float) -> Future[Sight]:
         request = pb.FactsRequest(job=job, run=run, shallow=True, connections=True, timeout_ms=round(timeout * 1000))
-        address = self._address(node)
 
-        async def ask(stub: Any, options: Mapping[str, Any]) -> Sight:
+        async def ask(stub: Any, address: str, options: Mapping[str, Any]) -> Sight:
             shown = await _sight(node, stub, request, options)
             return shown._replace(hosts=await _hosts(address))
 
-        return self._wait(node, ask, timeout)
+        return self._begin(node, ask, timeout)
 
-    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
+    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> Future[None]:
         own = [{name: value for name, value in row.items() if name not in ("node", "ts")} for row in rows]
         request = pb.RecordRequest(findings=json.dumps(own, separators=(",", ":")).encode())
 
-        async def ask(stub: Any, options: Mapping[str, Any]) -> None:
+        async def ask(stub: Any, _: str, options: Mapping[str, Any]) -> None:
             await stub.Record(request, **options)
 
-        self._wait(node, ask, timeout)
+        return self._begin(node, ask, timeout)
 
-    def _address(self, node: str) -> str:
-        address = next((one.address for one in self._membership.members() if one.name == node), "")
+    def _begin(self, node: str, ask: _Ask[_Reply], timeout: float) -> Future[_Reply]:
+        return asyncio.run_coroutine_threadsafe(self._answer(node, ask, timeout), self._loop)
+
+    async def _answer(self, node: str, ask: _Ask[_Reply], timeout: float) -> _Reply:
+        """Makes a call and returns its answer. Raises PeerError and NotFound."""
+        address = self._membership.address_of(node)
         if not address:
             raise PeerError(f"node {node} is not known")
-        return address
-
-    def _wait(self, node: str, ask: Callable[[Any, Mapping[str, Any]], Awaitable[_Reply]], timeout: float) -> _Reply:
-        """Makes a call in the event loop and waits for it. Raises PeerError and NotFound."""
-        address = self._address(node)
 
         async def call() -> _Reply:
             async with self._stubs.use(address) as stub:
-                return await ask(stub, {"timeout": timeout, "metadata": self._stubs.metadata(address)})
+                return await ask(stub, address, {"timeout": timeout, "metadata": self._stubs.metadata(address)})
 
-        future = asyncio.run_coroutine_threadsafe(call(), self._loop)
         try:
-            return future.result(timeout + _MARGIN_S)
+            return await asyncio.wait_for(call(), timeout + _MARGIN_S)
         except grpc.aio.AioRpcError as e:
             if e.code() is grpc.StatusCode.NOT_FOUND:
                 raise NotFound(f"node {node}: {str(e.details())[:200]}") from None
             raise PeerError(f"node {node} does not answer: {str(e.details() or e.code().name)[:200]}") from None
-        except (FutureTimeout, TimeoutError):
-            future.cancel()
+        except (asyncio.TimeoutError, TimeoutError):
             raise PeerError(f"node {node} does not answer: no answer within {timeout:.1f} s") from None
 
 

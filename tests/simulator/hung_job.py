@@ -22,11 +22,11 @@ from probing.diagnosis.facts_file import to_json
 from simulator.answers import Answers, encoded
 from simulator.cast import Cast
 
-__all__ = ("EACH", "HEALTHY", "HUNG", "JobNodes", "culprit_of")
+__all__ = ("EACH", "HEALTHY", "HUNG", "RUN", "JobNodes", "culprit_of")
 
 EACH = 8
 """Ranks of the job that hangs on each node."""
-HUNG, HEALTHY = "llm-70b", "resnet"
+HUNG, HEALTHY, RUN = "llm-70b", "resnet", "r1"
 _HEALTHY_EACH = 4
 _SECOND = 10**9
 _LAST_SEQ = 50
@@ -147,7 +147,7 @@ class JobNodes:
         ranks += [(HEALTHY, n, 2000 + n, 2 * _HEALTHY_EACH) for n in range(_HEALTHY_EACH * healthy)]
         for job, rank, pid, world in ranks:
             waits = job == HUNG and not (culprit and rank == self._culprit % EACH)
-            who = {"job": job, "run": "r1", "pid": pid, "start_ns": pid * _SECOND, "rank": rank}
+            who = {"job": job, "run": RUN, "pid": pid, "start_ns": pid * _SECOND, "rank": rank}
             comm = {"comm": "0", "comm_name": "default_pg", "comm_rank": rank, "comm_size": world, "backend": "nccl"}
             add(
                 "process.processes",
@@ -216,7 +216,7 @@ class JobNodes:
         add(
             "diagnosis.findings",
             job=HUNG,
-            run="r1",
+            run=RUN,
             finding_id="f1",
             verdict="not_joined",
             severity="error",
@@ -269,14 +269,14 @@ class JobNodes:
             ranks.append(cases.rank(rank, *done, *waits, node=name, stack=stack, pid=pid))
         world = self._cast.count * EACH if job == HUNG else 2 * _HEALTHY_EACH
         comm = cases.comm("0", [rank.rank for rank in ranks], size=world)
-        return cases.facts(*ranks, comms=[comm], job=job, run="r1", world_size=world)
+        return cases.facts(*ranks, comms=[comm], job=job, run=RUN, world_size=world)
 
     def _thread(self, job: str, rank: int, pid: int) -> pb.Thread:
         inner = pb.Frame(func="all_reduce", file=_C10D, lineno=2810, frame_type="Python")
         if job == HEALTHY or rank == self._culprit:
             inner = pb.Frame(func="read_batch", file=_TRAIN, lineno=31, frame_type="Python")
         outer = pb.Frame(func="main", file=_TRAIN, lineno=88, frame_type="Python")
-        own = {"job": job, "run": "r1", "rank": rank, "pid": pid, "tid": pid, "start_ns": pid * _SECOND}
+        own = {"job": job, "run": RUN, "rank": rank, "pid": pid, "tid": pid, "start_ns": pid * _SECOND}
         return pb.Thread(
             **own, thread="MainThread", state="sleeping", complete=True, trains=True, frames=[inner, outer]
         )

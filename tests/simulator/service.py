@@ -105,6 +105,7 @@ class Service(NodeServicer):
             await abort(context, NotFound(f"there is no job '{request.job}'"))
         name = self._cast.name(number)
         await context.write(pb.FactsReply(node=name, received_ns=self._clock_ns(number)))
+        await asyncio.sleep(self._cast.delay_s)
         for one in facts:
             await context.write(pb.FactsReply(node=name, facts=[one]))
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from probing.api.errors import ProbingError
 from probing.api.text import escape
+from probing.daemon.diagnose.coordination.peers import answers
 from probing.daemon.diagnose.coordination.proofs import MAX_BEFORE, Proofs
 from probing.daemon.diagnose.problems import Problems
 from probing.daemon.worker import Worker
@@ -144,7 +145,6 @@ STEP_S = 1.0
 MAX_ROWS = 256
 MAX_TRIES = 30
 RETRY_S = 1.0
-MAX_SHARING = 16
 
 
 class _Offer(NamedTuple):
@@ -172,7 +172,6 @@ class Coordinator:
         self._offers: list[_Offer] = []
         self._waiting = threading.Condition()
         self._stopped = False
-        self._pool = ThreadPoolExecutor(MAX_SHARING, thread_name_prefix="share")
         self._thread = threading.Thread(target=self._run, name="share", daemon=True)
         self._looks = Worker("coordinate", self.step, lambda: STEP_S, patience_s=SHARE_S)
         self._failures = Problems()
@@ -192,8 +191,6 @@ class Coordinator:
             self._stopped = True
             self._waiting.notify()
         self._looks.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._proofs.close()
 
     def step(self) -> None:
         """Examines the claims of other nodes, and looks at silent leaders, if that is due."""
@@ -271,20 +268,14 @@ class Coordinator:
 
     def _offer(self, row: _Row, nodes: Sequence[str]) -> list[str]:
         """Sends the row to all ``nodes`` at once. Returns the nodes that did not accept it."""
-
-        def give(node: str) -> bool:
+        outcomes = answers({node: self._proofs.record(node, [row], SHARE_S) for node in nodes}, SHARE_S)
+        failed = {node: outcome for node, outcome in outcomes.items() if isinstance(outcome, ProbingError)}
+        for node in nodes:
             with self._failures.noted(f"findings for node {node}"):
-                self._proofs.record(node, [row], SHARE_S)
-                return True
-            return False
-
-        try:
-            taken = list(self._pool.map(give, nodes))
-        except RuntimeError:
-            # The pool was shut down.
-            return []
-        self.shared += any(taken)
-        return [node for node, done in zip(nodes, taken, strict=True) if not done]
+                if node in failed:
+                    raise failed[node]
+        self.shared += len(failed) < len(nodes)
+        return list(failed)
 
 
 def _finding(row: _Row) -> tuple[object, ...]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import replace
 
 from probing.api.errors import NotFound, PeerError, ProbingError
-from probing.daemon.diagnose.coordination.peers import PeerFacts
+from probing.daemon.diagnose.coordination.peers import PeerFacts, answers
 from probing.daemon.diagnose.coordination.proofs import Proofs
 from probing.daemon.diagnose.gather.gatherer import Gatherer
 from probing.diagnosis.facts import MAX_RANKS as MAX_WORLD
@@ -116,15 +116,14 @@ def _shifted(node: NodeFacts, answer: PeerFacts) -> NodeFacts:
     return replace(node, clock_offset_ns=answer.clock_offset_ns, clock_error_ns=answer.clock_error_ns)
 
 
-SHALLOW_S = 1.0
+# The time for cheap facts, s: for the slowest node, and for each node, since all answers come to this node.
+SHALLOW_S, EACH_S = 1.0, 0.002
 # The most nodes whose stacks are read: the nodes of culprits, and of one victim.
 MAX_DEEP = 4
 MAX_NODES = 1024
-MAX_CALLS = 64
 # The most nodes with an unproven claim that the facts name.
 MAX_CLAIMS = 8
 _MARGIN_S = 0.2
-_Answers = dict[str, Facts]
 
 
 class JobFacts:
@@ -135,10 +134,6 @@ class JobFacts:
         self._local = local
         self._peers = peers
         self._rules = rules
-        self._pool = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="peer")
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def read_ahead(self, job: str, *, timeout: float) -> None:
         """Reads the conditions of this node's processes, so that the next facts show what changed since. Raises
@@ -174,25 +169,28 @@ class JobFacts:
         asked = [one.node for one in holders if not one.failed]
         if len(asked) > MAX_NODES:
             silent |= dict.fromkeys(asked[MAX_NODES:], f"it was not asked: the job has more than {MAX_NODES} nodes")
-        calls = self._begin(asked[:MAX_NODES], job, run, deep=False, timeout=min(SHALLOW_S, timeout))
+        asked = asked[:MAX_NODES]
+        soon = min(SHALLOW_S + EACH_S * len(asked), timeout)
+        calls = self._begin(asked, job, run, deep=False, timeout=soon)
         # This node's facts are read meanwhile.
         read = [one for one in self._local.facts(job, run=run, deep=deep, timeout=timeout) if one.run == run]
         if not read:
             raise NotFound(f"no run {run!r} of job {job!r} is known")
         own = replace(read[0], missing=(*read[0].missing, *claims))
-        found = self._results(calls, SHALLOW_S, silent, own)
+        found = _facts_in(calls, soon, silent, own)
         if deep and found:
             self._deepen(found, merge([own, *found.values()], silent), own, deadline)
         return [merge([own, *found.values()], silent)]
 
-    def _deepen(self, found: _Answers, facts: Facts, own: Facts, deadline: float) -> None:
+    def _deepen(self, found: dict[str, Facts], facts: Facts, own: Facts, deadline: float) -> None:
         """Replaces the facts of suspect nodes by deep facts, if a node sends them before the deadline."""
         left = deadline - time.monotonic() - _MARGIN_S
         nodes = [node for node in self._suspects(facts) if node in found][:MAX_DEEP]
         if left <= 0 or not nodes:
             return
         failed: dict[str, str] = {}
-        found |= self._results(self._begin(nodes, facts.job, facts.run, deep=True, timeout=left), left, failed, own)
+        calls = self._begin(nodes, facts.job, facts.run, deep=True, timeout=left)
+        found |= _facts_in(calls, left, failed, own)
         for node, why in failed.items():
             lacking = Missing("stacks", f"the stacks of node {node} could not be read: {why}", node=node)
             found[node] = replace(found[node], missing=(*found[node].missing, lacking))
@@ -214,25 +212,21 @@ class JobFacts:
     def _begin(
         self, nodes: Iterable[str], job: str, run: str, *, deep: bool, timeout: float
     ) -> Mapping[str, Future[PeerFacts]]:
-        def ask(node: str) -> PeerFacts:
-            return self._peers.facts(node, job, run=run, deep=deep, timeout=timeout)
+        return {node: self._peers.facts(node, job, run=run, deep=deep, timeout=timeout) for node in nodes}
 
-        return {node: self._pool.submit(ask, node) for node in nodes}
 
-    def _results(
-        self, calls: Mapping[str, Future[PeerFacts]], timeout: float, silent: dict[str, str], own: Facts
-    ) -> _Answers:
-        """Returns the facts of the nodes that answer in time; adds the other nodes and their reasons to ``silent``.
-        ``own``: this node's facts."""
-        wait(calls.values(), timeout + _MARGIN_S)
-        found: _Answers = {}
-        for node, call in calls.items():
-            if not call.done():
-                call.cancel()
-                silent[node] = f"no answer within {timeout:.1f} s"
-                continue
-            try:
-                found[node] = facts_of(node, call.result(), own)
-            except ProbingError as e:
-                silent[node] = e.message
-        return found
+def _facts_in(
+    calls: Mapping[str, Future[PeerFacts]], timeout: float, silent: dict[str, str], own: Facts
+) -> dict[str, Facts]:
+    """Returns the facts of the nodes that answer in time; adds the other nodes and their reasons to ``silent``.
+    ``own``: this node's facts.
+    """
+    found: dict[str, Facts] = {}
+    for node, answer in answers(calls, timeout).items():
+        try:
+            if isinstance(answer, ProbingError):
+                raise answer
+            found[node] = facts_of(node, answer, own)
+        except ProbingError as e:
+            silent[node] = e.message
+    return found

@@ -5,10 +5,27 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from concurrent.futures import Future, wait
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-__all__ = ("LIVING", "MAX_ADDRESSES", "Holder", "Holding", "PeerFacts", "Peers", "Sight", "job_mark", "plain_address")
+from probing.api.errors import PeerError, ProbingError
 
+__all__ = (
+    "LIVING",
+    "MAX_ADDRESSES",
+    "Holder",
+    "Holding",
+    "PeerFacts",
+    "Peers",
+    "Sight",
+    "answers",
+    "job_mark",
+    "plain_address",
+)
+
+_MARGIN_S = 0.2
+_T = TypeVar("_T")
 MAX_ADDRESSES = 4096
 """The most addresses of each kind in a sight."""
 
@@ -59,25 +76,47 @@ class Holding(NamedTuple):
 
 
 class Peers(Protocol):
-    """The calls to other nodes. Safe for many threads."""
+    """The calls to other nodes. Safe for many threads. A call to a node returns at once: all nodes of a job are called
+    at the same time. Its future has the answer, or raises ProbingError, within ``timeout`` seconds or little more.
+    """
 
     def holders(self, job: str, run: str) -> Sequence[Holder]:
         """Returns the other nodes that claim to have ranks of a run, or had ranks until lately."""
 
-    def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
-        """Returns the connections that a node sees of the ranks of a run; the node must answer by its name within
-        ``timeout`` seconds. A node of an older version shows no connections. Raises ProbingError."""
+    def sight(self, node: str, job: str, run: str, timeout: float) -> Future[Sight]:
+        """Asks for the connections that a node sees of the ranks of a run; the node must answer by its name. A node of
+        an older version shows no connections.
+        """
 
-    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
-        """Returns the facts that a node has of a run, within ``timeout`` seconds. Raises ProbingError."""
+    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> Future[PeerFacts]:
+        """Asks for the facts that a node has of a run."""
 
-    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
-        """Stores rows of ``diagnosis.findings`` on a node. Raises ProbingError."""
+    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> Future[None]:
+        """Stores rows of ``diagnosis.findings`` on a node."""
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
         """Publishes the runs (job, run) with ranks on this node, and whether a rank of each still lives."""
 
 
+def answers(calls: Mapping[str, Future[_T]], timeout: float) -> dict[str, _T | ProbingError]:
+    """Returns the answer of each node, or the error of its call. ``calls``: by node; calls that last longer than
+    ``timeout`` seconds are cancelled.
+    """
+    wait(calls.values(), timeout + _MARGIN_S)
+    outcomes: dict[str, _T | ProbingError] = {}
+    for node, call in calls.items():
+        if not call.done():
+            call.cancel()
+            outcomes[node] = PeerError(f"no answer within {timeout:.1f} s")
+            continue
+        try:
+            outcomes[node] = call.result()
+        except ProbingError as e:
+            outcomes[node] = e
+    return outcomes
+
+
+@lru_cache(MAX_ADDRESSES)
 def plain_address(text: str | None) -> str:
     """Returns an address in its usual form; empty for loopback and link-local addresses, which many nodes share."""
     try:

@@ -15,13 +15,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from probing.api.errors import ProbingError
 from probing.api.text import escape
-from probing.daemon.diagnose.coordination.peers import Holder, Holding, PeerFacts, Peers, Sight
+from probing.daemon.diagnose.coordination.peers import Holder, Holding, PeerFacts, Peers, Sight, answers
 from probing.daemon.diagnose.coordination.sight import LocalSights
 
 __all__ = ("MAX_BEFORE", "Proofs")
@@ -37,7 +36,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _YOUNG_PAUSE_S = 2.0
 # How long a job may read its data before its first operation, s.
 START_S = 600.0
-_MARGIN_S = 0.3
 _MOST_NAMED = 3
 _Key = tuple[str, str]
 
@@ -85,10 +83,6 @@ class Proofs:
         self._now = now
         self._runs: dict[_Key, _Run] = {}
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(MAX_ASKED, thread_name_prefix="sight")
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def hold(self, runs: Mapping[_Key, bool]) -> None:
         now = self._now()
@@ -151,14 +145,14 @@ class Proofs:
         """Returns the ranks of a run on this node."""
         return self._local.holding(job, run)
 
-    def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
+    def sight(self, node: str, job: str, run: str, timeout: float) -> Future[Sight]:
         return self._peers.sight(node, job, run, timeout)
 
-    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
+    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> Future[PeerFacts]:
         return self._peers.facts(node, job, run=run, deep=deep, timeout=timeout)
 
-    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
-        self._peers.record(node, rows, timeout)
+    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> Future[None]:
+        return self._peers.record(node, rows, timeout)
 
     @property
     def problems(self) -> list[str]:
@@ -228,19 +222,8 @@ class Proofs:
         return [name for name in dict.fromkeys((*named, *sorted(names))) if name not in known.proven]
 
     def _ask(self, key: _Key, names: Sequence[str]) -> dict[str, Sight]:
-        calls: dict[str, Future[Sight]] = {
-            name: self._pool.submit(self._peers.sight, name, *key, ASK_S) for name in names
-        }
-        wait(calls.values(), ASK_S + _MARGIN_S)
-        found: dict[str, Sight] = {}
-        for name, call in calls.items():
-            call.cancel()
-            if call.done() and not call.cancelled():
-                try:
-                    found[name] = call.result()
-                except ProbingError:
-                    continue
-        return found
+        asked = answers({name: self._peers.sight(name, *key, ASK_S) for name in names}, ASK_S)
+        return {name: answer for name, answer in asked.items() if isinstance(answer, Sight)}
 
     def _spread(self, known: _Run, own: Sight, claims: Iterable[str]) -> None:
         """Marks nodes as proven if a proven node sees connections with one of their addresses."""

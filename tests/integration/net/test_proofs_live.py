@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from fakes import at_once
 from network_namespaces import Peer, connected, may_make_namespaces, namespaces
 from processes_helpers import start_ns_of
 from waiting import until
@@ -66,16 +68,19 @@ class Net:
     def holders(self, job: str, run: str) -> Sequence[Holder]:
         return [Holder("n2", True, False), Holder("-", True, False)]
 
-    def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
+    def sight(self, node: str, job: str, run: str, timeout: float) -> Future[Sight]:
+        return at_once(lambda: self._sight(node, job, run))
+
+    def _sight(self, node: str, job: str, run: str) -> Sight:
         if node == "n2":
             return self._other.sights.sight(job, run)._replace(hosts=frozenset(("192.0.2.2",)))
         known = self._own.sights.sight(job, run)
         return Sight(known.addresses | {"192.0.2.9"}, known.addresses | known.peers | {"192.0.2.9"})
 
-    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
+    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> Future[PeerFacts]:
         raise PeerError("not asked")
 
-    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
+    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> Future[None]:
         raise PeerError("not asked")
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None: ...
@@ -108,7 +113,6 @@ def test_a_node_whose_rank_is_connected_takes_part(
             until(lambda: "open" not in own.states(), what="the end")
             assert own.sights.sight(*KEY).peers
             assert proofs.takes_part(*KEY, "n2")
-            proofs.close()
         finally:
             own.source.stop()
             other.source.stop()

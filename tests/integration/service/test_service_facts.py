@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from job_members import calling
 from query_helpers import logical, operations
 from service_helpers import Service
 
 from probing.api.errors import NotFound, PeerError, Unauthenticated
 from probing.client.cluster import Cluster
-from probing.daemon.cluster import Member, Membership
+from probing.daemon.cluster import Member
 from probing.daemon.diagnose.coordination.peers import Sight, job_mark
-from probing.daemon.service.job_peers import JobPeers
-from probing.daemon.service.outgoing import Outgoing, PeerStubs
 from probing.diagnosis.facts_file import from_json
 
 IDENTITY = {"node": "n0", "job": "j", "run": "0", "start_ns": 10_000_000}
@@ -93,33 +88,6 @@ def test_errors_reach_the_client(service: Service) -> None:
         cluster.facts("j")
 
 
-class Nodes:
-    """What this node, "x", knows of others."""
-
-    name = "x"
-
-    def __init__(self, *members: Member) -> None:
-        self._members = members
-
-    def members(self) -> tuple[Member, ...]:
-        return self._members
-
-
-@contextmanager
-def peers(*members: Member) -> Iterator[JobPeers]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    stubs = PeerStubs(Outgoing())
-    try:
-        yield JobPeers(cast("Membership", Nodes(*members)), stubs, loop)
-    finally:
-        asyncio.run_coroutine_threadsafe(stubs.close(), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
 def test_a_node_shows_with_whom_its_ranks_are_connected(service: Service) -> None:
     end = {**IDENTITY, "ts": 7, "pid": 100, "role": "trainer", "netns": 1, "state": "open", "seen": 7}
     ends = [("10.0.0.1", "10.0.0.2", "j"), ("10.0.0.1", "10.0.0.3", "j"), ("10.0.0.1", "10.0.0.4", "other")]
@@ -127,12 +95,13 @@ def test_a_node_shows_with_whom_its_ranks_are_connected(service: Service) -> Non
     service.collector.files.live_rows["net.sockets"] = logical("net.sockets", rows)
     address = f"unix:{service.root}/s.sock"
     mark = job_mark("j", "0", living=True)
-    with peers(Member("n0", address, "healthy", jobs=(mark,)), Member("-", address, "healthy", jobs=(mark,))) as asked:
+    with calling("x", [Member(name, address, "healthy", jobs=(mark,)) for name in ("n0", "-")]) as asked:
         assert [one.node for one in asked.holders("j", "0")] == ["n0", "-"]
-        assert asked.sight("n0", "j", "0", 10.0) == Sight(frozenset(("10.0.0.1",)), frozenset(("10.0.0.2", "10.0.0.3")))
-        assert asked.sight("n0", "nothing", "0", 10.0) == Sight()
+        shown = Sight(frozenset(("10.0.0.1",)), frozenset(("10.0.0.2", "10.0.0.3")))
+        assert asked.sight("n0", "j", "0", 10.0).result(10) == shown
+        assert asked.sight("n0", "nothing", "0", 10.0).result(10) == Sight()
         # Who says that it is there, and is not, is not heard.
         with pytest.raises(PeerError, match="- answers as n0"):
-            asked.sight("-", "j", "0", 10.0)
+            asked.sight("-", "j", "0", 10.0).result(10)
         with pytest.raises(PeerError, match="not known"):
-            asked.sight("nobody", "j", "0", 10.0)
+            asked.sight("nobody", "j", "0", 10.0).result(10)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from diagnosis_cases import WORLD, comm, elsewhere, facts, history, in_collective, op, rank
+from fakes import at_once
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
@@ -54,14 +55,20 @@ class Nodes:
     def holders(self, job: str, run: str) -> Sequence[Holder]:
         return [Holder(name, True, name in self.failed) for name in self.names if name != self.own]
 
-    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
+    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> Future[PeerFacts]:
+        return at_once(lambda: self._facts(node, deep, timeout))
+
+    def _facts(self, node: str, deep: bool, timeout: float) -> PeerFacts:
         self.asked.append((node, deep))
-        assert timeout <= 5 if deep else timeout <= 1
+        assert timeout <= 5 if deep else timeout < 1.1
         if (node, deep) in self.broken:
             raise self.broken[node, deep]
         return PeerFacts([to_json(self.shapes.get(node) or self.made(node, deep))], self.offset_ns, 1000)
 
-    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
+    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> Future[None]:
+        return at_once(lambda: self._record(node, rows))
+
+    def _record(self, node: str, rows: Sequence[Mapping[str, Any]]) -> None:
         if self.refusals.get(node):
             self.refusals[node] -= 1
             raise PeerError(f"{node} does not answer")
@@ -70,7 +77,7 @@ class Nodes:
     def unproven(self, job: str, run: str) -> Sequence[str]:
         return self.claiming
 
-    def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
+    def sight(self, node: str, job: str, run: str, timeout: float) -> Future[Sight]:
         raise NotImplementedError
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
@@ -94,12 +101,8 @@ class Own:
 
 
 def gathered(nodes: Nodes, *, deep: bool = True) -> Facts:
-    jobs = JobFacts(nodes.own, Own(nodes), nodes)
-    try:
-        [found] = jobs.facts("job", run="run", deep=deep, timeout=5)
-        return found
-    finally:
-        jobs.close()
+    [found] = JobFacts(nodes.own, Own(nodes), nodes).facts("job", run="run", deep=deep, timeout=5)
+    return found
 
 
 def blamed(found: Facts) -> list[tuple[str, int, str]]:
@@ -114,7 +117,6 @@ def test_where_ranks_stand_is_known_of_a_job_of_one_node(names: list[str], stand
     nodes = Nodes("n00", names)
     jobs = JobFacts(nodes.own, Own(nodes), nodes)
     assert jobs.standing("job", "run", timeout=5) == stands
-    jobs.close()
 
 
 def test_only_the_nodes_that_matter_are_asked_for_stacks() -> None:
@@ -140,6 +142,36 @@ def test_a_look_without_stacks_asks_each_node_once() -> None:
     nodes = Nodes("n00", NAMES)
     gathered(nodes, deep=False)
     assert sorted(nodes.asked) == [(name, False) for name in NAMES[1:]]
+
+
+class Many(Nodes):
+    """Nodes that answer once all of them are called."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(names[0], names)
+        self.calls: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> Future[PeerFacts]:
+        return self._called(lambda: self._facts(node, deep, 1.0))
+
+    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> Future[None]:
+        return self._called(lambda: self._record(node, rows))
+
+    def _called(self, call: Callable[[], Any]) -> Future[Any]:
+        outcome: Future[Any] = Future()
+        self.calls.append((outcome, call))
+        if len(self.calls) == len(self.names) - 1:
+            for waiting, answer in self.calls:
+                waiting.set_result(answer())
+        return outcome
+
+
+def test_all_nodes_are_asked_before_one_answers() -> None:
+    names = [f"n{number:04d}" for number in range(211)]
+    nodes = Many(names)
+    found = gathered(nodes, deep=False)
+    assert (len(found.ranks), found.missing) == (len(names), ())
+    assert blamed(found) == [("not_joined", LATE, names[LATE])]
 
 
 def test_a_node_that_does_not_answer_is_missing_and_lowers_the_verdict() -> None:
@@ -191,7 +223,6 @@ def test_a_run_that_this_node_does_not_know() -> None:
     jobs = JobFacts("n00", Own(nodes), nodes)
     with pytest.raises(NotFound):
         jobs.facts("job", run="other", deep=False, timeout=5)
-    jobs.close()
 
 
 def test_a_node_without_proof_is_not_asked_and_is_named() -> None:
@@ -284,6 +315,17 @@ def test_findings_reach_the_other_nodes_and_are_offered_again(
     assert one.dropped == 0
 
 
+def test_all_nodes_are_offered_a_finding_before_one_takes_it(coordinators: list[Coordinator]) -> None:
+    names = [f"n{number:04d}" for number in range(211)]
+    nodes = Many(names)
+    one = Coordinator(names[0], trusting(names[0], nodes))
+    coordinators.append(one)
+    one.start()
+    one.share({"job": "job", "run": "run", "finding_id": "f"})
+    until(lambda: one.shared == 1)
+    assert [len(nodes.rows[name]) for name in names] == [0] + [1] * 210
+
+
 def test_a_node_that_takes_nothing_is_given_up(
     coordinators: list[Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,14 +378,12 @@ def test_offers_are_bounded_and_new_ones_come_first(
 
 
 def test_sharing_ends_while_a_node_hangs(coordinators: list[Coordinator]) -> None:
-    release = threading.Event()
     nodes = Nodes("n00", NAMES[:2])
-    nodes.record = lambda *_: release.wait(60)  # type: ignore[assignment]
+    nodes.record = lambda *_: Future()  # type: ignore[method-assign]
     one = Coordinator("n00", trusting("n00", nodes))
     one.start()
     one.share({"job": "job", "run": "run"})
     one.stop()
-    release.set()
 
 
 def test_marks_of_jobs() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from fakes import at_once
 
 from probing.api.errors import PeerError
 from probing.daemon.arrow import batch_of, ipc_bytes
@@ -41,16 +43,19 @@ class Net:
     def holders(self, job: str, run: str) -> Sequence[Holder]:
         return list(self.claiming.values()) if (job, run) == KEY else ()
 
-    def sight(self, node: str, job: str, run: str, timeout: float) -> Sight:
+    def sight(self, node: str, job: str, run: str, timeout: float) -> Future[Sight]:
+        return at_once(lambda: self._sight(node))
+
+    def _sight(self, node: str) -> Sight:
         self.asked.append(node)
         if node not in self.shown:
             raise PeerError(f"{node} does not answer")
         return self.shown[node]
 
-    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
+    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> Future[PeerFacts]:
         raise NotImplementedError
 
-    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> None:
+    def record(self, node: str, rows: Sequence[Mapping[str, Any]], timeout: float) -> Future[None]:
         raise NotImplementedError
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None: ...
@@ -67,18 +72,9 @@ class Here:
         return self._net.here
 
 
-@pytest.fixture
-def made() -> Iterator[list[Proofs]]:
-    proofs: list[Proofs] = []
-    yield proofs
-    for one in proofs:
-        one.close()
-
-
-def examined(made: list[Proofs], net: Net, node: str = "n1", *, trusted: bool = False) -> Proofs:
+def examined(net: Net, node: str = "n1", *, trusted: bool = False) -> Proofs:
     """The proofs of ``node``, some seconds after its run began."""
     one = Proofs(node, net, Here(net), grace_s=GRACE_S, trusted=trusted, now=lambda: net.now)
-    made.append(one)
     one.hold({KEY: True})
     one.step()
     net.now += GRACE_S
@@ -89,10 +85,10 @@ def parts(one: Proofs) -> list[str]:
     return [holder.node for holder in one.holders(*KEY)]
 
 
-def test_a_node_that_only_says_so_takes_no_part(made: list[Proofs]) -> None:
+def test_a_node_that_only_says_so_takes_no_part() -> None:
     net = Net(n2=Sight(at(2), at(1), at(2)), **{"-": Sight(at(9), at(1, 2), at(9))})
     net.own = Sight(at(1), at(2))
-    one = examined(made, net)
+    one = examined(net)
     assert parts(one) == ["n2"]
     assert one.takes_part(*KEY, "n2")
     assert not one.takes_part(*KEY, "-")
@@ -115,52 +111,52 @@ def test_a_node_that_only_says_so_takes_no_part(made: list[Proofs]) -> None:
         (Sight(at(9), at(1), at(4)), True),
     ],
 )
-def test_what_a_node_says_of_itself_proves_nothing(made: list[Proofs], lie: Sight, proves: bool) -> None:
+def test_what_a_node_says_of_itself_proves_nothing(lie: Sight, proves: bool) -> None:
     net = Net(n2=Sight(at(2), at(1, 3), at(2)), n3=Sight(at(3), at(2), at(13)), **{"-": lie})
     net.own = Sight(at(1), at(2, 4))
-    assert parts(examined(made, net)) == ["n2", "n3", *(["-"] if proves else [])]
+    assert parts(examined(net)) == ["n2", "n3", *(["-"] if proves else [])]
 
 
-def test_an_address_that_another_node_claims_proves_neither_but_where_its_daemon_answers(made: list[Proofs]) -> None:
+def test_an_address_that_another_node_claims_proves_neither_but_where_its_daemon_answers() -> None:
     # Ranks of n2 have a network of their own, at 22, which the node "-" claims, too.
     net = Net(n2=Sight(at(22), at(1), at(2)), n3=Sight(at(3), at(1), at(3)), **{"-": Sight(at(22, 3), (), at(9))})  # type: ignore[arg-type]
     net.own = Sight(at(1), at(22, 3))
-    assert parts(examined(made, net)) == ["n3"]
+    assert parts(examined(net)) == ["n3"]
 
 
-def test_a_node_counts_that_a_node_of_the_job_sees(made: list[Proofs]) -> None:
+def test_a_node_counts_that_a_node_of_the_job_sees() -> None:
     # A chain: each is connected with the next alone.
     names = [f"n{number:02d}" for number in range(2, 9)]
     net = Net(**{name: Sight(at(i), at(i - 1, i + 1), at(i)) for i, name in enumerate(names, 2)})
     net.own = Sight(at(1), at(2))
-    one = examined(made, net, "n01")
+    one = examined(net, "n01")
     assert parts(one) == names
 
 
-def test_a_stranger_vouches_for_nobody(made: list[Proofs]) -> None:
+def test_a_stranger_vouches_for_nobody() -> None:
     net = Net(x1=Sight(at(8), at(9), at(8)), x2=Sight(at(9), at(8, 1), at(9)))
     net.own = Sight(at(1), at(2))
-    assert parts(examined(made, net)) == []
+    assert parts(examined(net)) == []
 
 
-def test_a_node_that_answers_by_another_name_takes_no_part(made: list[Proofs]) -> None:
+def test_a_node_that_answers_by_another_name_takes_no_part() -> None:
     net = Net(n2=Sight(at(2), at(1), at(2)))
     # Its record has an address of n2, where n2 answers.
     net.claim("-")
     net.own = Sight(at(1), at(2))
-    assert parts(examined(made, net)) == ["n2"]
+    assert parts(examined(net)) == ["n2"]
 
 
-def test_an_older_node_counts_by_the_address_at_which_it_answers(made: list[Proofs]) -> None:
+def test_an_older_node_counts_by_the_address_at_which_it_answers() -> None:
     net = Net(n2=Sight(hosts=at(2)))
     net.own = Sight(at(1), at(2))
-    assert parts(examined(made, net)) == ["n2"]
+    assert parts(examined(net)) == ["n2"]
 
 
-def test_a_proof_holds_for_the_life_of_the_run(made: list[Proofs]) -> None:
+def test_a_proof_holds_for_the_life_of_the_run() -> None:
     net = Net(n2=Sight(at(2), at(1), at(2)))
     net.own = Sight(at(1), at(2))
-    one = examined(made, net)
+    one = examined(net)
     net.own, net.shown = Sight(), {}
     for _ in range(9):
         net.now += 1000
@@ -174,10 +170,10 @@ def test_a_proof_holds_for_the_life_of_the_run(made: list[Proofs]) -> None:
     assert parts(one) == []
 
 
-def test_connections_that_come_later_are_seen(made: list[Proofs]) -> None:
+def test_connections_that_come_later_are_seen() -> None:
     net = Net(n2=Sight(at(2), at(1), at(2)))
     net.own = Sight(at(1), at(3))
-    one = examined(made, net)
+    one = examined(net)
     assert parts(one) == []
     net.own = Sight(at(1), at(2, 3))
     net.now += 1
@@ -186,12 +182,11 @@ def test_connections_that_come_later_are_seen(made: list[Proofs]) -> None:
     assert one.problems == []
 
 
-def test_all_claims_count_until_the_first_operation_and_some_seconds_longer_once(made: list[Proofs]) -> None:
+def test_all_claims_count_until_the_first_operation_and_some_seconds_longer_once() -> None:
     net = Net(n2=Sight(at(2), at(1), at(2)))
     # Its data come from elsewhere.
     net.own, net.here = Sight(at(1), at(3)), net.here._replace(calls=0)
     one = Proofs("n1", net, Here(net), grace_s=GRACE_S, now=lambda: net.now)
-    made.append(one)
     one.hold({KEY: True})
     for _ in range(100):
         net.now += 1
@@ -215,10 +210,10 @@ def test_all_claims_count_until_the_first_operation_and_some_seconds_longer_once
     assert parts(one) == []
 
 
-def test_a_node_that_never_sees_an_operation_believes_no_claims_in_the_end(made: list[Proofs]) -> None:
+def test_a_node_that_never_sees_an_operation_believes_no_claims_in_the_end() -> None:
     net = Net(n2=Sight(at(2), at(1), at(2)))
     net.here = net.here._replace(calls=0)
-    one = examined(made, net)
+    one = examined(net)
     assert parts(one) == ["n2"]
     net.now = START_S
     one.step()
@@ -226,45 +221,44 @@ def test_a_node_that_never_sees_an_operation_believes_no_claims_in_the_end(made:
     assert one.unproven(*KEY) == ("n2",)
 
 
-def test_a_job_whose_ranks_are_all_here_has_no_other_nodes(made: list[Proofs]) -> None:
+def test_a_job_whose_ranks_are_all_here_has_no_other_nodes() -> None:
     net = Net(n2=Sight(at(2), at(1), at(2)))
     net.own = Sight(at(1), at(2))
     net.here = Holding(frozenset(range(4)), 4, 7, living=True)
     for trusted in (False, True):
-        one = examined(made, net, trusted=trusted)
+        one = examined(net, trusted=trusted)
         assert parts(one) == []
         assert not one.takes_part(*KEY, "n2")
     # A hostile world size costs nothing.
     assert not Holding(frozenset((0, -5, 1 << 30)), 1 << 31).whole
 
 
-def test_an_administrator_may_believe_all_claims(made: list[Proofs]) -> None:
+def test_an_administrator_may_believe_all_claims() -> None:
     net = Net(n2=Sight(), **{"-": Sight()})
-    one = examined(made, net, trusted=True)
+    one = examined(net, trusted=True)
     assert parts(one) == ["n2", "-"]
     assert one.takes_part(*KEY, "-")
     assert (net.asked, one.problems) == ([], [])
 
 
-def test_the_name_of_a_job_is_shown_without_control_characters(made: list[Proofs]) -> None:
+def test_the_name_of_a_job_is_shown_without_control_characters() -> None:
     net = Net()
     net.own = Sight(at(1), at(3))
     net.holders = lambda job, run: [Holder("-", True, False)]  # type: ignore[method-assign]
     one = Proofs("n1", net, Here(net), grace_s=0.0, now=lambda: net.now)
-    made.append(one)
     one.hold({("job\x1b[2J\n", "run"): True})
     one.step()
     net.now = 1.0
     assert one.problems[0].isprintable()
 
 
-def test_thousands_of_claims_cost_little(made: list[Proofs]) -> None:
+def test_thousands_of_claims_cost_little() -> None:
     net = Net(n2=Sight(at(2), at(1), at(2)))
     net.own = Sight(at(1), at(2))
     net.claim(*(f"-{number}" for number in range(5000)))
     # The true one is where ranks are connected.
     net.claiming["n2"] = Holder("n2", True, False, "10.0.0.2")
-    one = examined(made, net)
+    one = examined(net)
     assert parts(one) == ["n2"]
     for _ in range(100):
         net.now += 1
@@ -275,31 +269,31 @@ def test_thousands_of_claims_cost_little(made: list[Proofs]) -> None:
     assert len(one.problems[0]) < 400
 
 
-def test_a_claim_among_many_is_asked_in_its_turn(made: list[Proofs]) -> None:
+def test_a_claim_among_many_is_asked_in_its_turn() -> None:
     net = Net(n2=Sight(at(2), at(1), at(2)))
     net.own = Sight(at(1), at(2))
     net.claim(*(f"-{number}" for number in range(500)))
-    one = examined(made, net)
+    one = examined(net)
     for _ in range(40):
         net.now += 1
         one.step()
     assert parts(one) == ["n2"]
 
 
-def test_a_node_that_does_not_lead_asks_few(made: list[Proofs]) -> None:
+def test_a_node_that_does_not_lead_asks_few() -> None:
     names = [f"n{number:03d}" for number in range(2, 200)]
     net = Net(**{name: Sight(at(i), (), at(i)) for i, name in enumerate(names, 2)})  # type: ignore[arg-type]
     net.own = Sight(at(1), at(*range(2, 200)))
-    one = examined(made, net, "n150")
+    one = examined(net, "n150")
     assert parts(one)[0] == "n002"
     assert len(net.asked) <= 2 * MAX_ASKED
 
 
-def test_what_is_asked_for_is_examined(made: list[Proofs]) -> None:
+def test_what_is_asked_for_is_examined() -> None:
     names = [f"n{number:02d}" for number in range(2, 40)]
     net = Net(**{name: Sight(at(i), (), at(i)) for i, name in enumerate(names, 2)})  # type: ignore[arg-type]
     net.own = Sight(at(1), at(*range(2, 40)))
-    one = examined(made, net, "n20x")
+    one = examined(net, "n20x")
     assert not one.takes_part(*KEY, "n39")
     one.step()
     assert one.takes_part(*KEY, "n39")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -60,17 +60,8 @@ class Scene:
 
 
 @pytest.fixture
-def scenes() -> Iterator[list[Scene]]:
-    made: list[Scene] = []
-    yield made
-    for scene in made:
-        scene.proofs.close()
-
-
-@pytest.fixture
-def scene(scenes: list[Scene]) -> Scene:
-    scenes.append(Scene("n1", "n6"))
-    return scenes[0]
+def scene() -> Scene:
+    return Scene("n1", "n6")
 
 
 def test_the_next_node_replaces_a_silent_leader_and_names_it(scene: Scene) -> None:
@@ -126,35 +117,32 @@ def test_a_warning_of_the_leader_is_no_answer(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("others", "waits"), [(["n1"], 1), (["n1", "n2"], 2), (["n1", "n2", "n3"], 3)])
-def test_nodes_replace_a_leader_one_after_the_other(scenes: list[Scene], others: list[str], waits: int) -> None:
-    scenes.append(Scene(*others, "n6"))
-    began = scenes[0].until(1000)
+def test_nodes_replace_a_leader_one_after_the_other(others: list[str], waits: int) -> None:
+    began = Scene(*others, "n6").until(1000)
     assert began is not None
     assert waits * LOOKS * LOOK_S <= began - 100 <= (waits * LOOKS + 2) * LOOK_S
 
 
-def test_in_a_large_job_a_few_nodes_watch_the_leader(scenes: list[Scene]) -> None:
-    scenes.append(Scene(*(f"n{number:03d}" for number in range(MAX_BEFORE))))
-    assert scenes[0].until(9000) is None
+def test_in_a_large_job_a_few_nodes_watch_the_leader() -> None:
+    assert Scene(*(f"n{number:03d}" for number in range(MAX_BEFORE))).until(9000) is None
 
 
-def test_nothing_is_replaced_without_need(scenes: list[Scene]) -> None:
+def test_nothing_is_replaced_without_need() -> None:
     # The leader itself, a job that advances, and one that has ended.
-    scenes += [Scene("n6"), Scene("n1"), Scene("n1")]
+    scenes = [Scene("n6"), Scene("n1"), Scene("n1")]
     scenes[1].stops = 1e9
     scenes[2].lives = False
     assert [one.until(1000) for one in scenes] == [None] * 3
 
 
-def test_no_leader_is_judged_before_claims_are_proven(scenes: list[Scene]) -> None:
-    scenes.append(Scene("n1", young_s=1000.0))
-    assert scenes[0].until(900) is None
+def test_no_leader_is_judged_before_claims_are_proven() -> None:
+    assert Scene("n1", young_s=1000.0).until(900) is None
 
 
-def test_a_node_that_failed_or_holds_no_living_rank_leads_nothing(scenes: list[Scene]) -> None:
-    scenes.append(Scene())
-    scenes[0].others = [Holder("n1", True, True), Holder("n2", False, False)]
-    assert scenes[0].until(1000) is None
+def test_a_node_that_failed_or_holds_no_living_rank_leads_nothing() -> None:
+    scene = Scene()
+    scene.others = [Holder("n1", True, True), Holder("n2", False, False)]
+    assert scene.until(1000) is None
 
 
 def test_forged_findings_take_no_memory(scene: Scene) -> None:

@@ -6,15 +6,16 @@ The watches, proofs, coordinators and the facts of the honest nodes are real; cl
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from diagnosis_cases import WORLD, comm, elsewhere, history, in_collective, op, rank
 from diagnosis_cases import facts as facts_of_ranks
+from fakes import at_once
 from watch_support import SECOND, START, finding, progress_rows
 
 from probing.api.errors import NotFound, PeerError, ProbingError
@@ -33,7 +34,6 @@ from probing.diagnosis.facts_file import to_json
 HANGS, STALL_S = 40.0, 10.0
 LATE, LATE_NODE = 1, "n2"
 JOB, RUN = "job", "run"
-T = TypeVar("T")
 
 
 def at(*numbers: int) -> frozenset[str]:
@@ -102,13 +102,9 @@ class Node:
             lambda row: self.hooked.append((world.now, row)),
             Shared(self),
             clocks=Clocks(lambda: world.now, lambda: START + round(world.now * SECOND)),
-            run=_at_once,
+            run=at_once,
         )
         self.received = ReceivedFindings(name, self.watch, self.proofs, self.coordinator.taken, now=lambda: world.now)
-
-    def close(self) -> None:
-        self.proofs.close()
-        self.jobs.close()
 
     # Its store.
 
@@ -143,11 +139,14 @@ class Node:
     def holders(self, job: str, run: str) -> Sequence[Holder]:
         return [Holder(name, True, False) for name in sorted(self.world.claims - {self.name})]
 
-    def sight(self, *asked: Any) -> Sight:
+    def sight(self, *asked: Any) -> Any:
         # Of this node by job and run, of another by its name before these.
-        return self.world.sights[asked[0] if len(asked) > 2 else self.name]
+        return at_once(lambda: self.world.sights[asked[0]]) if len(asked) > 2 else self.world.sights[self.name]
 
-    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> PeerFacts:
+    def facts(self, node: str, job: str, *, run: str, deep: bool, timeout: float) -> Future[PeerFacts]:
+        return at_once(lambda: self._facts(node, deep))
+
+    def _facts(self, node: str, deep: bool) -> PeerFacts:
         world = self.world
         if node == "-" and world.says is not None:
             return PeerFacts([to_json(one) for one in world.says(deep)], 0, 1000)
@@ -198,29 +197,6 @@ class Local:
     def read_ahead(self, job: str, *, timeout: float) -> None: ...
 
 
-def _at_once(call: Callable[[], T], /) -> Future[T]:
-    outcome: Future[T] = Future()
-    try:
-        outcome.set_result(call())
-    except Exception as e:
-        outcome.set_exception(e)
-    return outcome
-
-
-@pytest.fixture
-def worlds() -> Iterator[Callable[..., World]]:
-    made: list[World] = []
-
-    def make(**ranks: int) -> World:
-        made.append(World(**ranks))
-        return made[-1]
-
-    yield make
-    for world in made:
-        for node in world.nodes.values():
-            node.close()
-
-
 def open_errors(node: Node, by: str = "") -> set[tuple[str, str, str]]:
     """(verdict, ranks, nodes) of the errors that are open in the store of a node; ``by``: that this node found."""
     newest = {row["finding_id"]: row for row in node.rows if not by or row["found_by"] == by}
@@ -242,8 +218,8 @@ def found(world: World, *, within: float) -> list[tuple[str, str]]:
     return sorted({(node.name, row["found_by"]) for node in world.nodes.values() for row in node.rows})
 
 
-def test_two_honest_nodes_alone(worlds: Callable[..., World]) -> None:
-    world = worlds(n1=0, n2=1)
+def test_two_honest_nodes_alone() -> None:
+    world = World(n1=0, n2=1)
     assert found(world, within=16) == [("n1", "n1"), ("n2", "n1")]
     # The second node looks once whether the first one is right, and stores nothing of its own.
     world.run(HANGS + 400)
@@ -254,8 +230,8 @@ def test_two_honest_nodes_alone(worlds: Callable[..., World]) -> None:
 
 
 @pytest.mark.parametrize("answers", ["nothing", "empty", "calm"])
-def test_it_claims_the_public_mark_of_the_job(worlds: Callable[..., World], answers: str) -> None:
-    world = worlds(n1=0, n2=1)
+def test_it_claims_the_public_mark_of_the_job(answers: str) -> None:
+    world = World(n1=0, n2=1)
     world.claims.add("-")
     calm = facts_on("-", 2, 3, hangs=False, deep=False)
     if answers != "nothing":
@@ -268,8 +244,8 @@ def test_it_claims_the_public_mark_of_the_job(worlds: Callable[..., World], answ
 
 
 @pytest.mark.parametrize("answers", ["nothing", "empty", "calm", "broken"])
-def test_it_leads_a_job_of_which_it_has_a_rank_and_finds_nothing(worlds: Callable[..., World], answers: str) -> None:
-    world = worlds(**{"n1": 0, "n2": 1, "-": 2})
+def test_it_leads_a_job_of_which_it_has_a_rank_and_finds_nothing(answers: str) -> None:
+    world = World(**{"n1": 0, "n2": 1, "-": 2})
     world.sights["n1"] = Sight(at(1), at(2, 9), at(1))
     calm = facts_on("-", 2, 3, hangs=False, deep=False)
 
@@ -282,8 +258,8 @@ def test_it_leads_a_job_of_which_it_has_a_rank_and_finds_nothing(worlds: Callabl
     assert "node -" in problem
 
 
-def test_it_lies_about_the_job_that_it_leads(worlds: Callable[..., World]) -> None:
-    world = worlds(**{"n1": 0, "n2": 1, "-": 2})
+def test_it_lies_about_the_job_that_it_leads() -> None:
+    world = World(**{"n1": 0, "n2": 1, "-": 2})
     world.sights["n1"] = Sight(at(1), at(2, 9), at(1))
     world.run(HANGS + 5)
     lie = finding("not_joined", 0)
@@ -296,8 +272,8 @@ def test_it_lies_about_the_job_that_it_leads(worlds: Callable[..., World]) -> No
     assert "node -" in world.nodes["n1"].coordinator.problems[0]
 
 
-def test_it_floods_findings(worlds: Callable[..., World]) -> None:
-    world = worlds(**{"n1": 0, "n2": 1, "-": 2})
+def test_it_floods_findings() -> None:
+    world = World(**{"n1": 0, "n2": 1, "-": 2})
     world.sights["n1"] = Sight(at(1), at(2, 9), at(1))
     world.run(HANGS - 5)
     refused = 0
@@ -316,8 +292,8 @@ def test_it_floods_findings(worlds: Callable[..., World]) -> None:
     assert "- are refused" in world.nodes["n1"].received.problems[0]
 
 
-def test_it_forges_findings_of_a_job_without_ranks_there(worlds: Callable[..., World]) -> None:
-    world = worlds(n1=0, n2=1)
+def test_it_forges_findings_of_a_job_without_ranks_there() -> None:
+    world = World(n1=0, n2=1)
     world.claims.add("-")
     world.run(30)
     for by, named in (("-", 0), ("n2", 0), ("n1", 1)):
@@ -327,8 +303,8 @@ def test_it_forges_findings_of_a_job_without_ranks_there(worlds: Callable[..., W
     assert found(world, within=16) == [("n1", "n1"), ("n2", "n1")]
 
 
-def test_it_says_that_it_has_ranks_that_are_elsewhere(worlds: Callable[..., World]) -> None:
-    world = worlds(**{"n1": 0, "n2": 1, "-": 2})
+def test_it_says_that_it_has_ranks_that_are_elsewhere() -> None:
+    world = World(**{"n1": 0, "n2": 1, "-": 2})
     world.sights["n1"] = Sight(at(1), at(2, 9), at(1))
     calm = facts_on("-", 2, 3, hangs=True, deep=True)
 
