@@ -48,7 +48,8 @@ class Operation:
 
     ``t_done_ns``: None while it is in flight, or if its end was not recorded. ``op``, ``dtype``, ``redop``, ``state``:
     as in comm.ops and comm.inflight. ``source``: probe, stack (a Python or native stack shows the call; ``seq`` is then
-    None), ras or flight_recorder.
+    None), ras or flight_recorder. ``launched``: False if it was called in a group of NCCL that has not ended; None if
+    this is unknown.
     """
 
     comm: str
@@ -67,6 +68,7 @@ class Operation:
     async_op: bool | None = None
     error: str | None = None
     source: str = "probe"
+    launched: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

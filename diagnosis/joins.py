@@ -121,6 +121,8 @@ class Joins:
         if wait.op == INIT:
             return _in_init(rank, own)
         called = self._has_called(rank, waiter, wait)
+        if called and self.unlaunched(rank, waiter, wait):
+            return False
         if called:
             # A process that is stopped in an operation does not take part in it.
             return not (halted(rank) and any(o.comm == wait.comm for o in rank.open))
@@ -134,6 +136,18 @@ class Joins:
             return None
         elsewhere = _elsewhere(rank, own, self.ranks.get(waiter))
         return False if elsewhere or self._complete(rank, waiter, wait) else None
+
+    def unlaunched(self, rank: Rank, waiter: int, wait: Wait) -> bool:
+        """Returns whether ``rank`` has called the operation of ``wait`` in a group of NCCL that it has not ended, while
+        its stack shows that it does something else: only the end of the group launches the operation."""
+        main, sequence = main_thread(rank), self._sequence(wait)
+        if rank.rank in self.waits or main is None or not outside(rank, main):
+            return False
+        own = [o for o in rank.open if o.launched is False and o.comm == wait.comm and is_p2p(o.op) == is_p2p(wait.op)]
+        if is_p2p(wait.op) or sequence is None or wait.seq is None:
+            return bool(own)
+        number = sequence.number(waiter, wait.seq)
+        return any(sequence.number(rank.rank, o.seq) == number for o in own)
 
     @cached_property
     def _single(self) -> bool:

@@ -25,8 +25,9 @@ NOT_JOINED = Verdict(
     "A rank has not joined an operation that the others wait in",
     "Ranks have not called the operation in which other members of the communicator wait, and wait for no other rank"
     " themselves (the sinks of the wait-for graph), nor for the lock of a file that a rank holds. A rank"
-    " that is stopped within the operation counts as not joined. A rank that makes progress elsewhere is named only"
-    " after 6 W and 60 s.",
+    " that is stopped within the operation counts as not joined, and a rank that has called it in a group of NCCL, has"
+    " not ended the group, and does something else. A rank that makes progress elsewhere is named only after 6 W and"
+    " 60 s.",
     "The operation, the ranks that wait in it and since when; the last operation of the named rank, its activity and"
     " its stack.",
     "0.95; less for each of these: operations of the rank were lost, its stack could not be read, other members were"
@@ -165,6 +166,8 @@ def _last_of(case: Case, rank: int, comm: str | None) -> str:
     last = next((p for p in own.progress if p.comm == comm), None)
     place = site(case, rank)
     tail = f"; its stack is in {place}" if place else ""
+    if any(o.launched is False and o.comm == comm for o in own.open):
+        return f"rank {rank} has called it in a group of NCCL that it has not ended, so it is not launched{tail}"
     if last is None:
         return f"rank {rank} has not called it: no operation of it there was seen{tail}"
     ends = [t for t in (last.last_done_ns, last.last_call_ns) if t is not None]

@@ -118,6 +118,7 @@ def _operation(row: Row, called_ns: int, done_ns: int | None) -> Operation:
         row["tid"],
         row["async_op"],
         error[:_TEXT] if error else None,
+        launched=False if row["state"] == "called" and row.get("group_id") is not None else None,
     )
 
 

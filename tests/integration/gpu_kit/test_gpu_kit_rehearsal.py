@@ -152,11 +152,6 @@ def test_the_whole_rehearsal(tmp_path: Path) -> None:
     code = main(["--out", str(tmp_path), "--rehearse"])
     text = (tmp_path / "report.md").read_text() + (tmp_path / "logs.txt").read_text()[-4000:]
     skipped = {"torch_one", "torch_two", "cuda_torch", "cupy", "jax"}
-    # `diagnose` takes a call in a group that was not ended for one that has joined, and names nobody.
-    failed = {"hang_no_launch"}
-    wanted = {
-        part.name: "skipped" if part.name in skipped else "failed" if part.name in failed else "passed"
-        for part in PARTS
-    }
+    wanted = {part.name: "skipped" if part.name in skipped else "passed" for part in PARTS}
     assert report(tmp_path) == {"daemon": "passed", **wanted}, text
-    assert code == 1
+    assert code == 0

@@ -53,6 +53,16 @@ def test_the_first_operation_of_a_group_that_is_made_again_may_be_in_flight(last
     assert (made.done, [one.seq for one in made.open], [one.seq for one in made.progress]) == ((), [0], [0])
 
 
+@pytest.mark.parametrize(
+    ("state", "group", "launched"), [("called", 7, False), ("called", None, None), ("launched", 7, None)]
+)
+def test_an_operation_of_a_group_that_has_not_ended_is_not_launched(
+    state: str, group: int | None, launched: bool | None
+) -> None:
+    made = operations_of([row(1, 7, 30, state=state, group_id=group)], [], [])[Key(1, 1)]
+    assert [one.launched for one in made.open] == [launched]
+
+
 def test_calls_of_several_threads_in_another_order_are_of_one_group() -> None:
     done = [row(1, seq, 100 - n) for n, seq in enumerate((3, 5, 4, 7, 6, 8))]
     made = operations_of([row(1, 9, 30)], done, [progress(1, 8, 95)])[Key(1, 1)]

@@ -24,7 +24,7 @@ from diagnosis_cases import (
 )
 
 from probing.diagnosis.case import Case
-from probing.diagnosis.facts import Condition, Exit, Facts, Missing, Operation, Rank, Step
+from probing.diagnosis.facts import Condition, Exit, Facts, Missing, Operation, Rank, Step, Thread
 from probing.diagnosis.ladder import diagnose
 from probing.diagnosis.verdict import ERROR, Finding
 
@@ -125,6 +125,27 @@ def test_the_smaller_part_that_waits_alone_while_the_others_go_on_is_named() -> 
 def test_a_stopped_rank_is_named_also_within_the_operation() -> None:
     stopped = waiting(1, condition=Condition(state="T"), state="stopped")
     assert summary(facts(waiting(0), stopped, waiting(2))) == ("not_joined", [1], (0, 2))
+
+
+def test_a_rank_that_has_not_ended_its_group_of_nccl_is_named() -> None:
+    asleep = Condition(syscall="clock_nanosleep")
+
+    def grouped(stack: Thread, condition: Condition | None, launched: bool | None = False, seq: int = 7) -> Rank:
+        open_ = op(seq, ago=39, state="called", launched=launched)
+        return rank(1, *history(seq - 1, ago=40), open_, stack=stack, condition=condition)
+
+    found = facts(waiting(0), grouped(elsewhere("nap train.py:31"), asleep), waiting(2))
+    assert summary(found) == ("not_joined", [1], (0, 2))
+    assert any("in a group of NCCL that it has not ended" in text for text in only(found).evidence)
+    # In the call itself it may wait for the others; a stack without native frames does not show where it is; and what
+    # is launched needs nothing of its thread.
+    for other in (
+        grouped(in_collective(), None),
+        grouped(elsewhere(), None),
+        grouped(elsewhere(), asleep, launched=None),
+        grouped(elsewhere(), asleep, seq=8),
+    ):
+        assert summary(facts(waiting(0), other, waiting(2)))[:2] != ("not_joined", [1]), other
 
 
 def test_an_operation_that_is_not_awaited_does_not_excuse() -> None:
