@@ -121,11 +121,10 @@ class Joins:
         if wait.op == INIT:
             return _in_init(rank, own)
         called = self._has_called(rank, waiter, wait)
-        if called and self.unlaunched(rank, waiter, wait):
-            return False
         if called:
             # A process that is stopped in an operation does not take part in it.
-            return not (halted(rank) and any(o.comm == wait.comm for o in rank.open))
+            is_stopped = halted(rank) and any(o.comm == wait.comm for o in rank.open)
+            return not (is_stopped or self._unlaunched(rank, waiter, wait))
         if halted(rank):
             return False
         shown = self._shown(own, waiter, wait) if own is not None and own.seq is None else False
@@ -137,15 +136,16 @@ class Joins:
         elsewhere = _elsewhere(rank, own, self.ranks.get(waiter))
         return False if elsewhere or self._complete(rank, waiter, wait) else None
 
-    def unlaunched(self, rank: Rank, waiter: int, wait: Wait) -> bool:
+    def _unlaunched(self, rank: Rank, waiter: int, wait: Wait) -> bool:
         """Returns whether ``rank`` has called the operation of ``wait`` in a group of NCCL that it has not ended, while
         its stack shows that it does something else: only the end of the group launches the operation."""
-        main, sequence = main_thread(rank), self._sequence(wait)
-        if rank.rank in self.waits or main is None or not outside(rank, main):
-            return False
         own = [o for o in rank.open if o.launched is False and o.comm == wait.comm and is_p2p(o.op) == is_p2p(wait.op)]
+        main = main_thread(rank) if own and rank.rank not in self.waits else None
+        if main is None or not outside(rank, main):
+            return False
+        sequence = self._sequence(wait)
         if is_p2p(wait.op) or sequence is None or wait.seq is None:
-            return bool(own)
+            return True
         number = sequence.number(waiter, wait.seq)
         return any(sequence.number(rank.rank, o.seq) == number for o in own)
 

@@ -1,4 +1,4 @@
-"""The nodes of a job as the membership of one of them has it, and the calls to them."""
+"""The calls of a node to other nodes of a job, with a membership that has these nodes and does not change."""
 
 from __future__ import annotations
 

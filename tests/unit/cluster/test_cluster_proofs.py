@@ -332,6 +332,10 @@ def test_nobody_takes_the_address_of_another_node(world: tuple[Network, list[Nod
     at = made.at(nodes[2].address)
     assert at is not None
     assert at.name == "n2"
+    assert {name: made.address_of(name) for name in found} == {
+        name: member.address if name != made.name else "" for name, member in found.items()
+    }
+    assert made.address_of("nobody") == ""
     assert entry(nodes[0], "c").key == key.public
 
 

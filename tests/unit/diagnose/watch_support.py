@@ -7,6 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from fakes import at_once
+
 from probing.daemon.arrow import batch_of, ipc_bytes
 from probing.daemon.config import DiagnoseConfig
 from probing.daemon.diagnose.watch import Clocks, JobWatch
@@ -164,12 +166,7 @@ class Scene:
 
     def begin(self, call: Callable[[], T], /) -> Future[T]:
         """Ends a look in the moment in which it begins, after the time that it takes."""
-        outcome: Future[T] = Future()
-        try:
-            outcome.set_result(call())
-        except Exception as e:
-            outcome.set_exception(e)
-        return outcome
+        return at_once(call)
 
     def hold(self, runs: Mapping[tuple[str, str], bool]) -> None:
         self.held = dict(runs)
