@@ -32,7 +32,9 @@ async def _run(cast: Cast, process: int, kept: int) -> None:
         inner = str(Path(directory, "inner"))
         server.add_insecure_port(f"unix:{inner}")
         await server.start()
-        serving = asyncio.create_task(Relay(cast, inner, process).serve())
+        relay = Relay(cast, inner, process)
+        # Before "ready", so that nobody is refused and a port that is in use ends the simulation.
+        serving = asyncio.create_task(relay.serve(relay.listen()))
         # It would look through the objects of thousands of nodes again and again.
         gc.disable()
         print("ready", flush=True)

@@ -35,12 +35,16 @@ class Relay:
         self._held: set[socket.socket] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def serve(self) -> None:
+    def listen(self) -> socket.socket:
+        """Returns the listener; connections may come at once."""
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("", self._port))
         listener.listen(4096)
         listener.setblocking(False)
+        return listener
+
+    async def serve(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with listener:
             while True:
