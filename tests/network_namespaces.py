@@ -125,6 +125,9 @@ def connected(pair: Pair | None = None) -> Iterator[tuple[Peer, Peer]]:
         other = Peer(accepts)
         with started([*near, *command, str(other.port)], until="connected", **options) as connects:
             try:
+                # A connection that is not accepted yet has no inode, so that nobody owns it.
+                there = pair.far if pair else ""
+                until(lambda: re.search(r"ino:[1-9]", ss(other.port, there)), what="the accepted end")
                 yield Peer(connects), other
             finally:
                 for process in (accepts, connects):

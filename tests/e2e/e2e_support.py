@@ -195,7 +195,9 @@ def end_process(process: subprocess.Popen[Any]) -> None:
     process.wait()
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
-            stream.close()
+            # What was not read yet is flushed to a pipe without a reader.
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
 
 
 def directory_for_daemons() -> Iterator[Path]:

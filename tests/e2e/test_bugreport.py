@@ -18,15 +18,14 @@ from ports import free_port
 from waiting import until
 
 CANARY = "kanarien7q3x"
-# It imports torch so that it is taken for a trainer, and writes a line that is stored.
+# It imports torch so that it is taken for a trainer, and writes a line that is stored whenever it is asked to.
 JOB = f"""
 import sys
 import torch
 {CANARY}_variable = 1
 print("ready", flush=True)
-sys.stdin.readline()
-print("RuntimeError: {CANARY} failed", file=sys.stderr, flush=True)
-sys.stdin.readline()
+for _ in sys.stdin:
+    print("RuntimeError: {CANARY} failed", file=sys.stderr, flush=True)
 """
 HOST = ("unshare", "--uts", "--", "sh", "-c", f'hostname {CANARY}host; exec "$@"', "sh")
 
