@@ -128,6 +128,7 @@ class Owners:
         """A process of each network namespace."""
         self._inodes: _Integers = np.zeros(0, np.int64)
         self._owners: _Integers = np.zeros(0, np.int64)
+        self._held: dict[ProcessKey, tuple[int, list[int]]] = {}
         self._looked = self._due = 0.0
         self._unknown = False
         self._error: ProbingError | None = None
@@ -164,7 +165,7 @@ class Owners:
         keys = [who.key for who in watched]
         self._due = now + SOON_S
         try:
-            held, cpu_s = self._ask(keys) if keys else ([], 0.0)
+            read, cpu_s = self._ask(keys) if keys else ([], 0.0)
             self._error = None
         except ProbingError as e:
             self._error = e
@@ -172,13 +173,15 @@ class Owners:
         # The pause depends on the CPU time, because on a busy machine a listing takes long but costs little.
         self._due = now + max(SOON_S, cpu_s / _SHARE)
         # None: a process was not reached in time, and is tried again, or has ended, and is soon not watched any more.
-        self._looked, self._unknown = now, None in held
+        self._looked, self._unknown = now, None in read
         self.processes = keys
+        # A process that was not reached keeps the sockets of the last listing.
+        held = [seen or self._held.get(key) for key, seen in zip(keys, read, strict=True)]
+        self._held = {key: seen for key, seen in zip(keys, held, strict=True) if seen}
         namespaces: dict[int, ProcessKey] = {}
         owners: dict[int, int] = {}
-        for key, seen in zip(keys, held, strict=True):
-            if seen:
-                namespaces.setdefault(seen[0], key)
+        for key, (namespace, _) in self._held.items():
+            namespaces.setdefault(namespace, key)
         for index in sorted(range(len(held)), key=lambda index: _rank(watched[index])):
             if seen := held[index]:
                 for inode in seen[1]:

@@ -250,6 +250,18 @@ def test_descriptors_are_looked_at_for_new_processes_and_sockets_only(world: Wor
     assert world.reads.count("sockets") == 5
 
 
+def test_a_process_that_is_not_reached_in_time_keeps_its_sockets(world: World) -> None:
+    world.held = {100: [11]}
+    row = {"inode": 11, "cookie": 1}
+    world.tick(row)
+    world.reads.answers["sockets"] = lambda request: [None] * len(request["targets"])
+    world.tick(row, {"inode": 55, "cookie": 5})
+    assert world.reads.count("sockets") == 1
+    # A stranger's connection causes a listing, which does not reach the trainer.
+    (found,) = world.tick({**row, "bytes_sent": 7}, {"inode": 55, "cookie": 5}, after=socket_source.SOON_S)
+    assert (found["pid"], found["bytes_sent"], world.reads.count("sockets")) == (100, 7, 2)
+
+
 def test_a_look_that_takes_long_but_little_cpu_is_taken_again_soon(world: World) -> None:
     held = world.reads.answers["sockets"]
     cpu_s = 0.005
