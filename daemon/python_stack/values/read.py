@@ -80,12 +80,16 @@ def read_values(
     reading = _Reading(pid, start_ns, runtime, deadline, memory)
     by_name: dict[Name, list[NamedVariable]] = {}
     for _ in range(ATTEMPTS):
+        looked = time.monotonic()
         reading.look(threads)
         for name in parsed:
             rows = reading.rows(name)
             if name not in by_name or _unproven(by_name[name]) or not _unproven(rows):
                 by_name[name] = rows
         if not any(map(_unproven, by_name.values())) and (len(parsed) == 1 or reading.held_together()):
+            break
+        if 2 * time.monotonic() - looked > deadline:
+            # A further attempt would take as long again.
             break
     check_process(pid, start_ns)
     return {
@@ -126,6 +130,7 @@ class _Reading:
         self._renderer = Renderer(self._objects)
         self._frames = Frames(self._objects)
         self._threads: list[_Thread] = []
+        self._whole = False
         self._changed = False
 
     def look(self, only: Collection[int] | None) -> None:
@@ -134,10 +139,13 @@ class _Reading:
         captured = capture(self._memory, self._runtime.runtime, process.layout, self._deadline, process.known)
         tids = match_threads([t for t, _ in captured.threads], read_threads(self._pid))
         threads = []
+        self._whole = captured.complete
         for tid, (thread, codes) in zip(tids, captured.threads, strict=True):
             frames = [(f, codes[f.code].func) for f in thread.frames if f.code in codes]
-            if tid is not None and frames and (only is None or tid in only):
-                threads.append(_Thread(tid, frames))
+            if tid is not None and (only is None or tid in only):
+                self._whole &= thread.complete and len(frames) == len(thread.frames)
+                if frames:
+                    threads.append(_Thread(tid, frames))
         self._threads = sorted(threads, key=lambda t: t.tid != self._pid)
         self._objects.refresh()
         self._frames = Frames(self._objects)
@@ -149,7 +157,8 @@ class _Reading:
 
     def rows(self, name: Name) -> list[NamedVariable]:
         """Returns a row for each thread that has ``name``, or one row with the reason why no thread has it."""
-        self._changed = False
+        # The frame that has it may be missing in a stack that changed while it was read.
+        self._changed = not self._whole and not name.module
         rows = []
         for place in self._in_modules(name) if name.module else self._in_threads(name):
             rows.append(_answer(place.tid, place.func, name, self._value(name, place)))

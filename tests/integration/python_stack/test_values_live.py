@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +25,10 @@ from probing.daemon.clock import SystemClock
 from probing.daemon.python_stack.stacks.dump import dump_stacks
 from probing.daemon.python_stack.stacks.requests import PythonStacks
 from probing.daemon.python_stack.values.heap import CHANGED
-from probing.daemon.python_stack.values.read import handlers, read_values
+from probing.daemon.python_stack.values.read import ATTEMPTS, handlers, read_values
 from probing.daemon.python_stack.values.requests import Values
 from probing.daemon.python_stack.values.watch import VariableWatch
+from probing.daemon.python_stack.walk.capture import Capture, capture
 from probing.daemon.python_stack.walk.threads import read_start_ns
 from probing.daemon.source import Identity, Loss
 
@@ -88,6 +90,38 @@ def test_each_thread_answers_for_itself(python: str, until: Until) -> None:
     assert rows[:2] == [("who", "'main'"), ("who", "'other'")]
     assert [name for name, _ in rows] == ["who", "who", "step", "step", "Box"]
     assert answers[0][0]["tid"] == process.pid != answers[0][1]["tid"]
+
+
+def test_a_stack_that_is_not_whole_hides_no_variable(monkeypatch: pytest.MonkeyPatch, until: Until) -> None:
+    looks, incomplete = 0, 0
+
+    def cut(*arguments: Any) -> Capture:
+        nonlocal looks
+        captured, looks = capture(*arguments), looks + 1
+        if looks > incomplete:
+            return captured
+        threads = [(replace(thread, frames=[], complete=False), codes) for thread, codes in captured.threads]
+        return replace(captured, threads=threads)
+
+    monkeypatch.setattr("probing.daemon.python_stack.values.read.capture", cut)
+    with program(sys.executable, "values_busy.py") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "ready"
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: "T (stopped)" in Path(f"/proc/{process.pid}/status").read_text())
+        runtime, start_ns = runtime_of(process.pid), read_start_ns(process.pid)
+
+        def answer(name: str) -> list[tuple[str | None, str]]:
+            values = read_values(process.pid, start_ns, runtime, [name], time.monotonic() + 60)["values"]
+            return [(value["value"], value["reason"]) for value in values]
+
+        # WHEN the first of the looks lacks frames, the next has them
+        incomplete = 1
+        assert answer("who") == [("'main'", ""), ("'other'", "")]
+        # AND when all lack some, nobody says that there is no such variable
+        incomplete = looks + ATTEMPTS
+        assert answer("who") == [(None, CHANGED)]
+        assert answer("nobody") == [(None, "there is no variable 'nobody' in any frame")]
 
 
 def test_tensors() -> None:
