@@ -25,6 +25,7 @@ from probing.api.tables.net import SOCKETS
 from probing.api.tables.schema import Row
 from probing.daemon.arrow import batch_of
 from probing.daemon.fairness import in_turn
+from probing.daemon.net.tcp.reading import MAX_SOCKETS
 from probing.daemon.net.tcp.sock_diag import LISTEN, NETLINK_SOCK_DIAG, address_text
 from probing.daemon.processes.namespaces import own_namespace, socket_in
 from probing.daemon.processes.reader_pool import ReaderPool, payload_of
@@ -115,6 +116,8 @@ _SHARE = 1 / 400
 # If processes share a socket, the first role here owns it: data loaders inherit sockets of their trainer.
 _ORDER = ("trainer", "launcher", "other", "data_loader")
 _Integers = npt.NDArray[np.int64]
+# The network namespace of a process, and the inode of each of its sockets.
+_HeldSockets = tuple[int, list[int]]
 
 
 class Owners:
@@ -128,7 +131,7 @@ class Owners:
         """A process of each network namespace."""
         self._inodes: _Integers = np.zeros(0, np.int64)
         self._owners: _Integers = np.zeros(0, np.int64)
-        self._held: dict[ProcessKey, tuple[int, list[int]]] = {}
+        self._held: dict[ProcessKey, _HeldSockets] = {}
         self._looked = self._due = 0.0
         self._unknown = False
         self._error: ProbingError | None = None
@@ -175,8 +178,7 @@ class Owners:
         # None: a process was not reached in time, and is tried again, or has ended, and is soon not watched any more.
         self._looked, self._unknown = now, None in read
         self.processes = keys
-        # A process that was not reached keeps the sockets of the last listing.
-        held = [seen or self._held.get(key) for key, seen in zip(keys, read, strict=True)]
+        held = self._with_last(keys, read)
         self._held = {key: seen for key, seen in zip(keys, held, strict=True) if seen}
         namespaces: dict[int, ProcessKey] = {}
         owners: dict[int, int] = {}
@@ -190,12 +192,26 @@ class Owners:
         self._inodes = np.array(sorted(owners), np.int64)
         self._owners = np.array([owners[inode] for inode in self._inodes.tolist()], np.int64)
 
-    def _ask(self, keys: list[ProcessKey]) -> tuple[list[tuple[int, list[int]] | None], float]:
+    def _with_last(self, keys: list[ProcessKey], read: Sequence[_HeldSockets | None]) -> list[_HeldSockets | None]:
+        """Returns ``read`` with the sockets of the last listing for processes that were not reached, while all
+        together are at most MAX_SOCKETS."""
+        room = MAX_SOCKETS - sum(len(seen[1]) for seen in read if seen)
+        held: list[_HeldSockets | None] = []
+        for key, seen in zip(keys, read, strict=True):
+            last = self._held.get(key) if seen is None else None
+            if last is not None and len(last[1]) <= room:
+                room -= len(last[1])
+                held.append(last)
+            else:
+                held.append(seen)
+        return held
+
+    def _ask(self, keys: list[ProcessKey]) -> tuple[list[_HeldSockets | None], float]:
         """Returns the result of ``held_sockets`` in the reader, and the CPU time that it took, s."""
         timeout_ms = int(OWNERS_TIMEOUT_S * 500)
         targets = [list(key) for key in keys]
         answer = self._readers.call("sockets", timeout=OWNERS_TIMEOUT_S, targets=targets, timeout_ms=timeout_ms)
-        return payload_of(list[tuple[int, list[int]] | None], answer), float(answer.header.get("cpu_s") or 0.0)
+        return payload_of(list[_HeldSockets | None], answer), float(answer.header.get("cpu_s") or 0.0)
 
 
 def _rank(who: Identity) -> tuple[int, int, int]:

@@ -262,6 +262,23 @@ def test_a_process_that_is_not_reached_in_time_keeps_its_sockets(world: World) -
     assert (found["pid"], found["bytes_sent"], world.reads.count("sockets")) == (100, 7, 2)
 
 
+def test_the_sockets_of_processes_that_are_not_reached_are_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN room for three sockets
+    monkeypatch.setattr(socket_source, "MAX_SOCKETS", 3)
+    world.held = {100: [11, 12], 101: [21]}
+    rows = [{"inode": inode, "cookie": inode} for inode in (11, 21)]
+    world.tick(*rows)
+    world.tick(*rows, {"inode": 55, "cookie": 5})
+    # WHEN one process is not reached, and the other has two
+    world.reads.answers["sockets"] = lambda _: [None, [NETNS, [21, 22]]]
+    moved = [{**row, "bytes_sent": 7} for row in rows]
+    (found,) = world.tick(*moved, {"inode": 55, "cookie": 5}, after=socket_source.SOON_S)
+    # THEN there is no room for what the first had
+    assert (found["pid"], world.reads.count("sockets")) == (101, 2)
+
+
 def test_a_look_that_takes_long_but_little_cpu_is_taken_again_soon(world: World) -> None:
     held = world.reads.answers["sockets"]
     cpu_s = 0.005
