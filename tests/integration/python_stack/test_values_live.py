@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +49,17 @@ def agrees(row: dict[str, Any]) -> bool:
     return str(text).isdigit()
 
 
+@contextmanager
+def stopped(python: str, until: Until) -> Iterator[subprocess.Popen[str]]:
+    """Runs values_busy.py until both of its threads are at work, and stops it."""
+    with program(python, "values_busy.py") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "ready"
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: "T (stopped)" in Path(f"/proc/{process.pid}/status").read_text())
+        yield process
+
+
 @each_interpreter
 def test_values_that_change_are_whole_or_said_to_have_changed(python: str) -> None:
     rounds, read = examples(60), 0
@@ -70,11 +83,7 @@ def test_values_that_change_are_whole_or_said_to_have_changed(python: str) -> No
 
 @each_interpreter
 def test_each_thread_answers_for_itself(python: str, until: Until) -> None:
-    with program(python, "values_busy.py") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().strip() == "ready"
-        os.kill(process.pid, signal.SIGSTOP)
-        until(lambda: "T (stopped)" in Path(f"/proc/{process.pid}/status").read_text())
+    with stopped(python, until) as process:
         runtime, start_ns = runtime_of(process.pid), read_start_ns(process.pid)
         other = max(int(entry.name) for entry in Path(f"/proc/{process.pid}/task").iterdir())
         request = {"pid": process.pid, "start_ns": start_ns, "runtime": runtime.to_dict(), "timeout_ms": 60_000}
@@ -104,11 +113,7 @@ def test_a_stack_that_is_not_whole_hides_no_variable(monkeypatch: pytest.MonkeyP
         return replace(captured, threads=threads)
 
     monkeypatch.setattr("probing.daemon.python_stack.values.read.capture", cut)
-    with program(sys.executable, "values_busy.py") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().strip() == "ready"
-        os.kill(process.pid, signal.SIGSTOP)
-        until(lambda: "T (stopped)" in Path(f"/proc/{process.pid}/status").read_text())
+    with stopped(sys.executable, until) as process:
         runtime, start_ns = runtime_of(process.pid), read_start_ns(process.pid)
 
         def answer(name: str) -> list[tuple[str | None, str]]:
