@@ -30,8 +30,8 @@ class Policy(NamedTuple):
 
     At most ``at_once`` calls younger than ``patience_s`` are in flight, and at most ``most`` calls in all; so nodes
     that do not answer delay no others. A broken call is repeated up to ``retries`` times. Once ``hedge_after`` nodes
-    have answered, calls that take longer than nearly all others are hedged, for at most the share ``hedges`` of all
-    nodes; 0: no hedges.
+    have answered, calls that take longer than nearly all others are hedged, each once; the hedges in flight are at most
+    the share ``hedges`` of all nodes; 0: no hedges.
     """
 
     at_once: int = 96
@@ -98,6 +98,7 @@ class _Round(Generic[T]):
         self._took: list[float] = []
         # Calls that may be hedged, the oldest first.
         self._waiting: dict[str, _Call[T]] = {}
+        # How many more hedges may be in flight.
         self._hedges = math.ceil(policy.hedges * len(addresses))
 
     async def run(self) -> Gathered[T]:
@@ -161,6 +162,8 @@ class _Round(Generic[T]):
             return await call.outcome
         finally:
             self._waiting.pop(address, None)
+            if len(call.tasks) > 1:
+                self._hedges += 1
             if call.outcome.done() and not call.outcome.cancelled():
                 call.outcome.exception()
             if pending := [task for task in call.tasks if not task.done()]:
@@ -194,7 +197,7 @@ class _Round(Generic[T]):
 
     async def _hedge(self) -> None:
         """Starts second calls. One timer serves all nodes: a timer for each node would wake thousands of tasks."""
-        while self._hedges > 0:
+        while self._policy.hedges > 0:
             await asyncio.sleep(_GLANCE_S)
             limit, now = self._limit(), self._loop.time()
             for call in list(self._waiting.values()) if limit is not None else ():

@@ -90,11 +90,17 @@ def test_a_slow_call_is_hedged_and_the_first_answer_counts() -> None:
     assert max(Counter(a.address for a in found.answered).values()) == 1
 
 
-def test_hedges_are_few() -> None:
-    slow = {f"n{i}": [3600.0] for i in range(30)}
-    double = Double(**slow)
+def test_few_hedges_are_in_flight() -> None:
+    double = Double(**{f"n{i}": [3600.0, 3600.0] for i in range(30)})
     asked(double, 100, timeout=1.0)
     assert double.calls.total() == 105
+
+
+def test_slow_calls_that_answer_leave_the_hedges_to_a_call_that_does_not() -> None:
+    # The calls before that of n7 take both hedges, and answer; n7 answers only the second call.
+    double = Double(**{f"n{i}": [0.5, 3600.0] for i in range(5)}, n7=[3600.0])
+    found = asked(double, 40, timeout=3.0)
+    assert (len(found.answered), found.answered[7].value, double.calls["n7"]) == (40, 1, 2)
 
 
 def test_a_broken_hedge_leaves_the_first_call() -> None:
