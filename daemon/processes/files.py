@@ -22,7 +22,6 @@ from probing.daemon.processes.procfs import Mapping, clean_text, parse_environ, 
 from probing.daemon.processes.target import MAX_ENVIRON, Target
 
 __all__ = (
-    "O_PATH",
     "find_files",
     "handle_below",
     "open_file",
@@ -35,7 +34,6 @@ _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_IN_ROOT = 0x10
-O_PATH = 0o10000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -43,7 +41,7 @@ def handle_below(root: int, path: bytes, *, links: bool = True) -> int:
     """Returns an O_PATH descriptor of ``path``, with the directory ``root`` as /. Raises OSError: ELOOP for a symbolic
     link in ``path``, unless ``links``."""
     resolve = _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | (0 if links else _RESOLVE_NO_SYMLINKS)
-    how = struct.pack("QQQ", O_PATH | os.O_CLOEXEC, 0, resolve)
+    how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, resolve)
     fd: int = _libc.syscall(_OPENAT2, root, ctypes.c_char_p(path), ctypes.c_char_p(how), ctypes.c_size_t(len(how)))
     if fd < 0:
         code = ctypes.get_errno()
@@ -116,7 +114,7 @@ def open_mapped(target: Target, request: Header) -> tuple[Header, int]:
 def _from_map_files(target: Target, mapping: Mapping, served: bool) -> int | None:
     name = f"map_files/{mapping.start:x}-{mapping.end:x}"
     try:
-        handle = os.open(name, O_PATH | os.O_CLOEXEC, dir_fd=target.dir_fd)
+        handle = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=target.dir_fd)
     except (PermissionError, FileNotFoundError):
         return None
     except ProcessLookupError as e:
@@ -130,7 +128,7 @@ def _from_path(target: Target, mapping: Mapping, served: bool) -> int:
             f"{_name(mapping)} was deleted or replaced while process {target.pid} uses it",
             hint="give the readers CAP_CHECKPOINT_RESTORE to read deleted files, or restart the job",
         )
-    root = os.open("root", O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target.dir_fd)
+    root = target.directory("root")
     try:
         handle = handle_below(root, mapping.path)
     except FileNotFoundError as e:
@@ -198,7 +196,7 @@ def open_memory_files(
             try:
                 if not os.readlink(os.fsencode(name), dir_fd=folder).startswith(link):
                     continue
-                handle = os.open(name, O_PATH | os.O_CLOEXEC, dir_fd=folder)
+                handle = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=folder)
             except FileNotFoundError:
                 continue
             except OSError:
@@ -296,13 +294,7 @@ def _handle(target: Target, path: str) -> int | None:
     encoded = os.fsencode(path)
     if not encoded or len(encoded) > MAX_PATH or b"\0" in encoded:
         return None
-    start = "root" if encoded.startswith(b"/") else "cwd"
-    try:
-        root = os.open(start, O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=target.dir_fd)
-    except (FileNotFoundError, ProcessLookupError) as e:
-        raise ProcessGone(f"process {target.pid} exited") from e
-    except PermissionError as e:
-        raise PrivilegeError(f"the files of process {target.pid} may not be read") from e
+    root = target.directory("root" if encoded.startswith(b"/") else "cwd")
     try:
         return handle_below(root, encoded)
     except OSError:

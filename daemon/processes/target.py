@@ -108,6 +108,12 @@ class Target:
         with self._errors():
             return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd)
 
+    def directory(self, name: str) -> int:
+        """Returns an O_PATH descriptor of the directory that ``/proc/PID/name`` is or leads to. Raises the errors of
+        ``read``: a process that exits loses its root before its number."""
+        with self._errors():
+            return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.dir_fd)
+
     def link(self, name: str) -> bytes:
         with self._errors():
             return os.readlink(name.encode(), dir_fd=self.dir_fd)

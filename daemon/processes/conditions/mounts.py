@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from probing.daemon.processes.files import O_PATH, handle_below
+from probing.daemon.processes.files import handle_below
 from probing.daemon.processes.procfs import clean_text
 from probing.daemon.processes.target import Target
 
@@ -80,7 +80,7 @@ def handle_of(target: Target, path: bytes) -> Iterator[int]:
     """Yields an O_PATH descriptor of a plain path in the root of a process. Does not wait if ``waits_for_others`` is
     False for the mount of the path. Raises OSError, with ELOOP for a path with a link, since the link may lead to
     another mount."""
-    root = os.open("root", O_PATH | os.O_CLOEXEC, dir_fd=target.dir_fd)
+    root = os.open("root", os.O_PATH | os.O_CLOEXEC, dir_fd=target.dir_fd)
     try:
         handle = handle_below(root, path, links=False)
     finally:

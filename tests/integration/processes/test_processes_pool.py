@@ -27,6 +27,7 @@ from probing.daemon.pool import Policy, Pool, Process
 from probing.daemon.processes import reader_pool
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.processes.reader_pool import ReaderPool
+from probing.daemon.processes.target import Target
 
 PROGRAMS = Path(__file__).parents[1] / "processes_programs"
 SLEEPER = "import time; print('ready', flush=True); time.sleep(600)"
@@ -84,6 +85,9 @@ def test_a_zombie_is_gone(pool: ReaderPool, sleeper: subprocess.Popen[bytes]) ->
     until(lambda: b") Z" in Path(f"/proc/{sleeper.pid}/stat").read_bytes())
     with pytest.raises(ProcessGone):
         pool.call("identity", pid=sleeper.pid, timeout=PATIENCE)
+    # A process that exits while it is read: it has a number, and no root any more.
+    with Target(sleeper.pid) as target, pytest.raises(ProcessGone):
+        target.directory("root")
 
 
 def test_processes_that_exit_while_they_are_read(pool: ReaderPool) -> None:
