@@ -119,7 +119,8 @@ def test_a_real_training_in_a_group(make_daemon: Callable[..., Daemon], user: Us
         lambda: user.status(daemon, "ddp")["phase"] in ("finished", "failed"), what=lambda: user.status(daemon, "ddp")
     )
     status = user.status(daemon, "ddp")
-    assert (status["phase"], status["why"]) == ("finished", "2 ranks ended with status 0")
+    said = [user.ctl(daemon, "group", "logs", "ddp", "--rank", rank).stdout for rank in ("0", "1")]
+    assert (status["phase"], status["why"]) == ("finished", "2 ranks ended with status 0"), said
     ranks = "SELECT DISTINCT rank FROM comm.ops WHERE job = 'ddp' AND op = 'all_reduce' ORDER BY rank"
     until(lambda: [row["rank"] for row in daemon.rows(ranks)] == [0, 1], what=lambda: daemon.rows(ranks))
 
