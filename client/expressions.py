@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from probing.api.errors import TargetError, UsageError
 from probing.api.text import escape, size, sql_name, sql_text
 from probing.client.messages import Evaluated, raised_text
-from probing.client.render.rows import rows_of
+from probing.client.render.rows import Row, rows_of
 from probing.client.session import report_failures
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _job_of(cluster: Cluster, sql: str) -> str:
     return str(jobs.pop())
 
 
-def _evaluated(cluster: Cluster, job: str, code: str) -> list[dict[str, Any]]:
+def _evaluated(cluster: Cluster, job: str, code: str) -> list[Row]:
     """Returns the rows of ``code`` in all ranks, with node, job, run, rank and pid in front."""
     try:
         tree = ast.parse(code, mode="eval")
@@ -124,14 +124,14 @@ def _evaluated(cluster: Cluster, job: str, code: str) -> list[dict[str, Any]]:
     text = _ROWS.format(code=f"({code}\n)", modules=modules)
     found = cluster.evaluate(text, (), job, seconds=_LIMIT_S)
     report_failures(found.failures, all_failed=not found.results)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for result in found.results:
         who = {name: value for name, value in result.items() if name in _WHO}
         rows += [{**row, **who} for row in _read(result, code)]
     return rows
 
 
-def _read(result: Evaluated, code: str) -> Iterator[dict[str, Any]]:
+def _read(result: Evaluated, code: str) -> Iterator[Row]:
     if (raised := result["raised"]) is not None:
         text = escape(raised_text(raised), 500)
         raise TargetError(f"rank {result['rank']}: python.`{escape(code, 80)}` raised {text}")
@@ -140,7 +140,7 @@ def _read(result: Evaluated, code: str) -> Iterator[dict[str, Any]]:
     yield from map(_row, result["output"].splitlines())
 
 
-def _row(line: str) -> dict[str, Any]:
+def _row(line: str) -> Row:
     """Returns the row in a line of what the code printed; the process may have printed anything."""
     try:
         row = ast.literal_eval(line)
@@ -151,7 +151,7 @@ def _row(line: str) -> dict[str, Any]:
     return row
 
 
-def _rows_sql(rows: Sequence[dict[str, Any]]) -> str:
+def _rows_sql(rows: Sequence[Row]) -> str:
     """Returns a SELECT of ``rows`` in parentheses: the columns of _WHO, then the other columns."""
     names = list(dict.fromkeys([*_WHO, *(name for row in rows for name in row)]))[:_MAX_COLUMNS]
     types = [_type_of([row.get(name) for row in rows]) for name in names]

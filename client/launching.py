@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from probing.api.errors import SERVED, FormatError, PrivilegeError, ProbingError, UsageError
 from probing.api.proto.probing.v1 import node_pb2 as pb
@@ -137,7 +137,10 @@ class Link:
                 self._sent[number] = now
             while len(self._sent) > _REMEMBERED:
                 self._sent.popitem(last=False)
-            first: dict[str, Any] = {"workers": self._workers, "version": version("probingd"), "pid": os.getpid()}
-            logs, self._logs = self._logs, []
-            yield pb.WorkReport(number=number, rows=self._rows, logs=logs, **(first if number == 1 else {}))
+            report = pb.WorkReport(number=number, rows=self._rows, logs=self._logs)
+            self._logs = []
+            if number == 1:
+                report.workers.extend(self._workers)
+                report.version, report.pid = version("probingd"), os.getpid()
+            yield report
             await self._changed.wait()

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy.typing as npt
 import pyarrow as pa
 
+from probing.api.tables.schema import Row
 from probing.daemon.clock import ClockPair
 from probing.daemon.config import Config
 from probing.daemon.source_state import SourceState, Totals
@@ -75,7 +76,7 @@ class Identity(NamedTuple):
     def key(self) -> ProcessKey:
         return ProcessKey(self.pid, self.start_ns)
 
-    def row(self, node: str, ts_ns: int) -> dict[str, Any]:
+    def row(self, node: str, ts_ns: int) -> Row:
         """Returns the columns of a row about the process at ``ts_ns``, UTC: node, time, job, run, process and rank."""
         return {
             "node": node,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -122,7 +122,7 @@ def _object(data: bytes) -> dict[str, Any]:
     return found
 
 
-def _typed(kind: type[_T], found: dict[str, Any]) -> _T:
+def _typed(kind: type[_T], found: Mapping[str, object]) -> _T:
     try:
         return typed(kind, found)
     except ValueError as e:
@@ -142,7 +142,7 @@ def _integer(text: str) -> int | float:
     return _number(text)
 
 
-def _is_unicode(found: dict[str, Any]) -> bool:
+def _is_unicode(found: Mapping[str, object]) -> bool:
     try:
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -157,7 +157,7 @@ def _read_words(ranks: list[Any]) -> None:
             series["values"] = [_WORDS.get(x, x) if isinstance(x, str) else x for x in series["values"]]
 
 
-def _check_version(found: dict[str, Any]) -> None:
+def _check_version(found: Mapping[str, object]) -> None:
     version = found.get("version")
     if type(version) is not int:
         raise _damaged("they have no version")

@@ -251,8 +251,8 @@ class Group:
 
     def running(self, now_ns: int, *, address: str = "", port: int = 0) -> Group:
         """Returns the record after no process of an older generation is left."""
-        place = {"address": address or self.address, "port": port or self.port}
-        return replace(self, phase="running", occupied=(), fence_s=0.0, since_ns=now_ns, **place)  # type: ignore[arg-type]
+        address, port = address or self.address, port or self.port
+        return replace(self, phase="running", occupied=(), fence_s=0.0, since_ns=now_ns, address=address, port=port)
 
     def over(self, phase: Literal["finished", "failed"], reason: str, now_ns: int) -> Group:
         """Returns the record after all ranks have ended, or a failure after which the group is not started again.

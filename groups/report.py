@@ -29,6 +29,7 @@ class WorkerRow:
     ``seen``: the newest generation of the group that the launcher knows; ``clear``: no process of an older generation
     is left at this launcher. ``exit_code`` and ``signal`` of a process that ended; both None if they are not known.
     ``since_ns``: Unix time at which the state began. ``restarts``: starts without the owner's order within an hour.
+    ``left``: processes of a rank whose first process has ended.
     """
 
     worker: str
@@ -46,6 +47,7 @@ class WorkerRow:
     reason: str = ""
     log: str = ""
     restarts: int = 0
+    left: int = 0
 
     @property
     def failed(self) -> bool:
@@ -75,7 +77,7 @@ def rows_from(data: bytes) -> list[WorkerRow]:
 
 
 def _is_bounded(row: WorkerRow) -> bool:
-    small = (row.rank, row.pid, row.exit_code, row.signal, row.restarts)
+    small = (row.rank, row.pid, row.exit_code, row.signal, row.restarts, row.left)
     large = (row.generation, row.seen, row.start_ns, row.since_ns)
     return (
         is_worker(row.worker)

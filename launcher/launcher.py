@@ -14,10 +14,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from probing.api.errors import ProbingError
 from probing.groups.group import Group
+from probing.groups.report import WorkerRow
 from probing.groups.spec import MAX_GROUPS
 from probing.launcher.allowed import Rules
 from probing.launcher.census import set_subreaper
@@ -155,8 +156,8 @@ class Launcher:
         with suppress(BlockingIOError):
             os.eventfd_write(self._waker, 1)
 
-    def report(self) -> list[dict[str, Any]]:
-        """Returns a row for each group and each of its workers here, in the form of ``groups.report.WorkerRow``.
+    def report(self) -> list[WorkerRow]:
+        """Returns a row for each group and each of its workers here.
 
         ``clear``: no process of a generation older than ``seen`` is left, and none will be started. A deleted group has
         rows until it is clear. A group whose records were all refused has rows; a refused record of another group has
@@ -165,7 +166,7 @@ class Launcher:
         now_ns = self._clock.boot_ns()
         rows = [row for held in self._held.values() for row in self._rows(held, now_ns)]
         if len(rows) > _MAX_ROWS:
-            rows.sort(key=lambda row: (row["state"] in _IDLE, -row["since_ns"]))
+            rows.sort(key=lambda row: (row.state in _IDLE, -row.since_ns))
         return [*self._refusals.rows(), *rows[:_MAX_ROWS]]
 
     def log(self, name: str, rank: int) -> Path | None:
@@ -218,7 +219,7 @@ class Launcher:
                 held.problem = record_problem(group, history, self._rules)
         return held
 
-    def _rows(self, held: Held, now_ns: int) -> list[dict[str, Any]]:
+    def _rows(self, held: Held, now_ns: int) -> list[WorkerRow]:
         verdict = self._verdict(held, now_ns)
         restarts = recent_restarts(held.history, self._clock.boot_id, now_ns)
         rows = []

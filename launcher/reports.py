@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from probing.api.text import plural
 from probing.groups.group import Group
+from probing.groups.report import WorkerRow, WorkerState
 from probing.launcher.census import Member
 from probing.launcher.children import Child
 from probing.launcher.decisions import Verdict
@@ -23,39 +25,26 @@ _V = TypeVar("_V")
 
 def row(
     held: Held, worker: str, child: Child | None, verdict: Verdict, *, restarts: int, members: Sequence[Member]
-) -> dict[str, Any]:
+) -> WorkerRow:
     """Returns what became of ``worker`` in a group. ``child``: the process of its last run, if it is alive.
 
     ``restarts``: starts without an order within an hour. ``members``: processes of the generation of the last run.
     """
-    history, run = held.history, held.run_of(worker)
-    common = {
-        "worker": worker,
-        "group": history.name,
-        "seen": history.generation,
-        "clear": held.cleared >= history.generation,
-        "restarts": restarts,
-    }
-    if run is not None and (child or run.generation == history.generation or verdict.state == "idle"):
-        return {**common, **_run(held, run, child), **_left(run, child, members)}
+    history, run, newest = held.history, held.run_of(worker), held.history.generation
+    clear = held.cleared >= newest
+    state: WorkerState = "starting" if verdict.state == "start" else verdict.state
+    row = WorkerRow(worker, history.name, newest, newest, clear, state, reason=verdict.reason, restarts=restarts)
+    if run is not None and (child or run.generation == newest or verdict.state == "idle"):
+        return _of_run(row, held, run, child, members)
     rank = next((ranked.rank for ranked in held.ranks if ranked.worker == worker), None)
-    state: str = "starting" if verdict.state == "start" else verdict.state
-    reason = verdict.reason
-    if held.history.phase == "running" and rank is None:
-        state, reason = "idle", f"generation {history.generation} has no rank for this worker"
-    elif rank is not None and history.started >= history.generation:
-        state = "ended"
-        reason = f"generation {history.generation} was begun before, without a record of this rank: it starts only once"
-    return {
-        **common,
-        **_EMPTY,
-        "log": run.log if run else "",
-        "generation": history.generation,
-        "rank": rank,
-        "state": state,
-        "since_ns": held.group.since_ns if held.group else 0,
-        "reason": reason,
-    }
+    since_ns = held.group.since_ns if held.group else 0
+    row = replace(row, rank=rank, log=run.log if run else "", since_ns=since_ns)
+    if history.phase == "running" and rank is None:
+        return replace(row, state="idle", reason=f"generation {newest} has no rank for this worker")
+    if rank is not None and history.started >= newest:
+        reason = f"generation {newest} was begun before, without a record of this rank: it starts only once"
+        return replace(row, state="ended", reason=reason)
+    return row
 
 
 class Refusals:
@@ -63,9 +52,9 @@ class Refusals:
 
     def __init__(self, workers: Sequence[str]) -> None:
         self._workers = workers
-        self._unknown: dict[str, list[dict[str, Any]]] = {}
+        self._unknown: dict[str, list[WorkerRow]] = {}
         self._said: dict[tuple[str, str], None] = {}
-        self._new: list[dict[str, Any]] = []
+        self._new: list[WorkerRow] = []
 
     def add(self, group: Group, reason: str, known: bool) -> None:
         """Notes a refusal. ``known``: whether another record of the group was taken."""
@@ -85,7 +74,7 @@ class Refusals:
         """Notes that a record of group ``name`` was taken."""
         self._unknown.pop(name, None)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[WorkerRow]:
         """Returns the rows of refusals: once, if another record of the group was taken."""
         new, self._new = self._new, []
         return [*(row for rows in self._unknown.values() for row in rows), *new]
@@ -97,60 +86,34 @@ def _put(bounded: dict[_K, _V], key: _K, value: _V) -> None:
     bounded[key] = value
 
 
-def _refusal(group: Group, worker: str, generation: int, reason: str) -> dict[str, Any]:
-    return {
-        "worker": worker,
-        "group": group.spec.name,
-        "seen": 0,
-        "clear": False,
-        "restarts": 0,
-        **_EMPTY,
-        "generation": generation,
-        "state": "refused",
-        "since_ns": group.since_ns,
-        "reason": reason,
-    }
+def _refusal(group: Group, worker: str, generation: int, reason: str) -> WorkerRow:
+    return WorkerRow(worker, group.spec.name, generation, 0, False, "refused", since_ns=group.since_ns, reason=reason)
 
 
-def _left(run: Run, child: Child | None, members: Sequence[Member]) -> dict[str, Any]:
-    """Returns what is said of processes that are left of a rank whose first process has ended."""
-    if child is not None:
-        return {}
-    left = sum(member.rank == run.rank and still_alive(member.stat) for member in members)
-    if not left:
-        return {}
-    runs = "runs" if left == 1 else "run"
-    return {"left": left, "reason": f"{run.reason}; {plural(left, 'process')} of it still {runs}"}
+def _of_run(row: WorkerRow, held: Held, run: Run, child: Child | None, members: Sequence[Member]) -> WorkerRow:
+    left, reason = 0, run.reason
+    if child is None and (left := sum(member.rank == run.rank and still_alive(member.stat) for member in members)):
+        runs = "runs" if left == 1 else "run"
+        reason = f"{reason}; {plural(left, 'process')} of it still {runs}"
+    return replace(
+        row,
+        generation=run.generation,
+        state=_state(held, run, child),
+        rank=run.rank,
+        pid=run.pid or None,
+        start_ns=run.start_ns or None,
+        exit_code=run.exit_code,
+        signal=run.signal,
+        since_ns=run.ended_ns or run.began_ns,
+        reason=reason,
+        log=run.log,
+        left=left,
+    )
 
 
-def _run(held: Held, run: Run, child: Child | None) -> dict[str, Any]:
+def _state(held: Held, run: Run, child: Child | None) -> WorkerState:
     if child is None:
-        state = "fenced" if run.fenced else "ended"
-    elif held.ending is not None and run.generation < held.ending.below:
-        state = "ending"
-    else:
-        state = "starting" if child.report >= 0 else "running"
-    return {
-        "generation": run.generation,
-        "rank": run.rank,
-        "state": state,
-        "pid": run.pid or None,
-        "start_ns": run.start_ns or None,
-        "exit_code": run.exit_code,
-        "signal": run.signal,
-        "since_ns": run.ended_ns or run.began_ns,
-        "reason": run.reason,
-        "log": run.log,
-        "left": 0,
-    }
-
-
-_EMPTY: dict[str, Any] = {
-    "rank": None,
-    "pid": None,
-    "start_ns": None,
-    "exit_code": None,
-    "signal": None,
-    "log": "",
-    "left": 0,
-}
+        return "fenced" if run.fenced else "ended"
+    if held.ending is not None and run.generation < held.ending.below:
+        return "ending"
+    return "starting" if child.report >= 0 else "running"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from probing.client.session import opened
 from probing.client.settings import Settings
 from probing.client.user import user_name
 from probing.groups.keys import trusted_keys
+from probing.groups.report import rows_json
 from probing.groups.spec import node_of
 from probing.launcher.logs import read_log
 
@@ -94,7 +94,7 @@ def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
             elif not launcher.apply(order):
                 fences[order.spec.name] = order.spec.fence_s
         launcher.step()
-        link.report(json.dumps(launcher.report(), separators=(",", ":")).encode())
+        link.report(rows_json(launcher.report()))
         if link.refused is not None:
             raise link.refused
         if link.problem is not None and link.problem != said:
@@ -106,7 +106,7 @@ def _serve(launcher: Launcher, link: Link, signals: list[int]) -> None:
                 launcher.reexec()
             except OSError as e:
                 sys.stderr.write(f"the program cannot be run anew, and goes on as it is: {e.strerror}\n")
-    living = sum(row["state"] in ("starting", "running", "ending") for row in launcher.report())
+    living = sum(row.state in ("starting", "running", "ending") for row in launcher.report())
     launcher.close()
     if living:
         sys.stderr.write(

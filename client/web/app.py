@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -132,7 +133,7 @@ class _Pages:
         try:
             self._visitor(request)
         except Unauthenticated:
-            said: dict[str, Any] = dict.fromkeys(("target", "all_nodes", "user", "version", "can"))
+            said: dict[str, object] = dict.fromkeys(("target", "all_nodes", "user", "version", "can"))
             login: str | None = self._sessions.door.login
         else:
             site = self._site
@@ -218,7 +219,7 @@ class _Files(StaticFiles):
         return answered
 
 
-async def _object(request: Request) -> dict[str, Any]:
+async def _object(request: Request) -> Mapping[str, object]:
     """Returns the body of a POST. Raises UsageError for anything but an object of JSON."""
     try:
         body = await request.json()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from probing.api.errors import UsageError
 from probing.api.text import numbers_text
@@ -13,7 +13,7 @@ from probing.client.profile.request import Selection, at_times, base_of
 from probing.client.profile.samples import read_profiles
 from probing.client.web.panels import Question
 
-__all__ = ("difference", "profile")
+__all__ = ("Tree", "difference", "profile")
 
 # Small frames count only in their callers: frames below this share of the time, and all but the largest _MOST_NODES.
 _LEAST_SHARE = 1 / 5_000
@@ -30,8 +30,21 @@ class _Node:
     children: dict[Frame, _Node] = field(default_factory=dict)
 
 
-def profile(question: Question) -> dict[str, Any]:
-    """Returns the tree of stored samples: ``name``, ``value`` (ns), ``children``, and with by=rank ``ranks``.
+class Tree(TypedDict, total=False):
+    """A frame with its callees. ``value``: its time, ns; ``base``: its time in the second profile, if there are two.
+    ``ranks``: the ranks that have the frame, if they are asked for. ``seen``: the samples of each profile; of the root.
+    """
+
+    name: str
+    value: int
+    base: int
+    ranks: str
+    seen: list[int]
+    children: list[Tree]
+
+
+def profile(question: Question) -> Tree:
+    """Returns the tree of stored samples, with ``ranks`` if by=rank.
 
     With ``wall`` the time on and off the CPU of the threads that train, else the time on the CPU.
     """
@@ -39,7 +52,7 @@ def profile(question: Question) -> dict[str, Any]:
     return _tree([found], by_rank=question.parameters.text("by", "") == "rank")
 
 
-def difference(question: Question) -> dict[str, Any]:
+def difference(question: Question) -> Tree:
     """Returns one tree of two selections ``a`` and ``b``, such as rank:R, pid:P, job:J or before:10m, of one interval:
     ``value`` is the time in ``a``, ``base`` the time in ``b``, both ns. Without ``a``, the whole job is compared."""
     whole = _selection(question)
@@ -65,7 +78,7 @@ def _selection(question: Question) -> Selection:
     return at_times(whole, *parameters.bounds("5m"))
 
 
-def _tree(profiles: list[Profile], *, by_rank: bool = False) -> dict[str, Any]:
+def _tree(profiles: list[Profile], *, by_rank: bool = False) -> Tree:
     profiles = [folded_imports(one) for one in profiles]
     root = _Node([0] * len(profiles))
     for at, one in enumerate(profiles):
@@ -102,13 +115,13 @@ def _path(root: _Node, frames: Iterable[Frame], profiles: int) -> Iterator[_Node
         yield node
 
 
-def _plain(name: str, node: _Node, short: dict[str, str], root: _Node, least: float) -> dict[str, Any]:
+def _plain(name: str, node: _Node, short: dict[str, str], root: _Node, least: float) -> Tree:
     large = [
         _plain(label(frame, short), child, short, root, least)
         for frame, child in node.children.items()
         if max(_shares(child, root)) >= least
     ]
-    plain: dict[str, Any] = {"name": name, "value": node.ns[0]}
+    plain: Tree = {"name": name, "value": node.ns[0]}
     if len(node.ns) > 1:
         plain["base"] = node.ns[1]
     if node.ranks:

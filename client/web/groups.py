@@ -10,7 +10,7 @@ import codecs
 import os
 import shlex
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from probing.api.errors import PrivilegeError
 from probing.api.text import escape
@@ -145,7 +145,7 @@ def _shown(spec: Spec) -> Row:
     with their unit."""
     env = "\n".join(f"{name}={shlex.quote(value)}" for name, value in spec.env.items())
     names = ("version", "master", "world_size", "master_port", "backend", "restart", "on_hang", "cwd")
-    fields: dict[str, Any] = {name: getattr(spec, name) for name in (*names, "max_restarts", "min_nodes")}
+    fields = {name: getattr(spec, name) for name in (*names, "max_restarts", "min_nodes")}
     times = {"grace": spec.grace_s, "fence": spec.fence_s, "save_time": spec.save_s}
     return {
         **fields,

@@ -60,14 +60,14 @@ def _diagnoses(question: Question) -> list[Diagnosis]:
     return with_stored_findings(cluster, diagnosed(gathered(cluster, question.job_or_all())))
 
 
-def history(question: Question) -> list[dict[str, Any]]:
+def history(question: Question) -> list[Row]:
     """Returns the rows of ``diagnose --history -f json``, of the last seven days unless an interval is given."""
     from probing.client.diagnosis.history import history as rows
 
     return rows(question.cluster, question.job_or_all(), question.parameters.interval(_HISTORY), whole=True)
 
 
-def waits(question: Question) -> dict[str, Any]:
+def waits(question: Question) -> dict[str, object]:
     """Returns the ``ranks`` of a job, its ``operations`` in flight with waiting and awaited ranks, and ``edges`` from
     each waiting to each awaited rank: 20,000 at most; ``truncated``: there are more."""
     from probing.client.collectives.in_flight import CALLED, INFLIGHT, in_flight
@@ -104,7 +104,7 @@ def _operation(one: Pending, names: dict[Any, Any]) -> Row:
     return {"comm": one.comm, "comm_name": names.get(one.comm), "seq": one.seq, "op": one.op, "age_ns": one.age_ns}
 
 
-def steps(question: Question) -> dict[str, Any]:
+def steps(question: Question) -> dict[str, object]:
     """Returns the last steps of the newest run of a job: ``ranks``, numbers of ``steps``, and ``duration_ns`` by rank,
     null for an unknown step; 2,000 steps at most, fewer if there are many ranks."""
     cluster, during = question.cluster, question.parameters.interval("10m").sql()

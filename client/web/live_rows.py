@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from probing.api.text import utc
 from probing.client.diagnosis.findings import numbers
@@ -55,7 +54,7 @@ _MOST_SERIES = 64
 _LONGEST = 60
 
 
-def jobs_event(view: View, error: str) -> dict[str, Any]:
+def jobs_event(view: View, error: str) -> dict[str, object]:
     """Returns the data of the event ``jobs``; ``error``: why the last refresh failed, or empty."""
     notes = [*view.notes, *([error] if error else [])]
     if len(view.jobs) > _MOST_JOBS:
@@ -67,7 +66,7 @@ def jobs_event(view: View, error: str) -> dict[str, Any]:
     }
 
 
-def job_event(view: View, error: str, name: str) -> dict[str, Any]:
+def job_event(view: View, error: str, name: str) -> dict[str, object]:
     """Returns the data of the event ``job`` for the first run of the job ``name``; ``job`` is null if no node has the
     job."""
     runs = [job for job in view.jobs if job.job == name]
@@ -131,6 +130,6 @@ def _series(rows: Iterable[Row]) -> list[float | None]:
     return found
 
 
-def _rank(row: Row) -> list[Any]:
+def _rank(row: Row) -> list[object]:
     own = {**row, "gpu": [gpu["device_id"] for gpu in row["gpus"]]}
     return [own.get(name) for name in RANK_COLUMNS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from probing.api.errors import NotFound, ProbingError
 from probing.api.text import sql_text
@@ -52,7 +52,7 @@ _SERIES = {"cpu": _CPU, "gpu": _GPU, "net": _NET}
 _UNITS = {"pct": "%", "bytes": "bytes", "w": "W", "c": "°C", "gbps": "Gb/s"}
 
 
-def rank(question: Question) -> dict[str, Any]:
+def rank(question: Question) -> dict[str, object]:
     """Returns ``process`` (null if it is gone), ``ops`` and ``in_flight``, open ``findings`` that name the rank,
     ``logs``, and ``series`` by name: ``t`` (UTC, s), ``v`` and ``unit``. Raises NotFound if there are no rows."""
     parameters, node, pid = question.parameters, question.parameters.text("node"), question.parameters.pid()
@@ -63,7 +63,7 @@ def rank(question: Question) -> dict[str, Any]:
     if not any(found.values()):
         raise NotFound(f"nothing is known of process {pid} on {node}", hint="`probingctl ps` lists running processes")
     process = next(iter(found["process"]), None)
-    series: dict[str, Any] = {}
+    series: dict[str, object] = {}
     for name, sql in _SERIES.items():
         try:
             series |= _series(_rows(cluster, {name: sql}, names)[name])
@@ -85,7 +85,7 @@ def _rows(cluster: Cluster, statements: Mapping[str, str], names: Mapping[str, o
     return {name: rows_of(tables[name]) for name in asked}
 
 
-def _series(rows: list[Row]) -> dict[str, Any]:
+def _series(rows: list[Row]) -> dict[str, object]:
     columns = [name for name in (rows[0] if rows else {}) if name != "t" and any(r[name] is not None for r in rows)]
     times = [row["t"] for row in rows]
     return {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.api.errors import QueryMemory, UsageError
 from probing.api.text import size as size_text
-from probing.client.render.rows import columns_of, names_of, rows_of
+from probing.client.render.rows import Row, columns_of, names_of, rows_of
 from probing.client.web.panels import Question
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def cluster_of(question: Question) -> tuple[Cluster, str]:
     return cluster, parameters.text("sql", most=_MOST_CHARACTERS)
 
 
-def query(question: Question) -> dict[str, Any]:
+def query(question: Question) -> dict[str, object]:
     """Returns ``columns``, ``rows`` (at most 10,000), ``truncated`` and ``warnings``.
 
     Whole numbers beyond 2^53, NaN and infinities are texts. Raises UsageError for more than 2,000 columns, QueryMemory
@@ -110,10 +110,10 @@ def _number(value: Any) -> Any:
     return value
 
 
-def tables(question: Question) -> list[dict[str, Any]]:
+def tables(question: Question) -> list[Row]:
     """Returns the tables with ``doc`` and ``columns``, in the order of their names."""
     found = question.cluster.query_all({"tables": _DOCS, "columns": _COLUMNS})
-    columns: dict[str, list[dict[str, Any]]] = {}
+    columns: dict[str, list[Row]] = {}
     for row in rows_of(found["columns"]):
         columns.setdefault(row.pop("table"), []).append(row)
     return [{**row, "columns": columns.get(row["table"], [])} for row in rows_of(found["tables"])]

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from probing.api.errors import (
     CorruptTarget,
@@ -29,12 +29,13 @@ from probing.daemon.inject.consent import facts_of
 from probing.daemon.inject.moments import Moments
 from probing.daemon.inject.places import Functions, Instructions, free_address, instructions_of
 from probing.daemon.inject.tracing import Stop, write_memory
+from probing.daemon.ipc import Header
 from probing.daemon.processes.memory import ProcessMemory
 from probing.daemon.processes.procfs import Mapping as Mapped
 from probing.daemon.processes.procfs import parse_maps
 from probing.daemon.processes.target import MAX_MAPS, Target
 
-__all__ = ("MAX_CODE", "MAX_SECONDS", "SESSION", "Evaluation", "evaluate")
+__all__ = ("MAX_CODE", "MAX_SECONDS", "SESSION", "Answer", "Evaluation", "Raised", "evaluate")
 
 MAX_CODE, MAX_SECONDS = 64 << 10, 60.0
 SESSION = re.compile(r"[0-9a-f]{0,32}")
@@ -81,7 +82,7 @@ class Evaluation(NamedTuple):
     ends: bool = False
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Evaluation:
+    def from_dict(cls, data: Header) -> Evaluation:
         """Returns the request of a message. Raises UsageError."""
         try:
             pid, start_ns, uid = int(data["pid"]), int(data["start_ns"]), int(data["uid"])
@@ -98,11 +99,32 @@ class Evaluation(NamedTuple):
         return asked
 
 
-def evaluate(asked: Evaluation) -> dict[str, Any]:
+class Raised(TypedDict):
+    """What the code raised. ``frames``: file, line and function of each."""
+
+    type: str
+    message: str
+    frames: list[tuple[str, int, str]]
+
+
+class Answer(TypedDict, total=False):
+    """What the code in a process answered. ``value`` and ``type``: of an expression. ``dropped``: characters of output
+    beyond the limit. ``stops``: how often the main thread was stopped for the code.
+    """
+
+    value: str
+    type: str
+    output: str
+    dropped: int
+    seconds: float
+    error: Raised
+    stops: int
+    longest_stop_us: int
+
+
+def evaluate(asked: Evaluation) -> Answer:
     """Runs the code in the process's main thread and returns its answer.
 
-    Keys: ``value`` and ``type`` (of an expression), ``output``, ``dropped`` (characters of output beyond the limit),
-    ``seconds``, ``error`` {type, message, frames [[file, line, function]]}, ``stops`` and ``longest_stop_us``.
     Raises PrivilegeError and UnsupportedTarget for a process into which no code may be put, TargetTimeout if the code
     did not begin in time (then it was withdrawn) or does not end, ProcessGone, TargetError.
     """
@@ -275,13 +297,17 @@ def _same_clock(pid: int) -> bool:
         return True  # a kernel before 5.6 has no such namespace
 
 
-def _decoded(data: bytes) -> dict[str, Any]:
+def _decoded(data: bytes) -> Answer:
     """Returns the fields of the answer. The process may have written anything. Raises CorruptTarget."""
-    answer: dict[str, Any] = {}
-    error: dict[str, Any] = {"type": "", "message": "", "frames": []}
+    answer: Answer = {}
+    error: Raised = {"type": "", "message": "", "frames": []}
     for key, text in _pairs(data):
-        if key in ("value", "type", "output"):
-            answer[key] = text
+        if key == "value":
+            answer["value"] = text
+        elif key == "type":
+            answer["type"] = text
+        elif key == "output":
+            answer["output"] = text
         elif key == "error":
             error["type"] = text
             answer["error"] = error
@@ -289,12 +315,12 @@ def _decoded(data: bytes) -> dict[str, Any]:
             error["message"] = text
         elif key == "frame":
             file, line, function = [*text.split("\0"), "", ""][:3]
-            error["frames"].append([file, int(line) if line.isdecimal() and len(line) < 10 else 0, function])
+            error["frames"].append((file, int(line) if line.isdecimal() and len(line) < 10 else 0, function))
         elif key == "dropped" and text.isdecimal():
-            answer[key] = int(text[:18])
+            answer["dropped"] = int(text[:18])
         elif key == "seconds":
             with suppress(ValueError):
-                answer[key] = seconds if math.isfinite(seconds := float(text)) else 0.0
+                answer["seconds"] = seconds if math.isfinite(seconds := float(text)) else 0.0
     return answer
 
 

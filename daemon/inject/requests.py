@@ -29,7 +29,7 @@ from probing.api.typed import typed_json
 from probing.daemon.arrow import batch_of
 from probing.daemon.clock import Clock
 from probing.daemon.config import InjectConfig
-from probing.daemon.inject.evaluation import MAX_CODE, MAX_SECONDS, SESSION, Evaluation
+from probing.daemon.inject.evaluation import MAX_CODE, MAX_SECONDS, SESSION, Answer, Evaluation
 from probing.daemon.inject.lookup import find_functions
 from probing.daemon.ipc import ChannelClosed, ChannelTimeout, Header, connect
 from probing.daemon.processes.liveness import OwnProcesses, real_user
@@ -94,7 +94,7 @@ class Evaluations:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def answer(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    def answer(self, request: Mapping[str, Any]) -> tuple[Header, bytes]:
         """Answers the request ``eval`` of the control socket: payload, JSON ``results`` and ``failures``.
 
         A result has the keys of ``evaluation.evaluate``, and job, run, rank, pid and start_ns.
@@ -136,7 +136,7 @@ class Evaluations:
             raise UsageError(f"the request matches {len(chosen)} processes", hint=hint)
         return chosen
 
-    def _one(self, who: Identity, asked: _Asked) -> dict[str, Any] | ProbingError:
+    def _one(self, who: Identity, asked: _Asked) -> Answer | ProbingError:
         self._record(who, asked, "begun", "")
         error: ProbingError
         try:
@@ -147,13 +147,13 @@ class Evaluations:
             _log.exception("code could not be run in process %d", who.pid)
             error = InternalError(f"{type(e).__name__}: {e}")
         else:
-            raised = (answer.get("error") or {}).get("type", "")
-            self._record(who, asked, "ended", f"the code raised {raised}" if raised else "")
+            raised = answer.get("error")
+            self._record(who, asked, "ended", f"the code raised {raised['type']}" if raised else "")
             return answer
         self._record(who, asked, "refused" if isinstance(error, PrivilegeError) else "failed", error.message)
         return error
 
-    def _evaluated(self, who: Identity, asked: _Asked) -> dict[str, Any]:
+    def _evaluated(self, who: Identity, asked: _Asked) -> Answer:
         deadline = time.monotonic() + asked.seconds + _START_S
         uid = real_user(who.pid)
         if uid is None:
@@ -176,7 +176,7 @@ class Evaluations:
         if len(answer.payload) > asked.most_bytes:
             raise TargetError(f"process {who.pid} answers too much", hint="print less, or ask fewer processes at once")
         try:
-            return typed_json(Header, answer.payload)
+            return typed_json(Answer, answer.payload)
         except ValueError as e:
             raise InternalError("the injector's answer is malformed") from e
 
@@ -225,7 +225,7 @@ class Evaluations:
         self._sink.put(AUDIT, batch_of(AUDIT, [row]))
 
 
-def _named(who: Identity) -> dict[str, Any]:
+def _named(who: Identity) -> dict[str, object]:
     return {"job": who.job, "run": who.run, "rank": who.rank, "pid": who.pid, "start_ns": who.start_ns}
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import pyarrow as pa
 
@@ -18,6 +17,7 @@ from probing.api.errors import ConfigError, FormatError, InternalError, ProbingE
 from probing.daemon.clock import Clock, ClockPair
 from probing.daemon.context import Context
 from probing.daemon.fairness import in_turn
+from probing.daemon.ipc import Header
 from probing.daemon.job_rows.batches import BUILT_IN, job_batch, metric_batch, span_batch
 from probing.daemon.job_rows.memory import MEMORY_LINK, RowMemory, Rows
 from probing.daemon.processes.reader_pool import ReaderPool
@@ -256,5 +256,5 @@ def _name(key: ProcessKey, inode: int) -> str:
     return f"{key.pid}:{key.start_ns}:{inode}"
 
 
-def _asked(process: _Process) -> dict[str, Any]:
+def _asked(process: _Process) -> Header:
     return {"link": MEMORY_LINK, "known": list(process.memories)}

@@ -187,7 +187,7 @@ class Labels(Source):
                 return None
             return label
 
-    def answer(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    def answer(self, request: Mapping[str, Any]) -> tuple[Header, bytes]:
         """Answers the request ``label`` of the control socket: header ``ranks``, the number of labelled processes.
 
         Raises UsageError, NotFound, PrivilegeError, Overloaded.
@@ -356,5 +356,5 @@ def _differing(labels: Mapping[str, Label], values: Mapping[str, str]) -> dict[s
     return {key: value for key, value in values.items() if value != (labels[key].value if key in labels else "")}
 
 
-def _asked(process: _Process) -> dict[str, Any]:
+def _asked(process: _Process) -> Header:
     return {"address": process.address, "published_ns": process.published_ns}

@@ -337,9 +337,7 @@ class Groups:
 
     async def _take(self, name: str, group: Group, step: Step) -> None:
         """Carries out a step of the policy, if the record is still ``group``'s generation and phase."""
-        place: dict[str, Any] = {}
-        if step.kind == "run":
-            place = await self._place(name, group)
+        address, port = await self._place(name, group) if step.kind == "run" else ("", 0)
 
         def update(present: Group | None) -> Group | None:
             same = present is not None and (present.generation, present.phase) == (group.generation, group.phase)
@@ -347,19 +345,18 @@ class Groups:
                 return None
             now_ns = self._wall_ns()
             if step.kind == "run":
-                return present.running(now_ns, **place)
+                return present.running(now_ns, address=address, port=port)
             if step.kind == "restart":
                 return present.restarted(step.cause, step.reason, now_ns, step.without)
             return present.over(step.kind, step.reason, now_ns)
 
         await self._change(name, update)
 
-    async def _place(self, name: str, group: Group) -> dict[str, Any]:
+    async def _place(self, name: str, group: Group) -> tuple[str, int]:
         """Returns the address at which the ranks meet, and a port that is free there."""
         master = group.ranks()[0].node
         reply = await self._peers.ask(master, pb.AgreeRequest(group=name, port=group.spec.master_port))
-        host = self.launchers.host(master)
-        return {"address": host, "port": reply.port}
+        return self.launchers.host(master), reply.port
 
     async def _tell(self, name: str, entry: Entry) -> None:
         """Sends the record to nodes that have not confirmed it."""

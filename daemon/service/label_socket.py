@@ -12,9 +12,9 @@ import contextlib
 import socket
 import struct
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -49,7 +49,7 @@ class _Datagram(msgspec.Struct, frozen=True):
 class _Request(NamedTuple):
     """A request for the collector, and the user who sent it. ``again``: it was passed on before."""
 
-    fields: dict[str, Any]
+    fields: Mapping[str, object]
     uid: int
     again: bool = False
 
@@ -63,7 +63,7 @@ class LabelSocket:
     ``label`` passes a request of ``labels.source.LabelRequest`` to the collector, and may wait for it.
     """
 
-    def __init__(self, folder: Path, label: Callable[[dict[str, Any]], object], audit: Audit) -> None:
+    def __init__(self, folder: Path, label: Callable[[Mapping[str, object]], object], audit: Audit) -> None:
         self._path = folder / NAME
         self._label = label
         self._audit = audit

@@ -419,7 +419,7 @@ class NodeService(NodeServicer):
             raise UsageError(f"more than {MAX_PIDS} processes", hint="name a job instead")
         if not request.pids and not request.job:
             raise UsageError("no rank is named", hint="give a job or a pid")
-        fields: dict[str, Any] = {"labels": dict(request.labels), "pids": list(request.pids), "job": request.job}
+        fields: dict[str, object] = {"labels": dict(request.labels), "pids": list(request.pids), "job": request.job}
         if request.HasField("rank"):
             fields["rank"] = request.rank
         ask = partial(self._collector.label, fields, self.limits.control_s)

@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def main() -> int:
     # LLVM and the verifier write their messages to the standard streams.
     os.dup2(log, 1)
     os.dup2(log, 2)
-    answer: dict[str, Any]
+    answer: dict[str, object]
     fds: list[int] = []
     try:
         # The object is kept until the answer is sent, since it owns the descriptors.
@@ -77,7 +78,7 @@ def main() -> int:
     return 0
 
 
-def _load(request: dict[str, Any], source: str) -> tuple[Any, list[int]]:
+def _load(request: Mapping[str, Any], source: str) -> tuple[Any, list[int]]:
     bcc: Any = importlib.import_module("bcc")
     with tempfile.TemporaryDirectory(prefix="probing-headers-") as folder:
         if trees := request["headers"]:

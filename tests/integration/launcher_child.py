@@ -13,6 +13,7 @@ import queue
 import signal
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def answer(launcher: Launcher, clock: AheadClock, order: dict[str, Any]) -> Any:
         case "renew":
             return launcher.renew(order["name"], order["generation"], clock.boot_ns() / 1e9 + order["seconds"])
         case "report":
-            return launcher.report()
+            return [asdict(row) for row in launcher.report()]
         case "clear":
             return launcher.clear(order["name"], order["generation"])
         case "reexec":

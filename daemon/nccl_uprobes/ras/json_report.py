@@ -76,7 +76,7 @@ def _answer(request: Message) -> bytes:
     return json.dumps(report, separators=(",", ":")).encode()
 
 
-def _document(text: str) -> dict[str, Any]:
+def _document(text: str) -> dict[str, object]:
     try:
         try:
             document = json.loads(text)
@@ -133,7 +133,7 @@ def _rank(rank: Mapping[str, Any], *, missing: bool) -> RankRow:
     }
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _object(value: Any) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 

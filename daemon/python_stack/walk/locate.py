@@ -127,7 +127,7 @@ class RuntimeInfo(NamedTuple):
     python: str
     path: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Dict[str, object]:
         return self._asdict()
 
     @classmethod

@@ -67,7 +67,7 @@ def test_values_output_and_exceptions(python: str) -> None:
         assert evaluated(pid, "mine")["error"]["type"] == "NameError"
         inner = evaluated(pid, "def f(n):\n    return 1 // n\nf(0)")["error"]
         assert inner["type"] == "ZeroDivisionError"
-        assert inner["frames"] == [["<eval>", 3, "<module>"], ["<eval>", 2, "f"]]
+        assert inner["frames"] == [("<eval>", 3, "<module>"), ("<eval>", 2, "f")]
         assert evaluated(pid, "int('x')")["error"]["message"].startswith("invalid literal")
         beats(process)
 

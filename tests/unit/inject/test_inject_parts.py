@@ -35,7 +35,7 @@ def test_an_exception_comes_back_with_its_frames() -> None:
     assert found["error"] == {
         "type": "E",
         "message": "m",
-        "frames": [["a.py", 12, "f"], ["odd", 0, ""], ["b", 0, "g"]],
+        "frames": [("a.py", 12, "f"), ("odd", 0, ""), ("b", 0, "g")],
     }
 
 

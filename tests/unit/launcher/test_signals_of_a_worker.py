@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from probing.client.commands.worker import _serve
+from probing.groups.report import WorkerRow
 from probing.launcher.launcher import NODE_VARIABLE, Launcher
 
 HUP, TERM, INT = signal.SIGHUP, signal.SIGTERM, signal.SIGINT
@@ -38,7 +39,7 @@ class Served:
     def step(self) -> None:
         """Has nothing to do."""
 
-    def report(self) -> list[dict[str, Any]]:
+    def report(self) -> list[WorkerRow]:
         self.reports += 1
         return []
 
